@@ -1,0 +1,215 @@
+"""The exception tree. Each class has the exit code with which the command line ends on it.
+
+A message has three parts: what failed and on what; the likely reason; what to do next. They are kept as fields,
+so that a program can read them and the command line can lay them out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from minisandbox.types import ExecResult
+
+
+class MiniSandboxError(Exception):
+    """Base of everything that this package raises on purpose.
+
+    Args:
+        what: what failed, and on what (file, line, id, path).
+        reason: the likely cause.
+        hint: what to do next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, reason: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.reason = reason
+        self.hint = hint
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.reason:
+            parts.append(f"likely reason: {self.reason}")
+        if self.hint:
+            parts.append(f"what to do: {self.hint}")
+        return "; ".join(parts)
+
+
+# --- what the user gave (3 to 9) -------------------------------------------------------------------------------------
+
+
+class InvalidValue(MiniSandboxError, ValueError):
+    """An argument or option has a value that cannot be used."""
+
+    exit_code = 3
+
+
+class TaskFileError(MiniSandboxError, ValueError):
+    """A task file cannot be read: bad line, missing or unknown field, wrong type, duplicate id, empty file."""
+
+    exit_code = 4
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        path: Path | None = None,
+        line: int | None = None,
+        field: str | None = None,
+        reason: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what, reason=reason, hint=hint)
+        self.path = path
+        self.line = line
+        self.field = field
+
+
+class PatchError(MiniSandboxError, ValueError):
+    """A patch is malformed, unsafe (absolute path, ``..``, symlink, NUL byte) or does not apply."""
+
+    exit_code = 5
+
+
+class NotFound(MiniSandboxError, LookupError):
+    """A task, image or sandbox of that name does not exist."""
+
+    exit_code = 6
+
+
+# --- what this machine allows (10 to 19) -----------------------------------------------------------------------------
+
+
+class HostError(MiniSandboxError):
+    """This machine lacks something that was asked for; ``minisandbox doctor`` says more."""
+
+    exit_code = 10
+
+
+class SandboxCreationError(HostError, OSError):
+    """The kernel refused a step of making a sandbox.
+
+    Attributes:
+        operation: the step that failed, as the plan describes it.
+        errno: the kernel's error number, or None.
+    """
+
+    exit_code = 11
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        operation: str = "",
+        errno: int | None = None,
+        reason: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what, reason=reason, hint=hint)
+        self.operation = operation
+        self.errno = errno
+
+
+class SandboxGone(MiniSandboxError):
+    """The sandbox has ended: stopped, or its processes were killed from outside."""
+
+    exit_code = 12
+
+
+class FileAccessError(MiniSandboxError, OSError):
+    """A file verb failed inside the sandbox.
+
+    Attributes:
+        path: the path inside.
+        errno: the kernel's error number, or None.
+    """
+
+    exit_code = 13
+
+    def __init__(
+        self, what: str, *, path: str = "", errno: int | None = None, reason: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(what, reason=reason, hint=hint)
+        self.path = path
+        self.errno = errno
+
+
+class CommandFailed(MiniSandboxError):
+    """A command that had to succeed did not (``ExecResult.check``).
+
+    Attributes:
+        result: the command's whole result.
+    """
+
+    exit_code = 14
+
+    def __init__(self, result: ExecResult) -> None:
+        command = result.command if isinstance(result.command, str) else " ".join(result.command)
+        tail = (result.stderr or result.stdout).strip()[-2000:]
+        super().__init__(f"command {command[:200]!r}: {result.fate}", reason=tail or None)
+        self.result = result
+
+
+# --- images and the store (20 to 29) ---------------------------------------------------------------------------------
+
+
+class StoreError(MiniSandboxError):
+    """The store cannot be used or is damaged."""
+
+    exit_code = 20
+
+
+class DiskFull(StoreError, OSError):
+    """The disk (or a quota) is full; what was finished before is kept."""
+
+    exit_code = 21
+
+
+class InterpreterNotFound(MiniSandboxError, LookupError):
+    """No interpreter here satisfies the request."""
+
+    exit_code = 22
+
+
+class SourceError(MiniSandboxError):
+    """A repository source cannot be had: no such version, wrong hash, no such commit, unreachable."""
+
+    exit_code = 23
+
+
+class BuildError(MiniSandboxError):
+    """A build step failed; nothing of it was published.
+
+    Attributes:
+        step: the step's name.
+        log: the file that holds the step's whole output, or None.
+    """
+
+    exit_code = 24
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        step: str = "",
+        log: Path | None = None,
+        reason: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(what, reason=reason, hint=hint)
+        self.step = step
+        self.log = log
+
+
+# --- grading and rollouts (30 to 39) ---------------------------------------------------------------------------------
+
+
+class GradingError(MiniSandboxError):
+    """We could not grade; never a verdict about the submission."""
+
+    exit_code = 30
