@@ -1,0 +1,258 @@
+"""Linux system calls that Python does not have, as functions that raise.
+
+Every function raises :class:`CallError`, an ``OSError`` that also carries the operation, its object and a hint.
+Numbers and flags are from the kernel's uapi headers; numbers from 424 up are the same on every architecture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_char_p, c_int, c_uint, c_uint32, c_uint64, c_ulong, c_void_p
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_REC = 0x4000
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+AT_FDCWD = -100
+
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_NOEXEC = 0x8
+MOUNT_ATTR_IDMAP = 0x00100000
+
+FSOPEN_CLOEXEC = 1
+FSCONFIG_SET_FLAG = 0
+FSCONFIG_SET_STRING = 1
+FSCONFIG_CMD_CREATE = 6
+FSMOUNT_CLOEXEC = 1
+
+RESOLVE_NO_MAGICLINKS = 0x2
+RESOLVE_NO_SYMLINKS = 0x4
+RESOLVE_BENEATH = 0x8
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_SYS_OPEN_TREE = 428
+_SYS_MOVE_MOUNT = 429
+_SYS_FSOPEN = 430
+_SYS_FSCONFIG = 431
+_SYS_FSMOUNT = 432
+_SYS_CLOSE_RANGE = 436
+_SYS_OPENAT2 = 437
+_SYS_MOUNT_SETATTR = 442
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+_libc.mount.argtypes = (c_char_p, c_char_p, c_char_p, c_ulong, c_char_p)
+_libc.umount2.argtypes = (c_char_p, c_int)
+_libc.pivot_root.argtypes = (c_char_p, c_char_p)
+_libc.prctl.argtypes = (c_int, c_ulong, c_ulong, c_ulong, c_ulong)
+_libc.unshare.argtypes = (c_int,)
+_libc.setns.argtypes = (c_int, c_int)
+
+
+class CallError(OSError):
+    """A system call was refused.
+
+    Attributes:
+        operation: the call's name.
+        target: what it was about, as text.
+    """
+
+    def __init__(self, number: int, operation: str, target: str) -> None:
+        super().__init__(number, os.strerror(number))
+        self.operation = operation
+        self.target = target
+
+    def __str__(self) -> str:
+        return f"{self.operation}({self.target}): {self.strerror}"
+
+
+def _checked(result: int, operation: str, target: object) -> int:
+    if result < 0:
+        raise CallError(ctypes.get_errno(), operation, str(target))
+    return result
+
+
+def mount(source: str, target: str, fstype: str | None, flags: int, data: str | None = None) -> None:
+    """mount(2): the old interface, for propagation changes and for kernels without the new one."""
+    result = _libc.mount(
+        source.encode(), target.encode(), None if fstype is None else fstype.encode(), flags,
+        None if data is None else data.encode(),
+    )  # fmt: skip
+    _checked(result, "mount", f"{fstype or 'bind'} on {target}")
+
+
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    _checked(_libc.umount2(target.encode(), flags), "umount2", target)
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """pivot_root(2)."""
+    _checked(_libc.pivot_root(new_root.encode(), put_old.encode()), "pivot_root", new_root)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _checked(_libc.unshare(flags), "unshare", hex(flags))
+
+
+def setns(descriptor: int, kind: int) -> None:
+    """setns(2): enter the namespace behind a descriptor."""
+    _checked(_libc.setns(descriptor, kind), "setns", hex(kind))
+
+
+def prctl(option: int, argument: int = 0, second: int = 0) -> int:
+    """prctl(2) with at most two arguments."""
+    return _checked(_libc.prctl(option, argument, second, 0, 0), "prctl", option)
+
+
+def open_tree(path: str, *, clone: bool = True, recursive: bool = False, at: int = AT_FDCWD) -> int:
+    """open_tree(2): a detached copy of the mount at ``path`` (``clone``), or a handle on it; returns a descriptor."""
+    flags = OPEN_TREE_CLOEXEC | (OPEN_TREE_CLONE if clone else 0) | (AT_RECURSIVE if recursive else 0)
+    flags |= AT_EMPTY_PATH if not path else 0
+    return _checked(_syscall(_SYS_OPEN_TREE, c_int(at), c_char_p(path.encode()), c_uint(flags)), "open_tree", path)
+
+
+def move_mount(mount_fd: int, target_fd: int, label: str = "") -> None:
+    """move_mount(2): attach the detached mount behind one descriptor on the directory or file behind the other."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    result = _syscall(_SYS_MOVE_MOUNT, c_int(mount_fd), c_char_p(b""), c_int(target_fd), c_char_p(b""), c_uint(flags))
+    _checked(result, "move_mount", label or target_fd)
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (("attr_set", c_uint64), ("attr_clr", c_uint64), ("propagation", c_uint64), ("userns_fd", c_uint64))
+
+
+def mount_setattr(
+    mount_fd: int, set_flags: int, *, userns_fd: int = 0, recursive: bool = False, propagation: int = 0
+) -> None:
+    """mount_setattr(2) on the mount behind a descriptor.
+
+    Args:
+        mount_fd: descriptor of the mount's root.
+        set_flags: ``MOUNT_ATTR_*`` to switch on.
+        userns_fd: the user namespace whose map is used with ``MOUNT_ATTR_IDMAP``.
+        recursive: also for the mounts below.
+        propagation: ``MS_PRIVATE`` and the like, or 0.
+    """
+    attr = _MountAttr(set_flags, 0, propagation, userns_fd)
+    flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
+    result = _syscall(
+        _SYS_MOUNT_SETATTR, c_int(mount_fd), c_char_p(b""), c_uint(flags), ctypes.byref(attr),
+        ctypes.c_size_t(ctypes.sizeof(attr)),
+    )  # fmt: skip
+    _checked(result, "mount_setattr", hex(set_flags))
+
+
+def fsopen(fstype: str) -> int:
+    """fsopen(2): begin a new file system of a type; returns a descriptor."""
+    return _checked(_syscall(_SYS_FSOPEN, c_char_p(fstype.encode()), c_uint(FSOPEN_CLOEXEC)), "fsopen", fstype)
+
+
+def fsconfig(fs_fd: int, key: str, value: str | None = None) -> None:
+    """fsconfig(2): one option, as a string or (``value`` None) as a flag."""
+    command = FSCONFIG_SET_FLAG if value is None else FSCONFIG_SET_STRING
+    data = None if value is None else value.encode()
+    result = _syscall(_SYS_FSCONFIG, c_int(fs_fd), c_uint(command), c_char_p(key.encode()), c_char_p(data), c_int(0))
+    _checked(result, "fsconfig", f"{key}={value}" if value is not None else key)
+
+
+def fsmount(fs_fd: int, attributes: int = 0, label: str = "") -> int:
+    """Create the configured file system and return a descriptor of its detached mount (fsconfig, fsmount(2))."""
+    _checked(_syscall(_SYS_FSCONFIG, c_int(fs_fd), c_uint(FSCONFIG_CMD_CREATE), None, None, c_int(0)), "fsconfig", label)
+    result = _syscall(_SYS_FSMOUNT, c_int(fs_fd), c_uint(FSMOUNT_CLOEXEC), c_uint(attributes))
+    return _checked(result, "fsmount", label)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", c_uint64), ("mode", c_uint64), ("resolve", c_uint64))
+
+
+def openat2(directory_fd: int, path: str, flags: int, resolve: int) -> int:
+    """openat2(2): open ``path`` below a directory under the given ``RESOLVE_*`` rules; returns a descriptor."""
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
+    size = ctypes.c_size_t(ctypes.sizeof(how))
+    result = _syscall(_SYS_OPENAT2, c_int(directory_fd), c_char_p(os.fsencode(path)), ctypes.byref(how), size)
+    return _checked(result, "openat2", path)
+
+
+def close_range(first: int, last: int = 0xFFFFFFFF) -> None:
+    """close_range(2): close every descriptor from ``first`` to ``last``."""
+    if first <= last:
+        _checked(_syscall(_SYS_CLOSE_RANGE, c_uint(first), c_uint(last), c_uint(0)), "close_range", first)
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = (("version", c_uint32), ("pid", c_int))
+
+
+class _CapData(ctypes.Structure):
+    _fields_ = (("effective", c_uint32), ("permitted", c_uint32), ("inheritable", c_uint32))
+
+
+_CAP_VERSION_3 = 0x20080522
+
+
+def capget() -> tuple[int, int, int]:
+    """capget(2): this thread's effective, permitted and inheritable capabilities as bit masks."""
+    header, data = _CapHeader(_CAP_VERSION_3, 0), (_CapData * 2)()
+    _checked(_libc.capget(ctypes.byref(header), ctypes.byref(data)), "capget", "self")
+    low, high = data[0], data[1]
+    return (
+        low.effective | high.effective << 32,
+        low.permitted | high.permitted << 32,
+        low.inheritable | high.inheritable << 32,
+    )
+
+
+def capset(mask: int) -> None:
+    """capset(2): make ``mask`` the effective and permitted set, and empty the inheritable one."""
+    header = _CapHeader(_CAP_VERSION_3, 0)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    data = (_CapData * 2)(_CapData(low, low, 0), _CapData(high, high, 0))
+    _checked(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset", hex(mask))
+
+
+def overwrite_arguments(name: str) -> None:
+    """Blank this process's command line and environment as others see them, and name it ``name``.
+
+    The kernel serves ``/proc/PID/cmdline`` and ``environ`` from the process's own memory (proc_pid_cmdline(5)).
+    """
+    with open("/proc/self/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    start, end, env_start, env_end = (int(fields[index]) for index in (45, 46, 47, 48))
+    text = name.encode()[: max(0, end - start - 1)]
+    ctypes.memmove(c_void_p(start), text.ljust(end - start, b"\0"), end - start)
+    ctypes.memset(c_void_p(env_start), 0, env_end - env_start)
+    prctl(PR_SET_NAME, ctypes.cast(ctypes.create_string_buffer(text[:15]), c_void_p).value or 0)
