@@ -123,6 +123,7 @@ class ImageSpec:
         environment: variables every command gets, captured when the image was built.
         workdir: where commands start.
         host_usr: whether the host's ``/usr`` (and ``/bin``, ``/lib`` and so on where they are directories) is shown.
+        base_commit: the commit that ``Sandbox.patch`` compares with.
     """
 
     name: str
@@ -130,6 +131,7 @@ class ImageSpec:
     environment: tuple[tuple[str, str], ...] = ()
     workdir: PurePosixPath = PurePosixPath("/")
     host_usr: bool = True
+    base_commit: str = "HEAD"
 
 
 class Outcome(enum.Enum):

@@ -190,7 +190,8 @@ def fsconfig(fs_fd: int, key: str, value: str | None = None) -> None:
 
 def fsmount(fs_fd: int, attributes: int = 0, label: str = "") -> int:
     """Create the configured file system and return a descriptor of its detached mount (fsconfig, fsmount(2))."""
-    _checked(_syscall(_SYS_FSCONFIG, c_int(fs_fd), c_uint(FSCONFIG_CMD_CREATE), None, None, c_int(0)), "fsconfig", label)
+    result = _syscall(_SYS_FSCONFIG, c_int(fs_fd), c_uint(FSCONFIG_CMD_CREATE), None, None, c_int(0))
+    _checked(result, "fsconfig", label)
     result = _syscall(_SYS_FSMOUNT, c_int(fs_fd), c_uint(FSMOUNT_CLOEXEC), c_uint(attributes))
     return _checked(result, "fsmount", label)
 
