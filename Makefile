@@ -1,0 +1,74 @@
+# make help lists the targets. Everything runs from a virtual environment that belongs to the user who makes it:
+# an environment shared by root and an ordinary user is either unreadable to one or writable by the wrong one.
+
+SHELL := /bin/bash
+VENV ?= .venv-$(shell id -u)
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+# What an ordinary user runs when root runs the tests: all that touches the kernel.
+KERNEL_TESTS := tests/kernel tests/conformance tests/e2e
+SOURCES := src tests benchmarks tools examples
+
+.PHONY: help quickstart test test-as-user test-kernel lint format lock bench clean
+
+help:
+	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
+	@echo "make test         lint, then all tests (as root: the kernel tests as an ordinary user first)"
+	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       let ruff rewrite the sources"
+	@echo "make lock         write requirements.lock and requirements-dev.lock anew from pyproject.toml"
+	@echo "make bench        the benchmarks of docs/benchmarks.md"
+	@echo "make clean        remove environments and caches of this checkout (never the store)"
+	@echo "Variables: VENV=$(VENV)  PYTHON=a Python >= 3.11  PYTEST_ARGS=..."
+
+# The stamps are remade when what they were made from changes.
+$(VENV)/.run: pyproject.toml requirements.lock tools/make-venv
+	@tools/make-venv "$(VENV)" run
+
+$(VENV)/.dev: pyproject.toml requirements-dev.lock tools/make-venv
+	@tools/make-venv "$(VENV)" dev
+
+quickstart: $(VENV)/.run
+	@"$(BIN)/minisandbox" quickstart
+
+# In this order, so that the last line printed is pytest's about the whole suite; a failure on the way is the last line too.
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test-as-user
+	"$(BIN)/python" -m pytest $(PYTEST_ARGS)
+
+test-as-user: $(VENV)/.dev
+	@if [ "$$(id -u)" = 0 ]; then "$(BIN)/python" tests/as_user.py; fi
+
+# Directories that hold no test yet are left out: pytest calls an empty run a failure.
+test-kernel: $(VENV)/.dev
+	@set -e; \
+	with_tests=$$(find $(KERNEL_TESTS) -name 'test_*.py' -printf '%h\n' 2>/dev/null | sort -u); \
+	if [ -z "$$with_tests" ]; then echo "no kernel tests in this checkout"; exit 0; fi; \
+	"$(BIN)/python" -m pytest $(PYTEST_ARGS) $$with_tests
+
+lint: $(VENV)/.dev
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/mypy" $$(find $(SOURCES) -name '*.py' -printf '%H\n' 2>/dev/null | sort -u)
+
+format: $(VENV)/.dev
+	"$(BIN)/ruff" check --fix .
+	"$(BIN)/ruff" format .
+
+# hatchling and editables build the package itself, without an isolated build environment.
+LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
+lock: $(VENV)/.dev
+	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --output-file requirements.lock
+	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --extra dev \
+		--constraint requirements.lock --output-file requirements-dev.lock
+
+bench: $(VENV)/.dev
+	@set -e; for script in benchmarks/bench_*.py; do \
+		[ -e "$$script" ] || { echo "no benchmarks in this checkout"; exit 0; }; \
+		echo "== $$script"; "$(BIN)/python" "$$script"; done
+
+clean:
+	rm -rf .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
