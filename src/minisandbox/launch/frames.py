@@ -1,0 +1,61 @@
+"""Frames: how the controller and the processes of a sandbox speak over a stream socket.
+
+A frame is two big-endian 32-bit lengths, a JSON object of the first length, and bytes of the second. The codec does no
+I/O: bytes go in, frames come out.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+
+Header = dict[str, object]
+_LENGTHS = struct.Struct(">II")
+MAX_HEADER = 8 << 20
+
+
+class FrameError(ValueError):
+    """The peer sent something that is not a frame."""
+
+
+def encode(header: Header, payload: bytes = b"") -> bytes:
+    """One frame as bytes. Text that is not valid Unicode (surrogate escapes) survives the round trip."""
+    head = json.dumps(header, separators=(",", ":")).encode("ascii")
+    return _LENGTHS.pack(len(head), len(payload)) + head + payload
+
+
+class Decoder:
+    """Turns a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[Header, bytes]]:
+        """Add received bytes; yield every frame that is now complete.
+
+        Raises:
+            FrameError: the bytes are not frames.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTHS.size:
+            head_size, payload_size = _LENGTHS.unpack_from(self._buffer)
+            if head_size > MAX_HEADER:
+                raise FrameError(f"a header of {head_size} bytes")
+            start = _LENGTHS.size + head_size
+            if len(self._buffer) < start + payload_size:
+                return
+            header = _header(bytes(self._buffer[_LENGTHS.size : start]))
+            payload = bytes(self._buffer[start : start + payload_size])
+            del self._buffer[: start + payload_size]
+            yield header, payload
+
+
+def _header(data: bytes) -> Header:
+    try:
+        header = json.loads(data)
+    except ValueError as error:
+        raise FrameError(f"a header that is not JSON: {data[:80]!r}") from error
+    if not isinstance(header, dict):
+        raise FrameError(f"a header that is not an object: {data[:80]!r}")
+    return header

@@ -1,0 +1,151 @@
+"""Pid 1 of a sandbox: makes it from its plan, keeps a worker ready, reaps, and ends everything when it must.
+
+When the controller's end of the control socket closes, or the zygote dies, it exits, and with it the kernel ends every
+process of the sandbox and its mounts (pid_namespaces(7)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+
+from . import mounts, worker
+from . import syscalls as sc
+from .identity import Identity, become_inner_root
+from .plan import Plan
+
+_CONTROL, _LIFELINE, _FIRST_FREE = 3, 4, 5
+_NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+
+def main(plan: Plan, identity: Identity, control: int, lifeline: int) -> None:
+    """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
+
+    Args:
+        plan: what to make.
+        identity: who it is.
+        control: socket to the controller: one ``ready`` or ``error`` message out, jobs in.
+        lifeline: pipe whose other end only the zygote holds.
+    """
+    step = "namespaces"
+    try:
+        _move_descriptors(control, lifeline, identity)
+        sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if plan.network == "off" else 0))
+        executor = mounts.Executor(
+            identity.first_id, identity.first_id, identity.userns_fd if identity.mapped else None
+        )
+        for operation in plan.operations:
+            step = operation.describe()
+            executor.run(operation)
+        step = "host name and loopback"
+        socket.sethostname(plan.hostname)
+        if plan.network == "off":
+            _raise_loopback()
+        step = "identity"
+        become_inner_root(identity)
+        sc.close_range(_FIRST_FREE)
+        # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
+        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    except OSError as error:
+        _report(control if step == "namespaces" else _CONTROL, error, step)
+        os._exit(1)
+    with socket.socket(fileno=_CONTROL) as ready:
+        ready.send(b'{"event":"ready"}')
+        _Init(ready, plan.rlimits).serve()
+
+
+def _report(control: int, error: OSError, step: str) -> None:
+    message = {"event": "error", "errno": error.errno, "message": str(error), "operation": step}
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(control)) as out:
+        out.send(json.dumps(message).encode())
+
+
+def _move_descriptors(control: int, lifeline: int, identity: Identity) -> None:
+    """Put what is kept at known numbers and /dev/null at the standard ones; everything else is closed."""
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (control, lifeline, identity.userns_fd)]
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for number, descriptor in enumerate((null, null, null, *kept)):
+        os.dup2(descriptor, number, inheritable=number < _CONTROL)
+    sc.close_range(_FIRST_FREE + 1)
+    identity.userns_fd, identity.lock_fd = _FIRST_FREE, -1
+
+
+def _raise_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as handle:
+        request = struct.pack("16sH14x", b"lo", 0)
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(handle, _SIOCGIFFLAGS, request), 16)
+        fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+
+
+class _Init:
+    """The event loop of pid 1."""
+
+    def __init__(self, control: socket.socket, rlimits: tuple[tuple[str, int], ...]) -> None:
+        self._control = control
+        self._rlimits = rlimits
+        self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._primary = 0
+        self._primary_waits = False
+        self._extra_waits = False
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        for descriptor in (self._notes, self._wakeup, _LIFELINE):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def serve(self) -> None:
+        """Loop until the controller or the zygote is gone."""
+        self._fork_worker()
+        while True:
+            # a job is only looked for while no worker waits for one; a hang-up always shows (poll(2))
+            nobody_waits = not (self._primary_waits or self._extra_waits)
+            self._poll.register(_CONTROL, select.POLLIN if nobody_waits else 0)
+            events = dict(self._poll.poll())
+            if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
+                os._exit(0)
+            if self._wakeup in events:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._notes in events:
+                self._take_notes(os.read(self._notes, 4096))
+            elif events.get(_CONTROL, 0) & select.POLLIN:
+                self._fork_worker()
+
+    def _take_notes(self, notes: bytes) -> None:
+        for number in notes:
+            note = bytes((number,))
+            if note == worker.EXTRA_BUSY:
+                self._extra_waits = False
+            else:
+                self._primary_waits = note == worker.IDLE
+            if note == worker.RETIRED:
+                self._primary = 0
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if pid == self._primary:  # killed from inside; the next job gets a new one
+                    self._primary, self._primary_waits = 0, False
+
+    def _fork_worker(self) -> None:
+        primary = self._primary == 0
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(_LIFELINE)
+                worker.main(self._control, self._notes_write, self._rlimits, primary=primary)
+            finally:
+                os._exit(70)
+        if primary:
+            self._primary, self._primary_waits = pid, True
+        else:
+            self._extra_waits = True

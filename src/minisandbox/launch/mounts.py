@@ -1,0 +1,190 @@
+"""Execute the operations of a plan: the new mount interface first, mount(2) where the kernel has no better.
+
+Runs in the sandbox's future first process, already in mount, pid and network namespaces of its own and still with
+the launcher's privileges. Every path below scratch is opened without following symbolic links.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass, field
+
+from . import plan as p
+from . import syscalls as sc
+
+_SCRATCH_POINT = "/tmp"  # noqa: S108 - hidden under our own mount; exists on every host
+_DEVICE_NAMES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = (
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+)
+_SAFE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV
+_NO_LINKS = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
+
+
+@dataclass(slots=True)
+class Executor:
+    """Carries out one plan.
+
+    Attributes:
+        uid: host uid (as this process sees it) that is uid 0 inside.
+        gid: the same for the group.
+        idmap_fd: user namespace whose map shows image files as owned by uid 0 inside; None where they already are.
+    """
+
+    uid: int
+    gid: int
+    idmap_fd: int | None
+    _slots: dict[str, int] = field(default_factory=dict)
+    _scratch: int = -1
+
+    def run(self, operation: p.Operation) -> None:
+        """Carry out one operation.
+
+        Raises:
+            OSError: the kernel refused; :class:`.syscalls.CallError` says which call.
+        """
+        match operation:
+            case p.Take():
+                self._slots[operation.slot] = self._take(operation)
+            case p.Scratch():
+                self._make_scratch(operation.size)
+            case p.Directory():
+                self._make_directory(operation.path, operation.mode)
+            case p.Attach():
+                self._attach(operation)
+            case p.Overlay():
+                self._mount_overlay(operation)
+            case p.Devices():
+                self._make_devices(operation.path)
+            case p.Proc():
+                self._mount_at(_new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC), operation.path)
+            case p.File():
+                self._write_file(operation)
+            case p.Enter():
+                _enter(operation.path)
+
+    def _take(self, take: p.Take) -> int:
+        tree = sc.open_tree(take.source, recursive=take.recursive)
+        flags = sc.MOUNT_ATTR_NOSUID
+        flags |= sc.MOUNT_ATTR_RDONLY if take.read_only else 0
+        flags |= 0 if take.devices else sc.MOUNT_ATTR_NODEV
+        if take.owners == "image" and self.idmap_fd is not None:
+            sc.mount_setattr(tree, flags | sc.MOUNT_ATTR_IDMAP, userns_fd=self.idmap_fd, recursive=take.recursive)
+        else:
+            sc.mount_setattr(tree, flags, recursive=take.recursive)
+        return tree
+
+    def _make_scratch(self, size: int) -> None:
+        tmpfs = _new_filesystem("tmpfs", 0, size=str(size), mode="0755", uid=str(self.uid), gid=str(self.gid))
+        point = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        sc.move_mount(tmpfs, point, "scratch")
+        os.close(point)
+        os.fchdir(tmpfs)
+        self._scratch = tmpfs
+
+    def _make_directory(self, path: str, mode: int) -> None:
+        os.mkdir(path, mode)
+        os.chmod(path, mode)  # mkdir(2) applies the umask
+        os.chown(path, self.uid, self.gid)
+
+    def _write_file(self, file: p.File) -> None:
+        with open(os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode), "w", encoding="utf-8") as out:
+            out.write(file.text)
+        os.chmod(file.path, file.mode)
+        os.chown(file.path, self.uid, self.gid)
+
+    def _attach(self, attach: p.Attach) -> None:
+        tree = self._slots.pop(attach.slot) if attach.slot else sc.open_tree(attach.source)
+        self._mount_at(tree, attach.path)
+
+    def _mount_at(self, tree: int, path: str) -> None:
+        point = self._mount_point(path, directory=stat.S_ISDIR(os.fstat(tree).st_mode))
+        try:
+            sc.move_mount(tree, point, path)
+        finally:
+            os.close(point)
+            os.close(tree)
+
+    def _mount_point(self, path: str, *, directory: bool) -> int:
+        """Open a mount point below scratch, made if missing; symbolic links on the way are refused."""
+        try:
+            return sc.openat2(self._scratch, path, os.O_PATH, _NO_LINKS)
+        except sc.CallError as error:
+            if error.errno != errno.ENOENT:
+                raise
+        parent_path, _, name = path.rpartition("/")
+        parent = self._mount_point(parent_path, directory=True) if parent_path else os.dup(self._scratch)
+        try:
+            self._create(parent, name, directory=directory)
+        finally:
+            os.close(parent)
+        return sc.openat2(self._scratch, path, os.O_PATH, _NO_LINKS)
+
+    def _create(self, parent: int, name: str, *, directory: bool) -> None:
+        if directory:
+            os.mkdir(name, 0o755, dir_fd=parent)
+        else:
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent))
+        os.chown(name, self.uid, self.gid, dir_fd=parent, follow_symlinks=False)
+
+    def _mount_overlay(self, overlay: p.Overlay) -> None:
+        # userxattr always: layers stay usable by ordinary users (kernel documentation, overlayfs.rst)
+        try:
+            fs = sc.fsopen("overlay")
+            for lower in overlay.lowers:
+                sc.fsconfig(fs, "lowerdir+", lower)
+            sc.fsconfig(fs, "upperdir", overlay.upper)
+            sc.fsconfig(fs, "workdir", overlay.work)
+            sc.fsconfig(fs, "userxattr")
+            if overlay.volatile:
+                sc.fsconfig(fs, "volatile")
+            tree = sc.fsmount(fs, _SAFE, "overlay")
+            os.close(fs)
+        except sc.CallError as error:
+            if error.operation != "fsconfig" or not error.target.startswith("lowerdir+"):
+                raise
+            self._mount_overlay_classic(overlay)
+            return
+        self._mount_at(tree, overlay.path)
+
+    def _mount_overlay_classic(self, overlay: p.Overlay) -> None:
+        """Kernels before 6.7 have no ``lowerdir+``; slot names need no escaping and keep the option string short."""
+        options = f"lowerdir={':'.join(overlay.lowers)},upperdir={overlay.upper},workdir={overlay.work},userxattr"
+        options += ",volatile" if overlay.volatile else ""
+        os.close(self._mount_point(overlay.path, directory=True))
+        sc.mount("overlay", overlay.path, "overlay", sc.MS_NOSUID | sc.MS_NODEV, options)
+
+    def _make_devices(self, path: str) -> None:
+        for name in _DEVICE_NAMES:
+            tree = sc.open_tree(f"/dev/{name}")
+            sc.mount_setattr(tree, sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC)
+            self._mount_at(tree, f"{path}/{name}")
+        for name, target in _DEVICE_LINKS:
+            os.symlink(target, f"{path}/{name}")
+        pts = _new_filesystem("devpts", sc.MOUNT_ATTR_NOEXEC, ptmxmode="0666", mode="0620")
+        self._mount_at(pts, f"{path}/pts")
+
+
+def _new_filesystem(fstype: str, attributes: int, **options: str) -> int:
+    fs = sc.fsopen(fstype)
+    try:
+        for key, value in options.items():
+            sc.fsconfig(fs, key, value)
+        nodev = 0 if fstype == "devpts" else sc.MOUNT_ATTR_NODEV
+        return sc.fsmount(fs, attributes | sc.MOUNT_ATTR_NOSUID | nodev, fstype)
+    finally:
+        os.close(fs)
+
+
+def _enter(path: str) -> None:
+    os.chdir(path)
+    # pivot_root(".", "."): the old root lies on top of the new one until it is detached (pivot_root(2), NOTES)
+    sc.pivot_root(".", ".")
+    sc.umount(".", sc.MNT_DETACH)
+    os.chdir("/")

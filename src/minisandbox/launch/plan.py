@@ -1,0 +1,224 @@
+"""A sandbox's filesystem described as frozen operations; pure data, nothing here touches the kernel.
+
+A plan is made by the controller, travels to the zygote as JSON, and is executed by :mod:`.mounts`. Its names:
+
+* *slot*: a short neutral name ("0", "1", "usr") under which a host tree is held. Host paths appear only in
+  :class:`Take`; everything the mount table of the sandbox shows is made of slots.
+* *scratch*: one tmpfs per sandbox that carries its mount points, its upper, ``/tmp``, ``/run``, ``/dev`` and
+  ``/dev/shm``, so that one size is the quota for all writes. Paths in operations are relative to its root.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+ROOT = "root"
+"""Scratch path of the sandbox's future root directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Hold a private copy of the mount at a host path under a slot.
+
+    Attributes:
+        source: absolute host path of a directory or file.
+        slot: name to hold it under.
+        owners: ``image``: files of the owner of the layers appear as uid 0 inside; ``host``: owners stay as they are.
+        read_only: whether the copy refuses writes.
+        recursive: whether mounts below come along.
+        devices: whether device files in it work.
+    """
+
+    source: str
+    slot: str
+    owners: str = "image"
+    read_only: bool = True
+    recursive: bool = False
+    devices: bool = False
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"take {self.source} as {self.slot} ({'ro' if self.read_only else 'rw'}, owners: {self.owners})"
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Make the scratch tmpfs and go into it.
+
+    Attributes:
+        size: bytes it may hold.
+    """
+
+    size: int
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"make a scratch tmpfs of {self.size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Make a directory in scratch, owned by the sandbox's uid 0."""
+
+    path: str
+    mode: int = 0o755
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"make directory {self.path} ({self.mode:04o})"
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Attach a slot (or, with ``source``, a scratch directory) at a path; missing mount points are made.
+
+    No component of ``path`` may be a symbolic link: image content must not redirect a mount.
+
+    Attributes:
+        path: scratch path to attach at.
+        slot: the slot that is attached, or "".
+        source: the scratch path that is bound, or "".
+    """
+
+    path: str
+    slot: str = ""
+    source: str = ""
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"attach {self.slot or self.source} at {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """Mount an overlay.
+
+    Attributes:
+        path: scratch path to mount it at.
+        lowers: scratch paths of the lower directories, topmost first.
+        upper: scratch path of the upper directory.
+        work: scratch path of the work directory, on the same file system as ``upper``.
+        volatile: skip syncing to disk on behalf of the sandbox (for uppers that are thrown away after a crash).
+    """
+
+    path: str
+    lowers: tuple[str, ...]
+    upper: str
+    work: str
+    volatile: bool = False
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"mount an overlay of {len(self.lowers)} lower directories at {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Fill a scratch directory with the devices every program expects, and a terminal multiplexer of its own."""
+
+    path: str
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"make devices in {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Proc:
+    """Mount a /proc of the sandbox's own process namespace."""
+
+    path: str
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"mount proc at {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Write a small file in scratch, owned by the sandbox's uid 0."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"write {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Make a scratch directory the root of everything and forget the host's."""
+
+    path: str
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"make {self.path} the root directory"
+
+
+Operation = Take | Scratch | Directory | Attach | Overlay | Devices | Proc | File | Enter
+_KINDS: dict[str, type[Operation]] = {
+    kind.__name__: kind for kind in (Take, Scratch, Directory, Attach, Overlay, Devices, Proc, File, Enter)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything the launcher needs to make one sandbox.
+
+    Attributes:
+        operations: the filesystem, in order.
+        hostname: what the sandbox is called inside.
+        network: ``off`` (a network namespace of its own, loopback up) or ``host``.
+        rlimits: (name without ``RLIMIT_``, value) pairs that every command gets, soft and hard.
+    """
+
+    operations: tuple[Operation, ...]
+    hostname: str = "sandbox"
+    network: str = "off"
+    rlimits: tuple[tuple[str, int], ...] = ()
+
+    def describe(self) -> str:
+        """The plan as numbered lines, for people and for error messages."""
+        lines = [f"{number}. {operation.describe()}" for number, operation in enumerate(self.operations, 1)]
+        lines.append(f"network: {self.network}; hostname: {self.hostname}")
+        lines.append("limits: " + ", ".join(f"{name}={value}" for name, value in self.rlimits))
+        return "\n".join(lines)
+
+    def to_json(self) -> bytes:
+        """Serialise; :meth:`from_json` gives back an equal plan."""
+        return json.dumps(
+            {
+                "operations": [
+                    [type(op).__name__, *(getattr(op, f.name) for f in fields(op))] for op in self.operations
+                ],
+                "hostname": self.hostname,
+                "network": self.network,
+                "rlimits": self.rlimits,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Plan:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: the data is not a plan.
+        """
+        raw = json.loads(data)
+        try:
+            operations = tuple(_operation(*row) for row in raw["operations"])
+            rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
+            return cls(operations, str(raw["hostname"]), str(raw["network"]), rlimits)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a plan: {error!r}") from error
+
+
+def _operation(kind: str, *arguments: object) -> Operation:
+    make: Callable[..., Operation] = _KINDS[kind]
+    return make(*(tuple(value) if isinstance(value, list) else value for value in arguments))

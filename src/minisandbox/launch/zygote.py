@@ -1,0 +1,136 @@
+"""The zygote: a small single-threaded process from which every sandbox of one controller is forked.
+
+Namespace work needs a process without threads (unshare(2)); the controller has threads, so it is done here. The zygote
+ends when its controller does, and every sandbox ends with it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+
+from . import init
+from . import syscalls as sc
+from .identity import Identities, Identity, enter_outer_namespace, has_privileges
+from .plan import Plan
+
+_MAX_MESSAGE = 1 << 18
+
+
+def main(connection: socket.socket, controller: int, lock_directory: str) -> None:
+    """Serve one controller until it ends. Never returns.
+
+    Args:
+        connection: datagram socket to the controller.
+        controller: pidfd of the controller.
+        lock_directory: where locks of id ranges lie.
+    """
+    gc.disable()  # nothing here makes cycles, and a collection would copy every page it touches in each child
+    sc.overwrite_arguments("minisandbox-zygote")
+    try:
+        zygote = _Zygote(connection, controller, lock_directory)
+    except OSError as error:
+        connection.send(json.dumps({"event": "error", "errno": error.errno, "message": str(error)}).encode())
+        os._exit(1)
+    zygote.serve()
+
+
+class _Zygote:
+    def __init__(self, connection: socket.socket, controller: int, lock_directory: str) -> None:
+        self._connection = connection
+        self._controller = controller
+        mapped = has_privileges()
+        if not mapped:
+            enter_outer_namespace()
+        sc.unshare(sc.CLONE_NEWNS)
+        sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
+        self._identities = Identities(mapped=mapped, lock_directory=lock_directory)
+        self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._lifeline, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
+        self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        self._spare: Identity | None = self._identities.make()
+        self._live: dict[int, Identity] = {}
+        usr = _can_idmap("/usr", self._spare) if mapped else False
+        connection.send(json.dumps({"event": "hello", "mapped": mapped, "usr_idmap": usr}).encode())
+
+    def serve(self) -> None:
+        poll = select.poll()
+        for descriptor in (self._connection.fileno(), self._controller, self._wakeup):
+            poll.register(descriptor, select.POLLIN)
+        gc.freeze()
+        while True:
+            # the next identity is made while nobody waits for it
+            events = dict(poll.poll(None if self._spare else 0))
+            if not events:
+                self._spare = self._identities.make()
+            if self._controller in events:
+                os._exit(0)
+            if self._wakeup in events:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._connection.fileno() in events:
+                self._handle_request()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if identity := self._live.pop(pid, None):
+                    identity.close()
+
+    def _handle_request(self) -> None:
+        data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            os._exit(0)
+        control = array.array("i", ancillary[0][2][:4])[0]
+        try:
+            pidfd = self._create(Plan.from_json(data), control)
+        except (OSError, ValueError) as error:
+            number = error.errno if isinstance(error, OSError) else None
+            self._connection.send(json.dumps({"event": "error", "errno": number, "message": str(error)}).encode())
+            return
+        finally:
+            os.close(control)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]).tobytes())
+        self._connection.sendmsg([b'{"event":"forked"}'], [rights])
+        os.close(pidfd)
+
+    def _create(self, plan: Plan, control: int) -> int:
+        """Fork a sandbox; returns a pidfd of its first process."""
+        identity, self._spare = self._spare or self._identities.make(), None
+        sc.unshare(sc.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    signal.set_wakeup_fd(-1)
+                    init.main(plan, identity, control, self._lifeline)
+                finally:
+                    os._exit(70)
+        finally:
+            # back to our own, or the next unshare(CLONE_NEWPID) is EINVAL (kernel/pid_namespace.c, copy_pid_ns)
+            sc.setns(self._own_pid_namespace, sc.CLONE_NEWPID)
+        self._live[pid] = identity
+        return os.pidfd_open(pid)
+
+
+def _can_idmap(path: str, identity: Identity) -> bool:
+    """Whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot)."""
+    try:
+        tree = sc.open_tree(path)
+    except sc.CallError:
+        return False
+    try:
+        sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
+    except sc.CallError:
+        return False
+    finally:
+        os.close(tree)
+    return True
