@@ -1,0 +1,139 @@
+"""Paths in the headers of unified diffs: unquoting, the leading ``a/`` and ``b/``, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+_ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(rb"\\([0-3][0-7]{2}|.)", re.DOTALL)
+
+
+class BadPath(Exception):
+    """A path that a patch may not have. The parser adds the place and raises it as PatchError.
+
+    Args:
+        what: what is wrong with which path.
+        reason: the likely cause, if there is one worth saying.
+        hint: what to do next; None: make the patch with git.
+    """
+
+    def __init__(self, what: str, *, reason: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.reason = reason
+        self.hint = hint
+
+
+def text(raw: bytes) -> str:
+    """Decode a path; bytes that are not UTF-8 survive as surrogates, as in ``os.fsdecode``."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def unquoted(raw: bytes) -> bytes:
+    r"""Undo git's C-style quoting (``"caf\303\251.py"``); a path without quotes is returned as it is."""
+    match = _QUOTED.match(raw)
+    return raw if match is None else _ESCAPE.sub(_unescape, match[1])
+
+
+def _unescape(match: re.Match[bytes]) -> bytes:
+    escape = match[1].decode("latin-1")
+    if len(escape) == 3:
+        return bytes([int(escape, 8)])
+    if escape not in _ESCAPES:
+        raise BadPath(f"a quoted path has the unknown escape \\{escape}")
+    return bytes([_ESCAPES[escape]])
+
+
+def header_path(raw: bytes) -> str | None:
+    """Return the repository path of a ``---`` or ``+++`` line, or None for ``/dev/null``.
+
+    Args:
+        raw: the line after its marker; a plain diff may have a tab and a time behind the path.
+
+    Raises:
+        BadPath: it is absolute, has no leading directory to strip, or is refused by :func:`checked_path`.
+    """
+    path = unquoted(raw) if raw.startswith(b'"') else raw.split(b"\t", 1)[0].rstrip(b" ")
+    return None if path == b"/dev/null" else without_prefix(text(path))
+
+
+def without_prefix(path: str) -> str:
+    """Strip the leading directory (``a/``) and check what remains.
+
+    Raises:
+        BadPath: as :func:`header_path` raises it.
+    """
+    if path.startswith("/"):
+        raise _absolute(path)
+    prefix, slash, rest = path.partition("/")
+    if prefix == "..":
+        raise _outside(path)
+    if not slash:
+        raise BadPath(
+            f"the path {path!r} has no leading directory",
+            reason="it was made with --no-prefix or diff.noprefix",
+            hint="make it with 'git diff' and the usual a/ and b/ prefixes",
+        )
+    return checked_path(rest)
+
+
+def same_path(raw: bytes) -> str | None:
+    """Return the path of a ``diff --git a/X b/X`` line, or None where its two halves do not name the same file.
+
+    Args:
+        raw: the line after ``diff --git``. Without quotes it may have spaces, so only equal halves are unambiguous.
+
+    Raises:
+        BadPath: as :func:`header_path` raises it, or the two paths are equal with their first directories included.
+    """
+    quoted = _QUOTED.match(raw)
+    if quoted is not None:
+        left, right = unquoted(raw), unquoted(raw[quoted.end() + 1 :])
+    else:
+        middle = len(raw) // 2
+        left, right = raw[:middle], raw[middle + 1 :]
+        if raw[middle : middle + 1] != b" ":
+            return None
+    if left == right:
+        raise BadPath(
+            f"the paths {text(left)!r} have no a/ and b/ before them",
+            reason="it was made with --no-prefix or diff.noprefix",
+            hint="make it with 'git diff' and the usual prefixes",
+        )
+    first, second = text(left).partition("/"), text(right).partition("/")
+    return without_prefix(text(right)) if first[1:] == second[1:] and first[1] else None
+
+
+def checked_path(path: str) -> str:
+    """Return a repository path if a patch may have it.
+
+    Raises:
+        BadPath: it is empty, absolute, leaves the repository, or lies in a ``.git`` directory.
+    """
+    if path.startswith("/"):
+        raise _absolute(path)
+    parts = path.split("/")
+    if ".." in parts:
+        raise _outside(path)
+    if not path or "" in parts or "." in parts:
+        raise BadPath(f"the path {path!r} is not a file's")
+    if any(part.lower() == ".git" for part in parts):
+        raise BadPath(f"the path {path!r} lies in git's own directory", hint="take that file out of the patch")
+    return path
+
+
+def _absolute(path: str) -> BadPath:
+    return BadPath(
+        f"the path {path!r} is absolute",
+        reason="two files outside of the repository were compared",
+        hint="make it with 'git diff' in the repository: paths are relative to its root",
+    )
+
+
+def _outside(path: str) -> BadPath:
+    return BadPath(
+        f"the path {path!r} leaves the repository ('..')",
+        reason="it was made in another directory, or to reach outside",
+        hint="make it with 'git diff' in the repository: paths are relative to its root",
+    )

@@ -1,0 +1,389 @@
+"""Checks on the text of unified diffs, before anything applies them.
+
+:func:`parse_patch` reads a patch the way ``git apply -p1`` would, lists the files it touches, and refuses what is
+malformed or would reach outside the repository. It never looks at a file system: whether a patch *applies* is for git
+to say, inside a sandbox.
+
+The format: git's documentation of ``git diff`` ("Generating patch text with -p") and POSIX ``diff -u``.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from minisandbox.errors import PatchError
+from minisandbox.tasks._paths import BadPath, checked_path, header_path, same_path, text, unquoted
+
+
+class FileStatus(enum.Enum):
+    """What a patch does to one file."""
+
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+    RENAMED = "renamed"
+    COPIED = "copied"
+
+
+_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_MODE = re.compile(r"(?:100[0-7]{3}|120000|160000)")
+_STATUS_OF_MODE = {
+    "old mode": None,
+    "new mode": None,
+    "new file mode": FileStatus.ADDED,
+    "deleted file mode": FileStatus.DELETED,
+}
+_HEADERS = (
+    *_STATUS_OF_MODE,
+    "rename from",
+    "rename to",
+    "copy from",
+    "copy to",
+    "similarity index",
+    "dissimilarity index",
+    "index",
+)
+_LINKS = {"120000": "a symbolic link", "160000": "a gitlink (a submodule or a nested repository)"}
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """One file of a patch.
+
+    Attributes:
+        path: the file after the patch (the one it had, for a deleted file), relative to the repository.
+        status: what happens to it.
+        old_path: its path before; differs from ``path`` for renamed and copied files only.
+        mode: its mode after the patch ("100644") where the patch says so, else None.
+        added: lines added.
+        removed: lines removed.
+        binary: whether the change is a git binary patch.
+        carriage_returns: hunk lines that end in CR LF: the file itself has (or had) such line endings.
+    """
+
+    path: str
+    status: FileStatus
+    old_path: str
+    mode: str | None = None
+    added: int = 0
+    removed: int = 0
+    binary: bool = False
+    carriage_returns: int = 0
+
+
+def parse_patch(patch: str | bytes, *, name: str = "the patch") -> tuple[FileChange, ...]:
+    """Read a unified diff and list what it does, file by file, in its own order.
+
+    Args:
+        patch: a git diff or a plain unified diff, with the usual one leading directory (``a/``, ``b/``); text around
+            the files (a mail header, a signature) is ignored, as git ignores it. Empty or blank: no files.
+        name: what errors call it, e.g. ``"the submission"`` or ``"tasks.jsonl, line 3: patch"``.
+
+    Returns:
+        The changes. Deleting a symbolic link is accepted; making or changing one is not.
+
+    Raises:
+        PatchError: it has NUL bytes, CRLF line endings, an absolute path, a path with ``..`` or ``.git``, a symbolic
+            link, a gitlink, a hunk that does not fit its header, or nothing that looks like a diff.
+    """
+    data = patch.encode("utf-8", "surrogateescape") if isinstance(patch, str) else patch
+    if not data.strip():
+        return ()
+    _refuse_nul(data, name)
+    parser = _Parser(data)
+    try:
+        return parser.parse()
+    except BadPath as error:
+        place = f"{name}, line {parser.at + 1}: {error.what}"
+        raise PatchError(place, reason=error.reason, hint=error.hint or "make it with 'git diff'") from None
+
+
+def touched_files(patch: str | bytes, *, name: str = "the patch") -> tuple[str, ...]:
+    """Return every path that a patch reads or writes (old names of renamed files too), sorted, each once.
+
+    Args:
+        patch: as for :func:`parse_patch`.
+        name: what errors call it.
+
+    Raises:
+        PatchError: as :func:`parse_patch` raises it.
+    """
+    changes = parse_patch(patch, name=name)
+    return tuple(sorted({path for change in changes for path in (change.path, change.old_path)}))
+
+
+def explain_line_endings(changes: tuple[FileChange, ...]) -> str | None:
+    """Say which files' hunks have CRLF line endings: the usual reason why such a patch does not apply.
+
+    Args:
+        changes: what :func:`parse_patch` returned.
+
+    Returns:
+        One sentence for an error's reason, or None where no hunk line ends in CRLF.
+    """
+    names = [change.path for change in changes if change.carriage_returns]
+    if not names:
+        return None
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"the hunks of {shown} have CRLF line endings; they apply only where the repository's files have them too"
+
+
+def _refuse_nul(data: bytes, name: str) -> None:
+    at = data.find(b"\0")
+    if at < 0:
+        return
+    line = data.count(b"\n", 0, at) + 1
+    utf16 = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
+    raise PatchError(
+        f"{name}, line {line}: there is a NUL byte",
+        reason="it was saved as UTF-16" if utf16 else "a binary file was diffed as text, or the patch is damaged",
+        hint="save it as UTF-8" if utf16 else "make it with 'git diff --binary', which writes binary files as text",
+    )
+
+
+class _Problem(BadPath):
+    """Something else that is wrong at the parser's line."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A file change while it is being read."""
+
+    line: int
+    name: str | None = None
+    old: str | None = None
+    new: str | None = None
+    status: FileStatus = FileStatus.MODIFIED
+    mode: str | None = None
+    added: int = 0
+    removed: int = 0
+    binary: bool = False
+    content: bool = False  # a hunk, a mode or a rename was seen
+    carriage_returns: int = 0
+
+
+class _Parser:
+    """Walks over the lines once; ``at`` is the line looked at, for errors too."""
+
+    def __init__(self, data: bytes) -> None:
+        self.lines = data.split(b"\n")
+        self.unfinished = self.lines[-1] != b""  # the last line has no newline of its own
+        if not self.unfinished:
+            self.lines.pop()
+        self.at = 0
+        self.follows_hunk = False
+
+    def parse(self) -> tuple[FileChange, ...]:
+        """Return the files; BadPath (or its kind) at ``self.at`` where something is wrong."""
+        changes: list[FileChange] = []
+        while self.at < len(self.lines):
+            line = self.lines[self.at]
+            if line.startswith(b"diff --git "):
+                changes.append(self._git_file())
+            elif line.startswith(b"--- ") and self._starts(b"+++ ", 1):
+                changes.append(self._plain_file())
+            else:
+                self._refuse_stray(line)
+                self.follows_hunk = False
+                self.at += 1
+        if not changes:
+            self.at = 0
+            raise _Problem("there is no diff in it", reason="it is not a unified diff")
+        return tuple(changes)
+
+    def _starts(self, prefix: bytes, ahead: int = 0) -> bool:
+        index = self.at + ahead
+        return index < len(self.lines) and self.lines[index].startswith(prefix)
+
+    def _refuse_stray(self, line: bytes) -> None:
+        """Refuse lines between files that git would skip in silence although they look like lost content."""
+        if line.startswith(b"@@ -"):
+            raise _Problem("a hunk without a file before it")
+        if self.follows_hunk and line[:1] in {b"+", b"-", b" "} and line.rstrip() != b"--":
+            raise _Problem(
+                "there are more lines than the hunk's header says",
+                reason="the patch was edited by hand, or written by a program that cannot count",
+                hint="make it with 'git diff', or correct the counts of the @@ line above",
+            )
+
+    # --- one file -----------------------------------------------------------------------------------------------------
+
+    def _git_file(self) -> FileChange:
+        header = self.lines[self.at]
+        self._refuse_crlf(header)
+        draft = _Draft(line=self.at, name=same_path(header[len(b"diff --git ") :]))
+        self.at += 1
+        while self.at < len(self.lines) and self._extended_header(draft, self.lines[self.at]):
+            self.at += 1
+        if self._starts(b"GIT binary patch"):
+            self._binary(draft)
+        elif self._starts(b"--- "):
+            self._names(draft)
+            self._hunks(draft)
+        elif self._starts(b"Binary files ") or self._starts(b"Files "):
+            raise _Problem("a binary file without its content", hint="make the patch with 'git diff --binary'")
+        return self._finished(draft)
+
+    def _plain_file(self) -> FileChange:
+        draft = _Draft(line=self.at)
+        self._names(draft)
+        self._hunks(draft)
+        return self._finished(draft)
+
+    def _finished(self, draft: _Draft) -> FileChange:
+        """Return the change; at the file's first line, _Problem where its header and content do not make one."""
+        end, self.at = self.at, draft.line
+        new = draft.new or draft.name
+        if new is None:
+            raise _Problem("no path can be read from this header")
+        if not draft.content:
+            raise _Problem(f"the file {new!r} has a header and no change", reason="the patch was cut off here")
+        self.at = end
+        return FileChange(
+            path=new,
+            status=draft.status,
+            old_path=draft.old or new,
+            mode=draft.mode,
+            added=draft.added,
+            removed=draft.removed,
+            binary=draft.binary,
+            carriage_returns=draft.carriage_returns,
+        )
+
+    def _extended_header(self, draft: _Draft, line: bytes) -> bool:
+        """Take one line between ``diff --git`` and the hunks; False where it is not one of those."""
+        key, value = _split_header(line)
+        if key in _STATUS_OF_MODE:
+            self._mode(draft, text(value), deleted=key == "deleted file mode")
+            draft.status = _STATUS_OF_MODE[key] or draft.status
+            draft.content = True
+        elif key in {"rename from", "copy from"}:
+            draft.old = checked_path(text(unquoted(value)))
+        elif key in {"rename to", "copy to"}:
+            draft.new = checked_path(text(unquoted(value)))
+            draft.status = FileStatus.RENAMED if key == "rename to" else FileStatus.COPIED
+            draft.content = True
+        elif key == "index":
+            mode = value.partition(b" ")[2]
+            if mode:
+                self._mode(draft, text(mode), deleted=draft.status is FileStatus.DELETED)
+        elif not key:
+            return False
+        return True
+
+    def _mode(self, draft: _Draft, mode: str, *, deleted: bool) -> None:
+        if mode in _LINKS and not deleted:
+            raise _Problem(
+                f"{draft.name or 'a file'!r} is {_LINKS[mode]}", hint="a patch may make and change regular files only"
+            )
+        if not _MODE.fullmatch(mode):
+            raise _Problem(f"{mode!r} is not a file's mode", reason="the patch is damaged")
+        draft.mode = mode
+
+    def _names(self, draft: _Draft) -> None:
+        """Read the ``---`` and ``+++`` lines, which must agree with what the file's git header says, if it has one."""
+        old = self._name("--- ", draft.old or draft.name)
+        if not self._starts(b"+++ "):
+            raise _Problem("there is a '---' line without a '+++' line after it", reason="the patch was cut off here")
+        new = self._name("+++ ", draft.new or draft.name)
+        if old is None and new is None:
+            raise _Problem("both sides of a file are /dev/null")
+        if draft.status is FileStatus.MODIFIED:
+            draft.status = (
+                FileStatus.ADDED if old is None else FileStatus.DELETED if new is None else FileStatus.MODIFIED
+            )
+        draft.new = new or old
+        draft.old = old if draft.status in {FileStatus.RENAMED, FileStatus.COPIED} else draft.new
+
+    def _name(self, marker: str, expected: str | None) -> str | None:
+        line = self.lines[self.at]
+        self._refuse_crlf(line)
+        path = header_path(line[len(marker) :])
+        if None not in {path, expected} and path != expected:
+            raise _Problem(
+                f"{path!r} does not agree with {expected!r} in the header above",
+                reason="the patch was edited by hand",
+            )
+        self.at += 1
+        return path
+
+    def _refuse_crlf(self, line: bytes) -> None:
+        if line.endswith(b"\r"):
+            raise _Problem(
+                "the patch has CRLF line endings",
+                reason="an editor, a web form or git's core.autocrlf converted it",
+                hint="convert it back to LF, for instance with: sed -i 's/\\r$//' FILE",
+            )
+
+    # --- content ------------------------------------------------------------------------------------------------------
+
+    def _hunks(self, draft: _Draft) -> None:
+        if not self._starts(b"@@ -"):
+            raise _Problem("a file's names without a hunk after them", reason="the patch was cut off here")
+        while self._starts(b"@@ -"):
+            self._hunk(draft)
+        draft.content = True
+        self.follows_hunk = True
+
+    def _hunk(self, draft: _Draft) -> None:
+        match = _HUNK.match(self.lines[self.at])
+        if match is None:
+            raise _Problem(f"a hunk header that cannot be read: {text(self.lines[self.at][:80])!r}")
+        header = self.at
+        want_old, want_new = (1 if count is None else int(count) for count in (match[2], match[4]))
+        old = new = 0
+        self.at += 1
+        while (old < want_old or new < want_new) and self.at < len(self.lines):
+            line = self.lines[self.at]
+            kind = line[:1]
+            if kind not in {b" ", b"+", b"-", b"\\", b""}:
+                break
+            old += kind in {b" ", b"-", b""}
+            new += kind in {b" ", b"+", b""}
+            draft.added += kind == b"+"
+            draft.removed += kind == b"-"
+            draft.carriage_returns += line.endswith(b"\r")
+            self.at += 1
+        self._check_hunk_end(header, (want_old, want_new), (old, new))
+        if self._starts(b"\\ "):
+            self.at += 1
+
+    def _check_hunk_end(self, header: int, want: tuple[int, int], have: tuple[int, int]) -> None:
+        if have != want:
+            cut = self.at >= len(self.lines)
+            self.at = header
+            raise _Problem(
+                f"the hunk's header says {want[0]} old and {want[1]} new lines, but {have[0]} and {have[1]} follow",
+                reason="the patch was cut off" if cut else "the patch was edited by hand, or by something that trims",
+            )
+        if self.at == len(self.lines) and self.unfinished:
+            self.at -= 1
+            raise _Problem(
+                "the last line of the patch has no newline",
+                reason="the patch's text was trimmed",
+                hint="add a newline at its end",
+            )
+
+    def _binary(self, draft: _Draft) -> None:
+        """Skip ``GIT binary patch``: one or two blocks of a size line, base-85 lines and a blank line."""
+        self.at += 1
+        if not (self._starts(b"literal ") or self._starts(b"delta ")):
+            raise _Problem("a binary patch without content", reason="the patch was cut off here")
+        while self._starts(b"literal ") or self._starts(b"delta "):
+            while self.at < len(self.lines) and self.lines[self.at]:
+                self.at += 1
+            if self.at == len(self.lines):
+                raise _Problem("a binary patch without its end", reason="the patch was cut off here")
+            self.at += 1
+        draft.binary = draft.content = True
+
+
+def _split_header(line: bytes) -> tuple[str, bytes]:
+    """Split ``new file mode 100644`` into its words and its value."""
+    for key in _HEADERS:
+        marker = key.encode() + b" "
+        if line.startswith(marker):
+            return key, line[len(marker) :]
+    return "", b""

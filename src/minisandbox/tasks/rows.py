@@ -1,0 +1,242 @@
+"""From a dataset row (a JSON object) to a Task, with every wrong field named."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+
+_FIELDS = (
+    "instance_id",
+    "repo",
+    "base_commit",
+    "version",
+    "form",
+    "problem_statement",
+    "patch",
+    "test_patch",
+    "FAIL_TO_PASS",
+    "PASS_TO_PASS",
+    "build",
+    "test",
+)
+# Columns of the public datasets that say nothing about how a task is built, run or graded here.
+_IGNORED = frozenset(
+    {
+        "created_at",
+        "difficulty",
+        "environment_setup_commit",
+        "eval_script",
+        "eval_type",
+        "hints_text",
+        "image",
+        "image_name",
+        "log_parser",
+        "strategy",
+        "validation",
+    }
+)
+_SOURCES: Mapping[str, tuple[str, ...]] = {
+    "sdist": ("name", "version", "sha256"),
+    "git": ("url", "commit"),
+    "local": ("path",),
+}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def task_from_row(row: Mapping[str, object], *, base: Path | None = None) -> Task:
+    """Make a task of a dataset row.
+
+    Args:
+        row: SWE-bench's fields, ``form``, ``build`` and ``test``; ``FAIL_TO_PASS`` and ``PASS_TO_PASS`` as lists, or as
+            JSON in a string (the public datasets do both). Other known columns of the datasets are ignored.
+        base: directory that a relative path of a local source starts from; None: the current directory.
+
+    Returns:
+        The task; ``task_from_row(task.to_row())`` equals it.
+
+    Raises:
+        TaskFileError: a field is missing, unknown, or has a value that cannot be used; ``field`` names it.
+        PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
+    """
+    fields = _Fields(row, "", known=_FIELDS, ignored=_IGNORED)
+    test = _Fields(fields.table("test"), "test.", known=("command", "timeout"))
+    return Task(
+        instance_id=fields.text("instance_id"),
+        repo=fields.text("repo"),
+        base_commit=fields.text("base_commit", default=""),
+        version=fields.text("version", default=""),
+        form=_form(fields.text("form")),
+        problem_statement=fields.text("problem_statement"),
+        patch=fields.text("patch"),
+        test_patch=fields.text("test_patch", default=""),
+        FAIL_TO_PASS=fields.ids("FAIL_TO_PASS"),
+        PASS_TO_PASS=fields.ids("PASS_TO_PASS"),
+        build=_build(fields.table("build"), base),
+        test_command=test.text("command"),
+        test_timeout=test.number("timeout", default=300.0),
+    )
+
+
+def _form(value: str) -> Form:
+    try:
+        return Form(value)
+    except ValueError:
+        raise TaskFileError(
+            f"field 'form' is {value!r}",
+            field="form",
+            hint="'swebench' where patch is the fix, 'swesmith' where patch is the bug",
+        ) from None
+
+
+def _build(row: Mapping[str, object], base: Path | None) -> BuildSpec:
+    fields = _Fields(row, "build.", known=("python", "requirements", "source", "install", "environment"))
+    environment = fields.table("environment", default={})
+    for name in environment:
+        if not _VARIABLE.fullmatch(name):
+            raise fields.error("environment", f"has the name {name!r}", hint="use letters, digits and '_'")
+    variables = _Fields(environment, "build.environment.", known=tuple(environment))
+    source = None if row.get("source") is None else _source(fields.table("source"), base)
+    return BuildSpec(
+        python=None if row.get("python") is None else fields.text("python"),
+        requirements=fields.texts("requirements", default=()),
+        source=source,
+        install=fields.texts("install", default=()),
+        environment=tuple((name, variables.text(name)) for name in environment),
+    )
+
+
+def _source(row: Mapping[str, object], base: Path | None) -> SourceSpec:
+    kinds = _Fields(row, "build.source.", known=tuple(_SOURCES))
+    if len(row) != 1:
+        raise TaskFileError(
+            "field 'build.source' does not have exactly one key",
+            field="build.source",
+            hint='for instance {"sdist": {"name": "...", "version": "...", "sha256": "..."}}',
+        )
+    kind = next(iter(row))
+    fields = _Fields(kinds.table(kind), f"build.source.{kind}.", known=_SOURCES[kind])
+    values = {name: fields.text(name) for name in _SOURCES[kind]}
+    if kind == "sdist" and not _SHA256.fullmatch(values["sha256"]):
+        raise fields.error("sha256", "is not a SHA-256", hint="give the 64 lower-case hex digits that the index shows")
+    if kind == "local" and base is not None:
+        values["path"] = str(base / values["path"])
+    return SourceSpec(kind, tuple(values.items()))
+
+
+class _Fields:
+    """Typed access to the values of one JSON object; errors carry the field's whole name.
+
+    Args:
+        row: the object.
+        prefix: what stands before its keys in a field's name, e.g. ``"build."``.
+        known: keys that it may have.
+        ignored: keys that it may have and that mean nothing here.
+    """
+
+    def __init__(
+        self, row: Mapping[str, object], prefix: str, *, known: tuple[str, ...], ignored: frozenset[str] = frozenset()
+    ) -> None:
+        self.row = row
+        self.prefix = prefix
+        for key in row:
+            if key not in known and key not in ignored:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+                raise self.error(key, "is unknown", hint=hint)
+
+    def error(self, key: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
+        """Return the error for a field."""
+        name = self.prefix + key
+        return TaskFileError(f"field {name!r} {problem}", field=name, reason=reason, hint=hint)
+
+    def text(self, key: str, *, default: str | None = None) -> str:
+        """Return a string."""
+        if default is not None and self.row.get(key) is None:
+            return default
+        return self._text(key, self._required(key))
+
+    def number(self, key: str, *, default: float) -> float:
+        """Return a number as float."""
+        value = self.row.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(key, value, "a number")
+        return float(value)
+
+    def table(self, key: str, *, default: Mapping[str, object] | None = None) -> Mapping[str, object]:
+        """Return an object."""
+        value = self.row.get(key, default) if default is not None else self._required(key)
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return value
+
+    def texts(self, key: str, *, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        """Return a list of strings as a tuple."""
+        value = self.row.get(key, default) if default is not None else self._required(key)
+        if not isinstance(value, list | tuple):
+            raise self._wrong(key, value, "a list of strings")
+        return tuple(self._text(f"{key}[{index}]", item) for index, item in enumerate(value))
+
+    def ids(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings, which may be written as JSON in a string."""
+        value = self._required(key)
+        if not isinstance(value, str):
+            return self.texts(key)
+        try:
+            decoded = json.loads(value)
+        except ValueError as error:
+            raise self.error(
+                key, "is a string that is not JSON", reason=str(error), hint='give a list: ["tests/test_x.py::test_y"]'
+            ) from None
+        if not isinstance(decoded, list):
+            raise self._wrong(key, decoded, "a list of strings")
+        return tuple(self._text(f"{key}[{index}]", item) for index, item in enumerate(decoded))
+
+    def _required(self, key: str) -> object:
+        if key not in self.row:
+            near = difflib.get_close_matches(key.lower(), [name.lower() for name in self.row], n=1)
+            reason = f"it is spelt differently: {near[0]!r}" if near else None
+            raise self.error(key, "is missing", reason=reason, hint=_HINTS.get(self.prefix + key))
+        return self.row[key]
+
+    def _text(self, key: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise self.error(
+                key, f"has half of a surrogate pair at character {error.start}", hint="write the character itself"
+            ) from None
+        return value
+
+    def _wrong(self, key: str, value: object, wanted: str) -> TaskFileError:
+        return self.error(key, f"is {_kind(value)}, not {wanted}", hint=_HINTS.get(self.prefix + key))
+
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (bool, "true or false"),
+    (str, "a string"),
+    (int, "a number"),
+    (float, "a number"),
+    (list, "a list"),
+    (dict, "an object"),
+)
+_HINTS = {
+    "build": 'say how the image is made: {"python": ">=3.11", "requirements": [], "source": {...}, "install": []}',
+    "test": 'say how the tests are run: {"command": "python -m pytest", "timeout": 300}',
+    "test.command": "say how the tests are run, e.g. 'python -m pytest'",
+    "form": "'swebench' where patch is the fix, 'swesmith' where patch is the bug",
+    "FAIL_TO_PASS": "the ids of the tests that fail before the fix and pass after it, as a list",
+    "PASS_TO_PASS": "the ids of the tests that pass before and after the fix, as a list (it may be empty)",
+}
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else next((name for kind, name in _KINDS if isinstance(value, kind)), "unknown")

@@ -1,0 +1,259 @@
+"""Task: one dataset row, with SWE-bench's own field names, and how to build and test it."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks.patches import touched_files
+
+if TYPE_CHECKING:
+    from minisandbox.images import Recipe, Source
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Form(enum.StrEnum):
+    """Which way round a task's ``patch`` is."""
+
+    SWEBENCH = "swebench"
+    """``patch`` is the fix; ``test_patch`` adds the hidden tests."""
+
+    SWESMITH = "swesmith"
+    """``patch`` is the bug, applied to clean source; the reference is its reverse; tests that fail are hidden."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """Where a task's repository comes from, as its row says it.
+
+    Attributes:
+        kind: ``"sdist"``, ``"git"`` or ``"local"``.
+        fields: the row's own keys and values: ``name``, ``version``, ``sha256``; ``url``, ``commit``; or ``path``.
+    """
+
+    kind: str
+    fields: tuple[tuple[str, str], ...]
+
+    def source(self) -> Source:
+        """Return it as the images package wants it."""
+        from minisandbox import images  # noqa: PLC0415 - reading task files must not load the sandbox
+
+        values = dict(self.fields)
+        if self.kind == "sdist":
+            return images.SdistSource(**values)
+        if self.kind == "git":
+            return images.GitSource(**values)
+        return images.LocalSource(Path(values["path"]))
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSpec:
+    """How a task's image is made.
+
+    Attributes:
+        python: the interpreter asked for: "3.11", "3.11.7", ">=3.11"; None for no more than the host's /usr.
+        requirements: pinned packages, installed before the source is there, so that tasks can share them.
+        source: the repository, or None for an empty one.
+        install: shell commands run at /testbed with the network on.
+        environment: variables captured in the image.
+    """
+
+    python: str | None = None
+    requirements: tuple[str, ...] = ()
+    source: SourceSpec | None = None
+    install: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The known solution of a task.
+
+    Attributes:
+        patch: a unified diff.
+        reverse: whether it solves the task when it is applied in reverse.
+    """
+
+    patch: str
+    reverse: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One dataset row and how to build and test it. Field names are SWE-bench's.
+
+    Attributes:
+        instance_id: unique in its set, and usable as a file name.
+        repo: ``owner/name``.
+        base_commit: the commit (or, for an sdist, the release) that the repository is at.
+        problem_statement: what the agent is told.
+        patch: the fix (SWE-bench's form) or the bug (SWE-smith's).
+        test_patch: hidden tests; SWE-bench's form only.
+        FAIL_TO_PASS: ids of the tests that must start passing.
+        PASS_TO_PASS: ids of the tests that must keep passing.
+        version: the project's version, for people.
+        form: which way round ``patch`` is.
+        build: how the image is made.
+        test_command: shell command that runs the tests at /testbed; the grader adds files and its own options.
+        test_timeout: seconds that the tests of one grading may take.
+
+    Raises:
+        TaskFileError: a field has a value that cannot be used; ``field`` names it.
+        PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
+    """
+
+    instance_id: str
+    repo: str
+    base_commit: str
+    problem_statement: str
+    patch: str
+    test_patch: str
+    FAIL_TO_PASS: tuple[str, ...]
+    PASS_TO_PASS: tuple[str, ...]
+    version: str = ""
+    form: Form = Form.SWEBENCH
+    build: BuildSpec = BuildSpec()
+    test_command: str = "python -m pytest"
+    test_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        _check_id(self.instance_id)
+        _check_patches(self)
+        _check_tests(self)
+        if not self.test_command.strip():
+            raise _bad("test.command", "is empty", hint="say how the tests are run, e.g. 'python -m pytest'")
+        if not 0 < self.test_timeout < float("inf"):
+            raise _bad("test.timeout", f"is {self.test_timeout}", hint="give seconds, more than 0")
+
+    @property
+    def reference(self) -> Reference:
+        """The known solution: ``patch``, reversed in SWE-smith's form."""
+        return Reference(self.patch, reverse=self.form is Form.SWESMITH)
+
+    @property
+    def test_files(self) -> tuple[str, ...]:
+        """Files that hold the named tests or that ``test_patch`` touches, sorted; never a file of ``patch``.
+
+        A doctest lives in a file that the agent has to change, so that such a file cannot be restored.
+        """
+        files = _files_of(self.FAIL_TO_PASS + self.PASS_TO_PASS) | set(touched_files(self.test_patch))
+        return tuple(sorted(files - set(touched_files(self.patch))))
+
+    @property
+    def hidden_files(self) -> tuple[str, ...]:
+        """Files taken out of the tree that the agent sees, sorted.
+
+        In SWE-smith's form those with FAIL_TO_PASS tests; in SWE-bench's none (``test_patch`` is simply not applied).
+        """
+        if self.form is Form.SWEBENCH:
+            return ()
+        return tuple(sorted(_files_of(self.FAIL_TO_PASS) - set(touched_files(self.patch))))
+
+    def recipe(self) -> Recipe:
+        """Return the recipe of this task's image."""
+        from minisandbox.images import Recipe  # noqa: PLC0415 - reading task files must not load the sandbox
+
+        return Recipe(
+            python=self.build.python,
+            requirements=self.build.requirements,
+            source=None if self.build.source is None else self.build.source.source(),
+            install=self.build.install,
+            environment=self.build.environment,
+            patch=self.patch if self.form is Form.SWESMITH else "",
+            hidden=self.hidden_files,
+            test_patch=self.test_patch,
+        )
+
+    def to_row(self) -> dict[str, object]:
+        """Return the task as a row of a task file; reading it back gives an equal task."""
+        return {
+            "instance_id": self.instance_id,
+            "repo": self.repo,
+            "base_commit": self.base_commit,
+            "version": self.version,
+            "form": self.form.value,
+            "problem_statement": self.problem_statement,
+            "patch": self.patch,
+            "test_patch": self.test_patch,
+            "FAIL_TO_PASS": list(self.FAIL_TO_PASS),
+            "PASS_TO_PASS": list(self.PASS_TO_PASS),
+            "build": _build_row(self.build),
+            "test": {"command": self.test_command, "timeout": self.test_timeout},
+        }
+
+
+def _build_row(build: BuildSpec) -> dict[str, object]:
+    source = None if build.source is None else {build.source.kind: dict(build.source.fields)}
+    return {
+        "python": build.python,
+        "requirements": list(build.requirements),
+        "source": source,
+        "install": list(build.install),
+        "environment": dict(build.environment),
+    }
+
+
+def _files_of(test_ids: tuple[str, ...]) -> set[str]:
+    """Return the files named by pytest ids; other runners' ids (``test_x (module.Class)``) name none."""
+    pairs = [test_id.partition("::") for test_id in test_ids]
+    return {file for file, colons, _ in pairs if colons or file.endswith(".py")}
+
+
+def _bad(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
+    return TaskFileError(f"field {field!r} {problem}", field=field, reason=reason, hint=hint)
+
+
+def _check_id(instance_id: str) -> None:
+    """Check that an id can name a file: trajectories and images are called after it."""
+    problem = None
+    if not instance_id.strip():
+        problem = "is empty"
+    elif len(instance_id) > 200:
+        problem = f"has {len(instance_id)} characters, more than 200"
+    elif "/" in instance_id or instance_id.startswith(".") or _CONTROL.search(instance_id):
+        problem = f"is {instance_id!r}: with '/', a control character, or '.' in front"
+    if problem:
+        raise _bad(
+            "instance_id",
+            problem,
+            reason="ids name files and images",
+            hint="use letters, digits and '_', '-', '.', e.g. 'owner__name-123'",
+        )
+
+
+def _check_patches(task: Task) -> None:
+    if not task.patch.strip():
+        raise _bad("patch", "is empty", hint="give the fix (swebench) or the bug (swesmith) as a unified diff")
+    if task.form is Form.SWESMITH and task.test_patch.strip():
+        raise _bad(
+            "test_patch",
+            "is not empty in a task of SWE-smith's form",
+            reason="its tests are those of the clean source",
+            hint="set form to 'swebench' if patch is the fix",
+        )
+    touched_files(task.patch, name="field 'patch'")
+    touched_files(task.test_patch, name="field 'test_patch'")
+
+
+def _check_tests(task: Task) -> None:
+    if not task.FAIL_TO_PASS:
+        raise _bad(
+            "FAIL_TO_PASS",
+            "is empty",
+            reason="the tests never failed, so nothing can be graded",
+            hint="measure it: the tests that fail before the fix and pass after it",
+        )
+    seen: dict[str, str] = {}
+    for field, ids in (("FAIL_TO_PASS", task.FAIL_TO_PASS), ("PASS_TO_PASS", task.PASS_TO_PASS)):
+        for test_id in ids:
+            if not test_id.strip():
+                raise _bad(field, "has an empty test id", hint="take it out")
+            if test_id in seen:
+                where = "twice" if seen[test_id] == field else f"and {seen[test_id]} has it too"
+                raise _bad(field, f"has {test_id[:200]!r} {where}", hint="name each test once")
+            seen[test_id] = field

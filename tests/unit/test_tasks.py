@@ -1,0 +1,160 @@
+"""The task model and the set."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import InvalidValue, NotFound, PatchError, TaskFileError
+from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task, TaskSet, bundled_sets, task_from_row
+
+BUG = "--- a/src/x.py\n+++ b/src/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
+TESTS = "--- a/tests/test_y.py\n+++ b/tests/test_y.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
+
+
+def make(**changes: object) -> Task:
+    task = Task(
+        instance_id="o__n-1",
+        repo="o/n",
+        base_commit="n==1.0",
+        problem_statement="It is wrong.",
+        patch=BUG,
+        test_patch="",
+        FAIL_TO_PASS=("tests/test_x.py::test_a[p::q]",),
+        PASS_TO_PASS=("tests/test_z.py::test_b", "test_c (module.Class)"),
+        form=Form.SWESMITH,
+        build=BuildSpec(
+            python=">=3.11",
+            requirements=("pytest==8.3.4",),
+            source=SourceSpec("sdist", (("name", "n"), ("version", "1.0"), ("sha256", "0" * 64))),
+            install=("true",),
+            environment=(("A", "b"),),
+        ),
+    )
+    return dataclasses.replace(task, **changes)  # type: ignore[arg-type]
+
+
+def test_row_and_back() -> None:
+    task = make()
+    row = task.to_row()
+    assert task_from_row(row) == task
+    assert task_from_row(json.loads(json.dumps(row))) == task
+    assert task_from_row(row).to_row() == row
+
+
+def test_a_task_can_be_a_key_and_does_not_change() -> None:
+    task = make()
+    assert {task: 1}[make()] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        task.repo = "x"  # type: ignore[misc]
+
+
+def test_reference_and_files_of_a_bug() -> None:
+    task = make()
+    assert task.reference.reverse
+    assert task.test_files == ("tests/test_x.py", "tests/test_z.py")
+    assert task.hidden_files == ("tests/test_x.py",)
+
+
+def test_reference_and_files_of_a_fix() -> None:
+    task = make(form=Form.SWEBENCH, test_patch=TESTS)
+    assert not task.reference.reverse
+    assert task.test_files == ("tests/test_x.py", "tests/test_y.py", "tests/test_z.py")
+    assert task.hidden_files == ()
+
+
+def test_doctests_do_not_make_the_source_a_test_file() -> None:
+    task = make(FAIL_TO_PASS=("src/x.py::x.f", "tests/test_x.py::test_a"))
+    assert task.hidden_files == ("tests/test_x.py",)
+    assert "src/x.py" not in task.test_files
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"instance_id": "a/b"}, "instance_id"),
+        ({"instance_id": ".a"}, "instance_id"),
+        ({"instance_id": ""}, "instance_id"),
+        ({"instance_id": "a\nb"}, "instance_id"),
+        ({"instance_id": "a" * 201}, "instance_id"),
+        ({"FAIL_TO_PASS": ()}, "FAIL_TO_PASS"),
+        ({"FAIL_TO_PASS": ("a::b", "a::b")}, "FAIL_TO_PASS"),
+        ({"FAIL_TO_PASS": ("",)}, "FAIL_TO_PASS"),
+        ({"PASS_TO_PASS": ("tests/test_x.py::test_a[p::q]",)}, "PASS_TO_PASS"),
+        ({"patch": " "}, "patch"),
+        ({"test_patch": TESTS}, "test_patch"),
+        ({"test_command": " "}, "test.command"),
+        ({"test_timeout": 0.0}, "test.timeout"),
+        ({"test_timeout": float("nan")}, "test.timeout"),
+    ],
+)
+def test_values_that_cannot_be_used(changes: dict[str, object], field: str) -> None:
+    with pytest.raises(TaskFileError) as caught:
+        make(**changes)
+    assert caught.value.field == field
+    assert caught.value.hint
+
+
+def test_an_unsafe_patch_is_a_patch_error() -> None:
+    with pytest.raises(PatchError, match="field 'patch', line 1"):
+        make(patch=BUG.replace("src/x.py", "../x.py"))
+
+
+@pytest.fixture
+def three() -> TaskSet:
+    return TaskSet((make(instance_id=name) for name in ("b-1", "a-1", "a-[2]")), name="three")
+
+
+def test_a_set_is_ordered(three: TaskSet) -> None:
+    assert three.ids == ("b-1", "a-1", "a-[2]") == tuple(task.instance_id for task in three)
+    assert len(three) == 3
+    assert three["a-1"].instance_id == "a-1"
+    assert "a-1" in three
+    assert "x" not in three
+
+
+def test_a_set_has_each_id_once() -> None:
+    with pytest.raises(InvalidValue, match="'o__n-1'"):
+        TaskSet([make(), make()])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "chosen"),
+    [
+        (["a-*"], ("a-1", "a-[2]")),
+        (["a-1", "b-1"], ("b-1", "a-1")),
+        (["a-[2]"], ("a-[2]",)),
+        (["?-[1]"], ("b-1", "a-1")),
+        ("b-1", ("b-1",)),
+        ([], ()),
+    ],
+)
+def test_select(three: TaskSet, patterns: list[str] | str, chosen: tuple[str, ...]) -> None:
+    assert three.select(patterns).ids == chosen
+
+
+def test_unknown_ids_are_named_with_near_ones(three: TaskSet) -> None:
+    with pytest.raises(NotFound, match=r"'a-2'.*a-1"):
+        three["a-2"]
+    with pytest.raises(NotFound, match=r"'c\*'"):
+        three.select(["a-1", "c*"])
+    with pytest.raises(LookupError):
+        three["z"]
+
+
+def test_a_set_is_written_and_read(three: TaskSet, tmp_path: Path) -> None:
+    path = tmp_path / "three.jsonl"
+    path.write_text(three.to_jsonl(), encoding="utf-8")
+    again = TaskSet.load(path)
+    assert again == three
+    assert again.name == "three"
+    assert TaskSet.load(str(path)) == three
+
+
+def test_bundled_names_win_and_unknown_names_list_them() -> None:
+    assert isinstance(bundled_sets(), tuple)
+    with pytest.raises(TaskFileError, match="nothing-of-this-name"):
+        TaskSet.load("nothing-of-this-name")
