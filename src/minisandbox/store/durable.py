@@ -1,0 +1,58 @@
+"""Writes that survive a crash: whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+from pathlib import Path
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that readers and crashes see the old content or the new, nothing between.
+
+    Args:
+        path: the file; its directory must exist.
+        data: the whole content.
+
+    Raises:
+        OSError: the kernel refused; the old content is still there.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        with part.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable (fsync(2): a rename needs this on its directory)."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_filesystem(path: Path) -> None:
+    """Write back everything on the file system that holds ``path``.
+
+    One syncfs(2) takes 20 ms where an fsync for each of a layer's 2,000 files takes seconds.
+
+    Raises:
+        OSError: writing back failed; ENOSPC of delayed allocation shows up here.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syncfs(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(path))
+    finally:
+        os.close(fd)

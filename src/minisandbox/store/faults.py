@@ -1,0 +1,56 @@
+"""The kernel's refusals in the store, translated once."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from minisandbox.errors import DiskFull, MiniSandboxError, StoreError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_HINTS = {
+    errno.EACCES: "check who owns the store, or set MINISANDBOX_STORE to a directory of your own",
+    errno.EPERM: "check who owns the store and for immutable files (lsattr)",
+    errno.EROFS: "set MINISANDBOX_STORE to a directory on a writable file system",
+    errno.EXDEV: "the whole store must lie on one file system",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+}
+
+
+@contextmanager
+def store_faults(what: str) -> Iterator[None]:
+    """Turn an ``OSError`` of the body into a :class:`StoreError` that says what failed; our own errors pass.
+
+    Args:
+        what: the failed action and its object, such as ``"publish layer ab12"``.
+
+    Raises:
+        DiskFull: the disk or a quota is full.
+        StoreError: any other refusal.
+    """
+    try:
+        yield
+    except MiniSandboxError:  # some of ours are OSErrors as well; they have said it already
+        raise
+    except OSError as error:
+        if error.errno in _FULL:
+            raise disk_full(what, error) from error
+        hint = _HINTS.get(error.errno or 0)
+        raise StoreError(f"cannot {what}", reason=str(error), hint=hint) from error
+
+
+def disk_full(what: str, error: OSError | None = None) -> DiskFull:
+    """Return the error for a full disk.
+
+    Args:
+        what: the failed action and its object.
+        error: what the kernel said.
+    """
+    fault = DiskFull(
+        f"cannot {what}: the disk is full",
+        reason=str(error) if error else "no space left on the store's file system",
+        hint="free some space, or set MINISANDBOX_STORE to a larger disk; finished layers are kept",
+    )
+    fault.errno = error.errno if error else errno.ENOSPC
+    return fault

@@ -1,0 +1,43 @@
+"""Keys: the hash of what made a layer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from minisandbox.errors import InvalidValue
+
+JSONValue = None | bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"]
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def canonical_json(value: JSONValue) -> bytes:
+    """Return the one JSON text of a value: sorted keys, no spaces, ASCII only."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def step_key(parent: str | None, step: Mapping[str, JSONValue]) -> str:
+    """Return the key of the layer that a step makes.
+
+    Args:
+        parent: the key of the layer below, or None for the bottom one.
+        step: everything that decides what the step makes.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    return hashlib.sha256((parent or "").encode() + b"\n" + canonical_json(step)).hexdigest()
+
+
+def check_key(key: str) -> str:
+    """Return the key if it is one, so that no key ever names a path outside its directory.
+
+    Raises:
+        InvalidValue: it is not 64 hexadecimal digits.
+    """
+    if _KEY.fullmatch(key) is None:
+        raise InvalidValue(f"{key!r} is not a layer key", hint="a key is 64 lower-case hexadecimal digits")
+    return key
