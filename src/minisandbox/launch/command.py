@@ -250,18 +250,9 @@ def _spawn_found(arguments: list[str], environment: dict[str, str], actions: lis
         except OSError as error:
             if error.errno == errno.EAGAIN:
                 raise
-            failure = error  # type: ignore[assignment]
-    code = 127 if isinstance(failure, FileNotFoundError) else 126
-    message = "not found" if code == 127 else failure.strerror
-    complaint = [
-        "sh",
-        "-c",
-        'printf "%s: %s\\n" "$1" "$2" >&2; exit "$3"',
-        "sh",
-        arguments[0],
-        message or "",
-        str(code),
-    ]
+            failure = error
+    code, message = (127, "not found") if failure.errno == errno.ENOENT else (126, str(failure.strerror))
+    complaint = ["sh", "-c", 'printf "%s: %s\\n" "$1" "$2" >&2; exit "$3"', "sh", arguments[0], message, str(code)]
     return os.posix_spawn("/bin/sh", complaint, environment, file_actions=actions, setsid=True, setsigdef=_RESET)
 
 

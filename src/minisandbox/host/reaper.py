@@ -1,0 +1,143 @@
+"""Who owns live sandboxes, and what dead owners left behind.
+
+An owner is a process, named by its pid and start time: a pid alone may already belong to somebody else. Each owner
+keeps a directory with one record per live sandbox; it is removed by the owner, or by whoever finds its owner dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_START_TIME_FIELD = 19  # of the fields after the command name in /proc/PID/stat (proc_pid_stat(5): field 22)
+
+
+def runtime_directory() -> Path:
+    """The private directory for this user's live records, made if missing.
+
+    ``$MINISANDBOX_RUNTIME``, or ``minisandbox`` in ``$XDG_RUNTIME_DIR``, or ``/run/minisandbox`` where this user may
+    write there, or one in ``/tmp``.
+
+    Raises:
+        PermissionError: the directory belongs to somebody else or others may write to it.
+    """
+    chosen = os.environ.get("MINISANDBOX_RUNTIME")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if chosen:
+        path = Path(chosen)
+    elif runtime and os.access(runtime, os.W_OK) and os.stat(runtime).st_uid == os.geteuid():
+        path = Path(runtime, "minisandbox")
+    elif os.access("/run", os.W_OK):
+        path = Path("/run/minisandbox")
+    else:
+        path = Path(f"/tmp/minisandbox-{os.geteuid()}")  # noqa: S108 - checked below: ours alone, or refused
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{path} is not a private directory of this user; remove it or set MINISANDBOX_RUNTIME")
+    return path
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            fields = source.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[_START_TIME_FIELD])
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One live sandbox.
+
+    Attributes:
+        id: its name.
+        owner: pid of the process that owns it.
+        image: name of its image.
+        created: seconds since the epoch.
+        pid: host pid of its first process.
+        network: ``off`` or ``host``.
+    """
+
+    id: str
+    owner: int
+    image: str
+    created: float
+    pid: int
+    network: str
+
+
+class Records:
+    """The records of this process's own sandboxes.
+
+    Args:
+        runtime: the runtime directory.
+    """
+
+    def __init__(self, runtime: Path) -> None:
+        self._directory = runtime / "owners" / f"{os.getpid()}-{start_time(os.getpid())}"
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def add(self, record: Record) -> None:
+        """Make a sandbox visible to ``sandbox ls``."""
+        row = {name: getattr(record, name) for name in Record.__slots__}
+        temporary = self._directory / f".{record.id}"
+        temporary.write_text(json.dumps(row), encoding="utf-8")
+        temporary.rename(self._directory / f"{record.id}.json")
+
+    def remove(self, sandbox_id: str) -> None:
+        """Forget a sandbox."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._directory / f"{sandbox_id}.json")
+
+    def close(self) -> None:
+        """Remove the owner's directory."""
+        _remove_directory(self._directory)
+
+
+def live_records(runtime: Path) -> Iterator[Record]:
+    """The live sandboxes of every process of this user; what dead owners left is removed on the way."""
+    for directory in _owner_directories(runtime):
+        if not _is_alive(directory):
+            _remove_directory(directory)
+            continue
+        for path in sorted(directory.glob("[!.]*.json")):
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # being removed right now
+                record = Record(**json.loads(path.read_text(encoding="utf-8")))
+                if start_time(record.pid) is not None:
+                    yield record
+
+
+def reap(runtime: Path) -> int:
+    """Remove what dead owners left behind; returns how many owners that were."""
+    dead = [directory for directory in _owner_directories(runtime) if not _is_alive(directory)]
+    for directory in dead:
+        _remove_directory(directory)
+    return len(dead)
+
+
+def _owner_directories(runtime: Path) -> list[Path]:
+    try:
+        return sorted((runtime / "owners").iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _is_alive(directory: Path) -> bool:
+    pid, _, started = directory.name.partition("-")
+    return pid.isdigit() and str(start_time(int(pid))) == started
+
+
+def _remove_directory(directory: Path) -> None:
+    """Remove an owner's directory, which holds nothing but records; a racing remover is welcome."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in directory.iterdir():
+            path.unlink(missing_ok=True)
+        directory.rmdir()

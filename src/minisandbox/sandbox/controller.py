@@ -1,0 +1,86 @@
+"""What one process holds for all its sandboxes: the launcher and their records."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from minisandbox.errors import HostError
+from minisandbox.host import reaper
+from minisandbox.sandbox.launcher import Launcher
+
+if TYPE_CHECKING:
+    from minisandbox.sandbox.sync import Sandbox
+
+
+class Controller:
+    """The launcher of this process and the sandboxes it made."""
+
+    def __init__(self) -> None:
+        try:
+            runtime = reaper.runtime_directory()
+        except OSError as error:
+            raise HostError(
+                f"no runtime directory: {error}", hint="set MINISANDBOX_RUNTIME to a private directory"
+            ) from error
+        reaper.reap(runtime)
+        self.pid = os.getpid()
+        self.launcher = Launcher(runtime)
+        self._records = reaper.Records(runtime)
+        self._boxes: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+
+    def add(self, box: Sandbox, network: str, pidfd: int) -> None:
+        """Record a live sandbox."""
+        self._boxes.add(box)
+        self._records.add(reaper.Record(box.id, self.pid, box.image.name, time.time(), _pid_of(pidfd), network))
+
+    def remove(self, box: Sandbox) -> None:
+        """Forget a sandbox."""
+        self._boxes.discard(box)
+        self._records.remove(box.id)
+
+    def close(self) -> None:
+        """Stop every sandbox of this process, then the launcher."""
+        if os.getpid() != self.pid:  # a fork inherited us; the sandboxes are its parent's
+            return
+        for box in list(self._boxes):
+            box.stop()
+        self.launcher.close()
+        self._records.close()
+
+
+def _pid_of(pidfd: int) -> int:
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
+        return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
+
+
+class _Current:
+    """The one controller of this process: a process needs one zygote, not one per sandbox (DESIGN 4.1)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._controller: Controller | None = None
+
+    def get(self) -> Controller:
+        with self._lock:
+            known = self._controller
+            if known is None or known.pid != os.getpid() or not known.launcher.alive:
+                self._controller = known = Controller()
+                atexit.register(known.close)
+            return known
+
+
+_current = _Current()
+
+
+def current_controller() -> Controller:
+    """The controller of this process, started at the first use; after a fork the child gets its own.
+
+    Raises:
+        HostError: the launcher could not be started.
+    """
+    return _current.get()

@@ -1,0 +1,391 @@
+"""The synchronous sandbox."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import io
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import time
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Self
+
+from minisandbox.errors import SandboxCreationError, SandboxGone
+from minisandbox.host import reaper
+from minisandbox.sandbox import uppers
+from minisandbox.sandbox.controller import Controller, current_controller
+from minisandbox.sandbox.environment import command_environment
+from minisandbox.sandbox.patching import PATCH_SCRIPT, checked_patch
+from minisandbox.sandbox.plans import Request, check_mounts, make_plan
+from minisandbox.sandbox.wire import Call, ExecCall, ReadCall, WriteCall
+from minisandbox.types import ExecResult, ImageSpec, Limits, Mount, Network
+
+_READY_TIMEOUT = 60.0
+_STOP_TIMEOUT = 30.0
+_FILE_TIMEOUT = 300.0
+_PATCH_TIMEOUT = 300.0
+
+
+class Sandbox:
+    """One isolated, writable, throw-away workspace over an image. Make one with :meth:`create`.
+
+    It is a context manager, safe to use from several threads, and ends with the process that made it.
+
+    Attributes:
+        id: its name, unique on this machine.
+        image: what is inside.
+        created_in: seconds that creation took.
+    """
+
+    def __init__(
+        self, controller: Controller, image: ImageSpec, identifier: str, environment: Mapping[str, str]
+    ) -> None:
+        self.id = identifier
+        self.image = image
+        self.created_in = 0.0
+        self._controller = controller
+        self._environment = command_environment(image, environment)
+        self._limits = Limits()
+        self._upper: Path | None = None
+        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pidfd = -1
+        self._stopped = False
+
+    @classmethod
+    def create(
+        cls,
+        image: ImageSpec,
+        *,
+        limits: Limits | None = None,
+        network: Network | None = None,
+        mounts: Sequence[Mount] = (),
+        environment: Mapping[str, str] | None = None,
+        upper: Path | None = None,
+    ) -> Sandbox:
+        """Make a sandbox and wait until it is ready for commands.
+
+        Args:
+            image: what is inside.
+            limits: what it may use; the defaults of :class:`Limits` if None.
+            network: what it can reach; nothing but its own loopback if None.
+            mounts: host directories and files to show inside, read-only.
+            environment: variables that every command gets, over the image's.
+            upper: an existing, empty host directory that takes the writes instead of memory. After :meth:`stop` its
+                ``tree`` is a complete layer.
+
+        Returns:
+            The sandbox, ready.
+
+        Raises:
+            InvalidValue: an argument cannot be used.
+            HostError: this machine lacks a kernel feature.
+            SandboxCreationError: the kernel refused a step; the error names it.
+        """
+        started = time.monotonic()
+        controller = current_controller()
+        box = cls(controller, image, f"box-{secrets.token_hex(6)}", environment or {})
+        box._limits = limits or Limits()
+        box._upper = upper
+        request = Request(
+            image, box._limits, network or Network.off(), check_mounts(mounts), "sandbox", upper,
+            controller.launcher.writable_usr,
+        )  # fmt: skip
+        if upper is not None:
+            uppers.prepare(upper)
+        box._start(request)
+        box.created_in = time.monotonic() - started
+        return box
+
+    def _start(self, request: Request) -> None:
+        try:
+            self._pidfd = self._controller.launcher.create(make_plan(request), self._theirs)
+            self._theirs.close()
+            self._await_ready()
+            self._controller.add(self, request.network.mode, self._pidfd)
+        except BaseException:  # whatever went wrong, a Ctrl-C included: nothing half-made stays
+            self.stop()
+            raise
+
+    def _await_ready(self) -> None:
+        self._control.settimeout(_READY_TIMEOUT)
+        try:
+            answer = json.loads(self._control.recv(1 << 16) or b'{"event":"gone"}')
+        except TimeoutError:
+            raise SandboxCreationError(f"sandbox {self.id} was not ready after {_READY_TIMEOUT:.0f} s") from None
+        if answer["event"] == "ready":
+            return
+        if answer["event"] == "gone":
+            raise SandboxCreationError(
+                f"sandbox {self.id} ended while it was made", reason="it was killed from outside"
+            )
+        raise SandboxCreationError(
+            f"could not {answer['operation']}: {answer['message']}",
+            operation=answer["operation"],
+            errno=answer["errno"],
+            hint="run 'minisandbox doctor': it tries each kernel feature and names the fix",
+        )
+
+    def __enter__(self) -> Self:
+        """Use the sandbox in a ``with`` block; it is stopped at its end."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Stop the sandbox."""
+        self.stop()
+
+    @property
+    def files(self) -> Files:
+        """The file verbs."""
+        return Files(self)
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | PurePosixPath | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+    ) -> ExecResult:
+        """Run a command and wait for its end.
+
+        Returns when the command's own process has ended; background processes it leaves go on until the sandbox stops.
+        A non-zero exit, a signal and a timeout are values, not exceptions.
+
+        Args:
+            command: text for ``bash -c`` (no login shell), or an argument list.
+            timeout: wall seconds after which the command's whole tree (and nothing else) is killed; None: no limit.
+            cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
+            env: variables for this command, over those of the sandbox.
+            stdin: its standard input; empty if None.
+
+        Returns:
+            How it ended and what it printed.
+
+        Raises:
+            InvalidValue: an argument cannot be used.
+            FileAccessError: ``cwd`` cannot be entered.
+            SandboxGone: the sandbox has ended.
+        """
+        call = ExecCall(
+            command,
+            env={**self._environment, **(env or {})},
+            cwd=self._directory(cwd),
+            timeout=timeout,
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            output=self._limits.output,
+        )
+        if not self._drive(call, None):
+            call.hung_up()
+        return call.result()
+
+    def patch(self, path: str | PurePosixPath | None = None, *, base: str | None = None) -> bytes:
+        """A git patch of everything in a repository that differs from a commit: new, deleted and binary files included.
+
+        The index and the work tree stay as they are. Files that git ignores are left out.
+
+        Args:
+            path: the repository; the image's workdir if None.
+            base: the commit to compare with; the one the image was made of if None.
+
+        Returns:
+            The patch; empty if nothing differs.
+
+        Raises:
+            CommandFailed: git could not compute it, for example because the repository was destroyed.
+            SandboxGone: the sandbox has ended.
+        """
+        command = ["bash", "-c", PATCH_SCRIPT, "patch", base or self.image.base_commit]
+        result = self.exec(command, cwd=path, timeout=_PATCH_TIMEOUT)
+        output = io.BytesIO()
+        if result.ok:
+            self._read(result.stdout.strip(), output, None)
+        return checked_patch(result, output.getvalue())
+
+    def stop(self) -> None:
+        """End every process of the sandbox and its mounts; calling it again does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._theirs.close()
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._control.close()
+            self._wait_for_end()
+            os.close(self._pidfd)
+        self._control.close()
+        self._controller.remove(self)
+        if self._upper is not None:
+            uppers.finish(self._upper)
+
+    def _wait_for_end(self) -> None:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        if not poll.poll(_STOP_TIMEOUT * 1000):
+            raise SandboxGone(
+                f"sandbox {self.id} did not end in {_STOP_TIMEOUT:.0f} s", reason="a process hangs in the kernel"
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sandbox is running."""
+        return not self._stopped and not _ready(self._pidfd, 0.0)
+
+    def _directory(self, path: str | PurePosixPath | None) -> str:
+        return str(self.image.workdir / path) if path is not None else str(self.image.workdir)
+
+    def _read(self, path: str | PurePosixPath, sink: BinaryIO, limit: int | None) -> None:
+        call = ReadCall(str(path), cwd=str(self.image.workdir), limit=limit, sink=sink)
+        self._transfer(call)
+        call.result()
+
+    def _write(self, path: str | PurePosixPath, source: Iterator[bytes], mode: int | None) -> None:
+        call = WriteCall(str(path), cwd=str(self.image.workdir), mode=mode, source=source)
+        self._transfer(call)
+        call.result()
+
+    def _transfer(self, call: Call) -> None:
+        if not self._drive(call, _FILE_TIMEOUT):
+            raise SandboxGone(
+                f"sandbox {self.id}: a file transfer was cut off", reason="its worker was killed from inside"
+            )
+
+    def _drive(self, call: Call, timeout: float | None) -> bool:
+        """Carry a call through on a socket of its own; returns False if the peer hung up before it answered.
+
+        Leaving early (an exception, a Ctrl-C) closes the socket, which ends the command's tree.
+        """
+        if self._stopped:
+            raise SandboxGone(f"sandbox {self.id} is stopped")
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._hand_over(theirs)
+            ours.settimeout(timeout)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
+                for piece in call.outgoing():
+                    ours.sendall(piece)
+            while not call.done:
+                data = _receive(ours)
+                if not data:
+                    self._check_alive()
+                    return False
+                call.feed(data)
+        return True
+
+    def _hand_over(self, theirs: socket.socket) -> None:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]).tobytes())
+        try:
+            self._control.sendmsg([b"job"], [rights])
+        except OSError as error:
+            raise SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside") from error
+
+    def _check_alive(self) -> None:
+        # the kernel closes the workers' sockets a moment before pid 1 counts as ended
+        if _ready(self._pidfd, 0.2):
+            raise SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside")
+
+
+class Files:
+    """Reading and writing files of a sandbox; every verb is carried out inside it.
+
+    Paths are absolute, or relative to the image's workdir.
+    """
+
+    def __init__(self, box: Sandbox) -> None:
+        self._box = box
+
+    def read_bytes(self, path: str | PurePosixPath, *, limit: int | None = None) -> bytes:
+        """The content of a regular file.
+
+        Args:
+            path: the file.
+            limit: most bytes to read; a larger file is an error. None: no limit.
+
+        Raises:
+            FileAccessError: there is no such file, it is not a regular one, or it is too large.
+            SandboxGone: the sandbox has ended.
+        """
+        sink = io.BytesIO()
+        self._box._read(path, sink, limit)
+        return sink.getvalue()
+
+    def read_text(self, path: str | PurePosixPath, *, limit: int | None = None) -> str:
+        """The content of a regular file as UTF-8; other bytes become U+FFFD. Raises as :meth:`read_bytes`."""
+        return self.read_bytes(path, limit=limit).decode("utf-8", "replace")
+
+    def write_bytes(self, path: str | PurePosixPath, data: bytes, *, mode: int | None = None) -> None:
+        """Replace the content of a file; it and missing parent directories are made.
+
+        Args:
+            path: the file.
+            data: its new content.
+            mode: permission bits; None leaves them (0644 for a new file).
+
+        Raises:
+            FileAccessError: it cannot be written, or the disk limit is reached.
+            SandboxGone: the sandbox has ended.
+        """
+        self._box._write(path, iter((data,)), mode)
+
+    def write_text(self, path: str | PurePosixPath, text: str, *, mode: int | None = None) -> None:
+        """Replace the content of a file by text as UTF-8. Raises as :meth:`write_bytes`."""
+        self.write_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode)
+
+    def upload(self, local: Path, path: str | PurePosixPath, *, mode: int | None = None) -> None:
+        """Copy a host file into the sandbox, in pieces.
+
+        Raises:
+            FileAccessError: it cannot be written, or the disk limit is reached.
+            SandboxGone: the sandbox has ended.
+            OSError: the host file cannot be read.
+        """
+        with local.open("rb") as source:
+            self._box._write(path, iter(lambda: source.read(1 << 20), b""), mode)
+
+    def download(self, path: str | PurePosixPath, local: Path) -> None:
+        """Copy a file of the sandbox to the host, in pieces; the host file appears when it is complete.
+
+        Raises:
+            FileAccessError: there is no such file, or it is not a regular one.
+            SandboxGone: the sandbox has ended.
+            OSError: the host file cannot be written.
+        """
+        partial = local.with_name(f".{local.name}.{secrets.token_hex(4)}")
+        try:
+            with partial.open("wb") as sink:
+                self._box._read(path, sink, None)
+            partial.replace(local)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def live_sandboxes() -> tuple[reaper.Record, ...]:
+    """Every live sandbox of this user, whoever owns it."""
+    return tuple(reaper.live_records(reaper.runtime_directory()))
+
+
+def _receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(1 << 18)
+    except ConnectionResetError:  # reported once where the peer closed with our bytes unread; its answer still waits
+        try:
+            return connection.recv(1 << 18)
+        except ConnectionResetError:
+            return b""
+
+
+def _ready(descriptor: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))

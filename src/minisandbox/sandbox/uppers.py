@@ -1,0 +1,45 @@
+"""Uppers on disk: the writes of a build, which become the next layer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from minisandbox.errors import InvalidValue
+
+
+def prepare(upper: Path) -> None:
+    """Make the directories that the overlays need in an empty host directory.
+
+    Raises:
+        InvalidValue: it is not an existing, empty directory.
+    """
+    if not upper.is_absolute() or not upper.is_dir() or any(upper.iterdir()):
+        raise InvalidValue(f"upper {upper} is not an absolute path of an empty directory")
+    for name in ("tree", "work", "usr", "usr-work"):
+        (upper / name).mkdir()
+        (upper / name).chmod(0o755)
+
+
+def finish(upper: Path) -> None:
+    """Turn a finished upper into a layer: one ``tree``, nothing else."""
+    for name in ("work", "usr-work"):
+        _remove_work(upper / name)
+    usr = upper / "usr"
+    if not usr.is_dir():
+        return
+    if any(usr.iterdir()):
+        usr.rename(upper / "tree" / "usr")
+    else:
+        usr.rmdir()
+
+
+def _remove_work(work: Path) -> None:
+    """Remove an overlay's work directory, whose inner directory has mode 000 (fs/overlayfs/super.c)."""
+    if not work.is_dir():
+        return
+    for name in ("work", "index"):
+        inner = work / name
+        if inner.is_dir() and not inner.is_symlink():
+            inner.chmod(0o700)
+    shutil.rmtree(work)
