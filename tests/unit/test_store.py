@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import DiskFull, InvalidValue, NotFound, StoreError
-from minisandbox.store import ImageRecord, LayerRecord, Store, canonical_json, default_root, step_key
+from minisandbox.store import ImageRecord, LayerRecord, Made, Store, canonical_json, default_root, step_key
 
 KEY = step_key(None, {"kind": "test"})
 
@@ -25,12 +25,12 @@ def store(tmp_path: Path) -> Store:
     return Store.open(tmp_path / "store")
 
 
-def _make(work: Path) -> Path:
+def _make(work: Path) -> Made:
     tree = work / "tree"
     tree.mkdir()
     (tree / "file").write_bytes(b"x" * 5000)
     os.link(tree / "file", tree / "same")
-    return tree
+    return Made(tree, {"why": "test"})
 
 
 def _python(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -85,6 +85,7 @@ def test_a_layer_is_made_once_and_measured(store: Store) -> None:
     record, made = store.ensure_layer(KEY, parent=None, step={"kind": "test"}, make=_make)
     assert made
     assert (record.files, record.parent, record.step) == (2, None, {"kind": "test"})
+    assert record.facts == {"why": "test"}
     assert 8192 <= record.bytes <= 16384  # one inode of two names, and two directory entries' blocks
     assert store.layer_tree(KEY) == store.root / "layers" / KEY / "tree"
     again, made = store.ensure_layer(KEY, parent=None, step={}, make=lambda _: pytest.fail("made twice"))
@@ -96,7 +97,7 @@ def test_a_layer_is_made_once_and_measured(store: Store) -> None:
 
 
 def test_a_failed_make_publishes_nothing(store: Store) -> None:
-    def fail(work: Path) -> Path:
+    def fail(work: Path) -> Made:
         _make(work)
         raise RuntimeError("no")
 
@@ -112,7 +113,7 @@ def test_threads_share_one_make(store: Store) -> None:
     makers: list[str] = []
     waited: list[str] = []
 
-    def slow(work: Path) -> Path:
+    def slow(work: Path) -> Made:
         makers.append(threading.current_thread().name)
         deadline = time.monotonic() + 10
         while len(waited) < 3 and time.monotonic() < deadline:
@@ -134,14 +135,14 @@ def test_threads_share_one_make(store: Store) -> None:
 PROCESS = """
     import sys, time
     from pathlib import Path
-    from minisandbox.store import Store
+    from minisandbox.store import Made, Store
     store = Store.open(sys.argv[1])
     def make(work):
         with open(sys.argv[3], "a") as log:
             log.write("made\\n")
         (work / "tree").mkdir()
         time.sleep(float(sys.argv[4]))
-        return work / "tree"
+        return Made(work / "tree")
     print("ready", flush=True)
     print(store.ensure_layer(sys.argv[2], parent=None, step={}, make=make)[1])
 """
@@ -170,7 +171,7 @@ def test_a_killed_maker_leaves_nothing_that_lasts(store: Store, tmp_path: Path) 
 
 
 def test_images_are_recorded_and_listed(store: Store) -> None:
-    record = ImageRecord("a.b-1", KEY, (KEY,), (("PATH", "/bin"),), "/testbed", None, 1.5, {"python": "3.11.7"})
+    record = ImageRecord("a.b-1", KEY, (KEY,), (("PATH", "/bin"),), "/testbed", None, "", 1.5, {"python": "3.11.7"})
     store.put_image(record)
     assert store.image("a.b-1") == record
     assert store.images() == [record]
@@ -214,13 +215,13 @@ def test_remove_layer(store: Store) -> None:
 FULL = """
     import subprocess, sys
     from minisandbox.errors import DiskFull
-    from minisandbox.store import Store
+    from minisandbox.store import Made, Store
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", sys.argv[1]], check=True)
     store = Store.open(sys.argv[1] + "/store")
     def make(work):
         (work / "tree").mkdir()
         (work / "tree" / "big").write_bytes(bytes(1 << 20))
-        return work / "tree"
+        return Made(work / "tree")
     try:
         store.ensure_layer("0" * 64, parent=None, step={}, make=make)
     except DiskFull as error:

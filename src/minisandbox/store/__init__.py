@@ -6,12 +6,13 @@ from minisandbox.store.keys import canonical_json, step_key
 from minisandbox.store.paths import default_root
 from minisandbox.store.records import ImageRecord, LayerRecord
 from minisandbox.store.staging import Staging
-from minisandbox.store.store import Store
+from minisandbox.store.store import Made, Store
 from minisandbox.store.trees import TreeSize, measure_tree, remove_tree
 
 __all__ = [
     "ImageRecord",
     "LayerRecord",
+    "Made",
     "Staging",
     "Store",
     "TreeSize",

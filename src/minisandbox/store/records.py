@@ -66,6 +66,7 @@ class LayerRecord(_Record):
         bytes: bytes its tree takes on disk, every inode once.
         files: names in its tree that are not directories.
         created: when it was published, seconds since the epoch.
+        facts: what its maker learned on the way: an interpreter's version, a commit, exact versions.
     """
 
     key: str
@@ -75,6 +76,7 @@ class LayerRecord(_Record):
     bytes: int
     files: int
     created: float
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class ImageRecord(_Record):
         environment: captured variables.
         workdir: where commands start.
         tests_layer: the key of the layer of hidden tests, or None.
+        base_commit: the commit of the repository inside, or "" where there is none.
         created: when it was recorded, seconds since the epoch.
         notes: facts for people: the interpreter's version, the source.
     """
@@ -98,5 +101,6 @@ class ImageRecord(_Record):
     environment: tuple[tuple[str, str], ...]
     workdir: str
     tests_layer: str | None
+    base_commit: str
     created: float
     notes: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
@@ -24,6 +24,19 @@ LOCK_TIMEOUT = 6 * 3600.0
 
 _PARTS = ("layers", "images", "staging", "locks", "logs", "downloads")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]{0,199}")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a maker hands to the store.
+
+    Attributes:
+        tree: the finished tree, inside the directory that the maker was given.
+        facts: what it learned on the way, kept in the layer's record.
+    """
+
+    tree: Path
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,7 @@ class Store:
         *,
         parent: str | None,
         step: Mapping[str, JSONValue],
-        make: Callable[[Path], Path],
+        make: Callable[[Path], Made],
         on_wait: Callable[[], None] | None = None,
     ) -> tuple[LayerRecord, bool]:
         """Return a layer, making it first if nobody has; several processes that want it make it once.
@@ -104,7 +117,7 @@ class Store:
             key: its address.
             parent: the key of the layer below, or None.
             step: what makes it, for its record.
-            make: is given an empty directory on the store's file system, and returns the finished tree inside it.
+            make: is given an empty directory on the store's file system, and returns what it made there.
             on_wait: called once if another process is making it.
 
         Returns:
@@ -122,9 +135,10 @@ class Store:
                 return self.layer(key), False
             with self.staging(key[:12]) as work:
                 begun = time.monotonic()
-                tree = make(work)
-                seconds = time.monotonic() - begun
-                return self._publish(work, tree, key=key, parent=parent, step=step, seconds=seconds), True
+                made = make(work)
+                seconds = round(time.monotonic() - begun, 3)
+                unsized = LayerRecord(key, parent, dict(step), seconds, 0, 0, time.time(), dict(made.facts))
+                return self._publish(work, made.tree, unsized), True
 
     def remove_layer(self, key: str) -> None:
         """Remove a layer; nothing happens if it is not there. Its record goes first, so it is never half there.
@@ -203,18 +217,16 @@ class Store:
     def _image(self, name: str) -> Path:
         return self.root / "images" / f"{check_name(name)}.json"
 
-    def _publish(
-        self, work: Path, tree: Path, *, key: str, parent: str | None, step: Mapping[str, JSONValue], seconds: float
-    ) -> LayerRecord:
-        with store_faults(f"publish layer {key}"):
+    def _publish(self, work: Path, tree: Path, unsized: LayerRecord) -> LayerRecord:
+        with store_faults(f"publish layer {unsized.key}"):
             size = measure_tree(tree)
-            record = LayerRecord(key, parent, dict(step), round(seconds, 3), size.bytes, size.files, time.time())
+            record = replace(unsized, bytes=size.bytes, files=size.files)
             whole = work / "publish"
             whole.mkdir(mode=0o700)
             tree.rename(whole / "tree")
             (whole / "layer.json").write_bytes(record.to_json())
             sync_filesystem(whole)
-            whole.rename(self._layer(key))
+            whole.rename(self._layer(record.key))
             sync_directory(self.root / "layers")
         return record
 
