@@ -1,7 +1,8 @@
 """The zygote: a small single-threaded process from which every sandbox of one controller is forked.
 
 Namespace work needs a process without threads (unshare(2)); the controller has threads, so it is done here. The zygote
-ends when its controller does, and every sandbox ends with it.
+is pid 1 of a process namespace that holds every sandbox: it ends when its controller does, and the kernel ends them all
+with it (pid_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -34,22 +35,40 @@ def main(connection: socket.socket, controller: int, lock_directory: str) -> Non
     gc.disable()  # nothing here makes cycles, and a collection would copy every page it touches in each child
     sc.overwrite_arguments("minisandbox-zygote")
     try:
-        zygote = _Zygote(connection, controller, lock_directory)
+        mapped = _enter_namespaces(connection)
+        zygote = _Zygote(connection, controller, lock_directory, mapped=mapped)
     except OSError as error:
         connection.send(json.dumps({"event": "error", "errno": error.errno, "message": str(error)}).encode())
         os._exit(1)
     zygote.serve()
 
 
+def _enter_namespaces(connection: socket.socket) -> bool:
+    """Go on as pid 1 of a process namespace, with a private mount namespace; the first process only waits.
+
+    Returns:
+        Whether each sandbox can have a range of host ids of its own.
+    """
+    mapped = has_privileges()
+    if not mapped:
+        enter_outer_namespace()
+    sc.unshare(sc.CLONE_NEWNS | sc.CLONE_NEWPID)
+    child = os.fork()
+    if child:
+        connection.close()
+        os.waitpid(child, 0)
+        os._exit(0)
+    sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
+    # helpers are named by their pids in the new namespace
+    sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV)
+    return mapped
+
+
 class _Zygote:
-    def __init__(self, connection: socket.socket, controller: int, lock_directory: str) -> None:
+    def __init__(self, connection: socket.socket, controller: int, lock_directory: str, *, mapped: bool) -> None:
         self._connection = connection
         self._controller = controller
-        mapped = has_privileges()
-        if not mapped:
-            enter_outer_namespace()
-        sc.unshare(sc.CLONE_NEWNS)
-        sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
         self._identities = Identities(mapped=mapped, lock_directory=lock_directory)
         self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._lifeline, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
