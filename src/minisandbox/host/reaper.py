@@ -88,9 +88,8 @@ class Records:
     def add(self, record: Record) -> None:
         """Make a sandbox visible to ``sandbox ls``."""
         row = {name: getattr(record, name) for name in Record.__slots__}
-        temporary = self._directory / f".{record.id}"
-        temporary.write_text(json.dumps(row), encoding="utf-8")
-        temporary.rename(self._directory / f"{record.id}.json")
+        with open(self._directory / f"{record.id}.json", "w", encoding="utf-8") as out:
+            out.write(json.dumps(row))
 
     def remove(self, sandbox_id: str) -> None:
         """Forget a sandbox."""
@@ -108,8 +107,8 @@ def live_records(runtime: Path) -> Iterator[Record]:
         if not _is_alive(directory):
             _remove_directory(directory)
             continue
-        for path in sorted(directory.glob("[!.]*.json")):
-            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # being removed right now
+        for path in sorted(directory.glob("*.json")):
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # being written or removed right now
                 record = Record(**json.loads(path.read_text(encoding="utf-8")))
                 if start_time(record.pid) is not None:
                     yield record

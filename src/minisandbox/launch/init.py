@@ -6,6 +6,7 @@ process of the sandbox and its mounts (pid_namespaces(7)).
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import json
@@ -23,59 +24,77 @@ from .plan import Plan
 _CONTROL, _LIFELINE, _FIRST_FREE = 3, 4, 5
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_MAX_PLAN = 1 << 18
 
 
-def main(plan: Plan, identity: Identity, control: int, lifeline: int) -> None:
+def main(identity: Identity, birth: socket.socket, lifeline: int, network: str) -> None:
     """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
 
     Args:
-        plan: what to make.
         identity: who it is.
-        control: socket to the controller: one ``ready`` or ``error`` message out, jobs in.
+        birth: socket on which the plan and the control socket arrive.
         lifeline: pipe whose other end only the zygote holds.
+        network: ``off`` or ``host``.
     """
-    step = "namespaces"
+    failure: OSError | None = None
     try:
-        _move_descriptors(control, lifeline, identity)
-        sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if plan.network == "off" else 0))
+        _move_descriptors(birth, lifeline, identity)
+        sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
+        if network == "off":
+            _raise_loopback()
+    except OSError as error:
+        failure = error
+    plan = _await_plan()
+    step = "make namespaces"
+    try:
+        if failure:
+            raise failure
         executor = mounts.Executor(
             identity.first_id, identity.first_id, identity.userns_fd if identity.mapped else None
         )
         for operation in plan.operations:
             step = operation.describe()
             executor.run(operation)
-        step = "host name and loopback"
+        step = "enter its user namespace"
         socket.sethostname(plan.hostname)
-        if plan.network == "off":
-            _raise_loopback()
-        step = "identity"
         become_inner_root(identity)
         sc.close_range(_FIRST_FREE)
         # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         sc.prctl(sc.PR_SET_DUMPABLE, 0)
     except OSError as error:
-        _report(control if step == "namespaces" else _CONTROL, error, step)
+        _report(error, step)
         os._exit(1)
-    with socket.socket(fileno=_CONTROL) as ready:
-        ready.send(b'{"event":"ready"}')
-        _Init(ready, plan.rlimits).serve()
+    with socket.socket(fileno=_CONTROL) as control:
+        _Init(control, plan.rlimits).serve()
 
 
-def _report(control: int, error: OSError, step: str) -> None:
+def _report(error: OSError, step: str) -> None:
     message = {"event": "error", "errno": error.errno, "message": str(error), "operation": step}
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(control)) as out:
+    with contextlib.suppress(OSError), socket.socket(fileno=_CONTROL) as out:
         out.send(json.dumps(message).encode())
 
 
-def _move_descriptors(control: int, lifeline: int, identity: Identity) -> None:
+def _move_descriptors(birth: socket.socket, lifeline: int, identity: Identity) -> None:
     """Put what is kept at known numbers and /dev/null at the standard ones; everything else is closed."""
-    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (control, lifeline, identity.userns_fd)]
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (birth.detach(), lifeline, identity.userns_fd)]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number, descriptor in enumerate((null, null, null, *kept)):
         os.dup2(descriptor, number, inheritable=number < _CONTROL)
     sc.close_range(_FIRST_FREE + 1)
     identity.userns_fd, identity.lock_fd = _FIRST_FREE, -1
+
+
+def _await_plan() -> Plan:
+    """Wait for the plan; the control socket that comes with it takes the place of the birth socket."""
+    with socket.socket(fileno=os.dup(_CONTROL)) as birth:
+        data, ancillary, _, _ = birth.recvmsg(_MAX_PLAN, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    if not data:  # the zygote is gone
+        os._exit(0)
+    control = array.array("i", ancillary[0][2][:4])[0]
+    os.dup2(control, _CONTROL, inheritable=False)
+    os.close(control)
+    return Plan.from_json(data)
 
 
 def _raise_loopback() -> None:
@@ -105,6 +124,7 @@ class _Init:
     def serve(self) -> None:
         """Loop until the controller or the zygote is gone."""
         self._fork_worker()
+        self._control.send(b'{"event":"ready"}')
         while True:
             # a job is only looked for while no worker waits for one; a hang-up always shows (poll(2))
             nobody_waits = not (self._primary_waits or self._extra_waits)

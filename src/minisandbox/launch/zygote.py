@@ -15,11 +15,11 @@ import os
 import select
 import signal
 import socket
+from dataclasses import dataclass
 
 from . import init
 from . import syscalls as sc
 from .identity import Identities, Identity, enter_outer_namespace, has_privileges
-from .plan import Plan
 
 _MAX_MESSAGE = 1 << 18
 
@@ -75,9 +75,9 @@ class _Zygote:
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        self._spare: Identity | None = self._identities.make()
         self._live: dict[int, Identity] = {}
-        usr = _can_idmap("/usr", self._spare) if mapped else False
+        self._spare: _Embryo | None = self._fork("off")
+        usr = _can_idmap("/usr", self._spare.identity) if mapped else False
         connection.send(json.dumps({"event": "hello", "mapped": mapped, "usr_idmap": usr}).encode())
 
     def serve(self) -> None:
@@ -86,10 +86,10 @@ class _Zygote:
             poll.register(descriptor, select.POLLIN)
         gc.freeze()
         while True:
-            # the next identity is made while nobody waits for it
+            # the next embryo is made while nobody waits for it
             events = dict(poll.poll(None if self._spare else 0))
             if not events:
-                self._spare = self._identities.make()
+                self._spare = self._fork("off")
             if self._controller in events:
                 os._exit(0)
             if self._wakeup in events:
@@ -108,36 +108,72 @@ class _Zygote:
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)
-        control = array.array("i", ancillary[0][2][:4])[0]
+        rights = ancillary[0][2]
+        control = array.array("i", rights[:4])[0]
         try:
-            pidfd = self._create(Plan.from_json(data), control)
-        except (OSError, ValueError) as error:
-            number = error.errno if isinstance(error, OSError) else None
-            self._connection.send(json.dumps({"event": "error", "errno": number, "message": str(error)}).encode())
+            pidfd = self._create(data, control)
+        except OSError as error:
+            self._connection.send(json.dumps({"event": "error", "errno": error.errno, "message": str(error)}).encode())
             return
         finally:
             os.close(control)
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]).tobytes())
-        self._connection.sendmsg([b'{"event":"forked"}'], [rights])
+        self._connection.sendmsg([b'{"event":"forked"}'], [_rights(pidfd)])
         os.close(pidfd)
 
-    def _create(self, plan: Plan, control: int) -> int:
-        """Fork a sandbox; returns a pidfd of its first process."""
-        identity, self._spare = self._spare or self._identities.make(), None
-        sc.unshare(sc.CLONE_NEWPID)
-        try:
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    signal.set_wakeup_fd(-1)
-                    init.main(plan, identity, control, self._lifeline)
-                finally:
-                    os._exit(70)
-        finally:
-            # back to our own, or the next unshare(CLONE_NEWPID) is EINVAL (kernel/pid_namespace.c, copy_pid_ns)
-            sc.setns(self._own_pid_namespace, sc.CLONE_NEWPID)
+    def _create(self, request: bytes, control: int) -> int:
+        """Give an embryo its plan; returns a pidfd of it.
+
+        Args:
+            request: the network mode, a line feed, the plan.
+            control: the sandbox's end of its control socket.
+        """
+        network, _, plan = request.partition(b"\n")
+        if network == b"off" and self._spare:
+            embryo, self._spare = self._spare, None
+        else:
+            embryo = self._fork(network.decode())
+        with embryo.birth:
+            embryo.birth.sendmsg([plan], [_rights(control)])
+            return os.pidfd_open(embryo.pid)
+
+    def _fork(self, network: str) -> _Embryo:
+        """Fork a process that has namespaces of its own and waits for its plan."""
+        identity = self._identities.make()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            sc.unshare(sc.CLONE_NEWPID)
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        signal.set_wakeup_fd(-1)
+                        init.main(identity, theirs, self._lifeline, network)
+                    finally:
+                        os._exit(70)
+            finally:
+                # back to our own, or the next unshare(CLONE_NEWPID) is EINVAL (kernel/pid_namespace.c, copy_pid_ns)
+                sc.setns(self._own_pid_namespace, sc.CLONE_NEWPID)
         self._live[pid] = identity
-        return os.pidfd_open(pid)
+        return _Embryo(pid, ours, identity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Embryo:
+    """A sandbox before it has its plan.
+
+    Attributes:
+        pid: its first process.
+        birth: socket on which the plan and the control socket are sent.
+        identity: who it is.
+    """
+
+    pid: int
+    birth: socket.socket
+    identity: Identity
+
+
+def _rights(descriptor: int) -> tuple[int, int, bytes]:
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]).tobytes()
 
 
 def _can_idmap(path: str, identity: Identity) -> bool:

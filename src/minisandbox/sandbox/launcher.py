@@ -65,7 +65,7 @@ class Launcher:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [control.fileno()]).tobytes())
         with self._lock:
             try:
-                self._connection.sendmsg([plan.to_json()], [rights])
+                self._connection.sendmsg([plan.network.encode() + b"\n" + plan.to_json()], [rights])
                 _, pidfd = self._receive()
             except OSError as error:
                 if isinstance(error, HostError):
