@@ -1,0 +1,188 @@
+"""The base layer: the little of a root filesystem that is made, not shared; an allow-list of files of /etc."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_MARK = b"minisandbox base 1\n"
+
+_COPIED = (
+    "alternatives",
+    "ca-certificates",
+    "debian_version",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "login.defs",
+    "mime.types",
+    "os-release",
+    "pki/ca-trust/extracted",
+    "pki/tls/cert.pem",
+    "pki/tls/certs",
+    "protocols",
+    "services",
+    "shells",
+    "ssl/cert.pem",
+    "ssl/certs",
+)
+_DIRECTORIES = (
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("home", 0o755),
+    ("mnt", 0o755),
+    ("opt", 0o755),
+    ("proc", 0o555),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("srv", 0o755),
+    ("sys", 0o555),
+    ("testbed", 0o755),
+    ("tmp", 0o1777),
+    ("usr", 0o755),
+    ("var", 0o755),
+    ("var/lib", 0o755),
+    ("var/log", 0o755),
+    ("var/tmp", 0o1777),
+)
+_USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_MADE = {
+    "passwd": "root:x:0:0:root:/root:/bin/bash\n"
+    "daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
+    "bin:x:2:2:bin:/bin:/usr/sbin/nologin\n"
+    "user:x:1000:1000:user:/home/user:/bin/bash\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\ndaemon:x:1:\nbin:x:2:\nadm:x:4:\ntty:x:5:\nmail:x:8:\nstaff:x:50:\nusers:x:100:\n"
+    "user:x:1000:\nnogroup:x:65534:\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n"
+    "protocols: files\nservices: files\nethers: files\nrpc: files\n",
+    # PATH comes with the image; a login shell must not replace it, as distributions' profiles do.
+    "profile": 'if [ "${PS1-}" ] && [ "${BASH-}" ] && [ -f /etc/bash.bashrc ]; then . /etc/bash.bashrc; fi\n',
+    "bash.bashrc": "[ -z \"$PS1\" ] || PS1='\\u@\\h:\\w\\$ '\n",
+}
+# Written by the launcher for each sandbox, where /run is the sandbox's own.
+_RUNTIME_LINKS = {"hosts": "../run/hosts", "resolv.conf": "../run/resolv.conf", "mtab": "../proc/self/mounts"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing in the base layer.
+
+    Attributes:
+        path: where, relative to the root.
+        mode: type and permissions, as in ``st_mode``.
+        data: a file's content, or a link's target.
+    """
+
+    path: str
+    mode: int
+    data: bytes = b""
+
+
+def base_entries(host: Path = Path("/")) -> tuple[Entry, ...]:
+    """List what the base layer holds.
+
+    Args:
+        host: the root directory whose ``/etc`` is looked at.
+
+    Returns:
+        Entries sorted by path, so that a directory comes before what is in it.
+
+    Raises:
+        OSError: a file of the allow-list exists and cannot be read.
+    """
+    found = {entry.path: entry for entry in _entries(host)}
+    for path in list(found):
+        for parent in Path(path).parents:
+            if (name := str(parent)) != ".":
+                found.setdefault(name, Entry(name, stat.S_IFDIR | 0o755))
+    return tuple(found[path] for path in sorted(found))
+
+
+def base_key(entries: tuple[Entry, ...]) -> str:
+    """Return the key of the base layer: the hash of its content."""
+    digest = hashlib.sha256(_MARK)
+    for entry in entries:
+        digest.update(b"%s\0%o\0%d\0" % (os.fsencode(entry.path), entry.mode, len(entry.data)))
+        digest.update(entry.data)
+    return digest.hexdigest()
+
+
+def write_base(entries: tuple[Entry, ...], tree: Path) -> None:
+    """Write the base layer into a new directory.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    tree.mkdir()
+    tree.chmod(0o755)
+    for entry in entries:
+        path = tree / entry.path
+        if stat.S_ISLNK(entry.mode):
+            path.symlink_to(os.fsdecode(entry.data))
+            continue
+        if stat.S_ISDIR(entry.mode):
+            path.mkdir()
+        else:
+            path.write_bytes(entry.data)
+        path.chmod(stat.S_IMODE(entry.mode))
+
+
+def _entries(host: Path) -> Iterator[Entry]:
+    for path, mode in _DIRECTORIES:
+        yield Entry(path, stat.S_IFDIR | mode)
+    for name in _USR_LINKS:
+        yield from _top_level(host, name)
+    for name in _COPIED:
+        yield from _copied(host, f"etc/{name}")
+    for name, text in _MADE.items():
+        yield Entry(f"etc/{name}", stat.S_IFREG | 0o644, text.encode())
+    for name, target in _RUNTIME_LINKS.items():
+        yield Entry(f"etc/{name}", stat.S_IFLNK | 0o777, target.encode())
+
+
+def _top_level(host: Path, name: str) -> Iterator[Entry]:
+    """A link into /usr as on the host; where the host has a real directory, an empty one to show it on."""
+    path = host / name
+    if path.is_symlink():
+        target = os.readlink(path)
+        if target.removeprefix("/").split("/")[0] == "usr":
+            yield Entry(name, stat.S_IFLNK | 0o777, os.fsencode(target))
+    elif path.is_dir():
+        yield Entry(name, stat.S_IFDIR | 0o755)
+
+
+def _copied(host: Path, name: str) -> Iterator[Entry]:
+    """A file or directory of the allow-list; only itself may be a link to a directory elsewhere."""
+    path = host / name
+    if path.is_dir() and not (path.is_symlink() and _shown(os.readlink(path), name)):
+        for child in sorted(os.listdir(path)):
+            if not _leads_to_directory(path / child):
+                yield from _copied(host, f"{name}/{child}")
+    else:
+        yield from _single(path, name)
+
+
+def _single(path: Path, name: str) -> Iterator[Entry]:
+    """A file, or a link; a link that would point outside of what is shown becomes the file it points to."""
+    if path.is_symlink() and _shown(os.readlink(path), name):
+        yield Entry(name, stat.S_IFLNK | 0o777, os.fsencode(os.readlink(path)))
+    elif path.is_file() and not name.startswith("etc/alternatives/") and os.access(path, os.R_OK):
+        yield Entry(name, stat.S_IFREG | 0o644, path.read_bytes())
+
+
+def _leads_to_directory(path: Path) -> bool:
+    """Whether this is a link to a directory: following it could copy what the allow-list does not name."""
+    return path.is_symlink() and path.is_dir()
+
+
+def _shown(target: str, name: str) -> bool:
+    """Whether a link's target is in the sandbox: below /usr or what links there, or beside the link itself."""
+    resolved = os.path.normpath(os.path.join("/", os.path.dirname(name), target))
+    beside = "/" not in target and target not in {".", ".."}
+    return beside or resolved.split("/")[1] in {"usr", *_USR_LINKS}

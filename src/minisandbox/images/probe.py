@@ -1,0 +1,114 @@
+"""One interpreter, asked what it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PROBE_TIMEOUT = 10.0
+
+# Runs on Python 2.7 to 3.14; prints one line of JSON.
+_QUESTION = """
+import sys
+try:
+    import sysconfig
+    config = sysconfig.get_config_var
+except ImportError:
+    config = lambda name: None
+import json, platform
+sys.stdout.write(json.dumps({
+    "version": platform.python_version(),
+    "implementation": platform.python_implementation(),
+    "prefix": getattr(sys, "base_prefix", getattr(sys, "real_prefix", sys.prefix)),
+    "abi": config("SOABI") or config("EXT_SUFFIX") or "",
+    "build": sys.version,
+    "debug": hasattr(sys, "gettotalrefcount"),
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python interpreter on this machine.
+
+    Attributes:
+        executable: its path, links resolved.
+        version: such as ``"3.11.7"``.
+        prefix: the installation's directory (of a virtual environment: its base's).
+        abi: its ABI tag, such as ``"cpython-311-x86_64-linux-gnu"``.
+        build: its ``sys.version``.
+        stamp: size and mtime of executable and shared library: changes when it is installed again.
+    """
+
+    executable: Path
+    version: str
+    prefix: Path
+    abi: str
+    build: str
+    stamp: str
+
+    @property
+    def minor(self) -> str:
+        """Its minor version, such as ``"3.11"``."""
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def own_prefix(self) -> bool:
+        """Whether its prefix holds nothing but it: pyenv, uv, conda; not the system's /usr."""
+        return Path("/usr") not in (self.prefix, *self.prefix.parents) and self.prefix != Path("/")
+
+    def to_json(self) -> dict[str, str]:
+        """Return it as plain values; :meth:`from_json` reads them."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, str]) -> Interpreter:
+        """Read what :meth:`to_json` returned.
+
+        Raises:
+            TypeError: a value is missing.
+        """
+        paths = {name: Path(values.get(name, "")) for name in ("executable", "prefix")}
+        return cls(**{**values, **paths})  # type: ignore[arg-type]  # a wrong file raises TypeError, as documented
+
+
+def stamp_of(executable: Path) -> str:
+    """Return what changes when the interpreter at a path is installed again.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    info = executable.stat()
+    return f"{info.st_size}:{info.st_mtime_ns}"
+
+
+def probe(executable: Path) -> Interpreter | None:
+    """Ask an interpreter what it is.
+
+    Args:
+        executable: its path, links resolved.
+
+    Returns:
+        The interpreter; None where it does not run, does not answer in ten seconds, or is not CPython's release build.
+    """
+    try:
+        stamp = stamp_of(executable)
+        answer = subprocess.run(
+            [executable, "-E", "-s", "-S", "-c", _QUESTION],  # -I is newer than Python 2
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            timeout=PROBE_TIMEOUT,
+            check=True,
+        ).stdout
+        values = json.loads(answer)
+        if values["implementation"] != "CPython" or values["debug"]:
+            return None
+        prefix = Path(values["prefix"]).resolve()
+        return Interpreter(executable, values["version"], prefix, values["abi"], values["build"], stamp)
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return None

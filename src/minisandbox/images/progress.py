@@ -1,0 +1,42 @@
+"""What a build tells while it runs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class StepState(enum.Enum):
+    """Where a step is."""
+
+    STARTED = "started"
+    WAITING = "waiting"
+    FINISHED = "finished"
+    CACHED = "cached"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildEvent:
+    """One piece of news of a build.
+
+    Attributes:
+        image: the image's name.
+        step: the step's name: ``base``, ``python``, ``requirements``, ``source``, ``install``, ``task``, ``tests``.
+        state: started; waiting (another process makes it); finished; cached (it was there).
+        key: the layer's key.
+        seconds: wall seconds the layer took to make, once it is there.
+        bytes: bytes it takes on disk, once it is there.
+        detail: the interpreter's version, the project; for people.
+    """
+
+    image: str
+    step: str
+    state: StepState
+    key: str
+    seconds: float = 0.0
+    bytes: int = 0
+    detail: str = ""
+
+
+Progress = Callable[[BuildEvent], None]
