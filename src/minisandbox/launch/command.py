@@ -46,14 +46,13 @@ class Command:
         """Start what a request asks for.
 
         Args:
-            request: ``argv`` or ``script``, ``env`` (pairs), ``cwd``, ``timeout`` (seconds or null), ``stdin``
-                (whether ``data`` is fed), ``output`` (bytes kept per stream).
+            request: ``argv`` or ``script``, ``env`` (pairs), ``timeout`` (seconds or null), ``stdin`` (whether
+                ``data`` is fed), ``output`` (bytes kept per stream).
             data: bytes for its standard input.
 
         Raises:
-            OSError: its working directory cannot be entered, or no process could be made.
+            OSError: no process could be made, for example because the limit of processes is reached.
         """
-        os.chdir(str(request["cwd"]))
         limit, timeout = request["output"], request["timeout"]
         assert isinstance(limit, int)
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if request["stdin"] else (_null(), -1)
@@ -200,6 +199,22 @@ class Command:
             if descriptor >= 0:
                 os.close(descriptor)
         self._outputs, self._stdin = {}, -1
+
+
+def refusal(error: OSError) -> tuple[Header, bytes]:
+    """The final frame of a command that could not be started for want of processes or memory: a shell's 126."""
+    complaint = f"cannot start a process: {error.strerror}\n".encode()
+    header: Header = {
+        "event": "exit",
+        "status": 126 << 8,
+        "timed_out": False,
+        "duration": 0.0,
+        "usage": [0.0, 0.0, 0],
+        "left_running": 0,
+        "dropped": [0, 0],
+        "stdout_size": 0,
+    }
+    return header, complaint
 
 
 def _has_children() -> bool:

@@ -18,7 +18,7 @@ import socket
 
 from . import files, frames
 from . import syscalls as sc
-from .command import Command
+from .command import Command, refusal
 
 BUSY, IDLE, RETIRED, EXTRA_BUSY = b"b", b"i", b"r", b"B"
 """Notes to pid 1: the primary worker took a job, waits for one, will take none again; an extra worker took its job."""
@@ -125,9 +125,14 @@ def _serve(connection: socket.socket, wakeup: int) -> Command | None:
 
 def _run_command(job: Job, wakeup: int) -> Command | None:
     try:
+        os.chdir(str(job.request["cwd"]))
+    except OSError as error:
+        job.fail(error, "exec", job.request["cwd"])
+        return None
+    try:
         command = Command.start(job.request, job.payload)
     except OSError as error:
-        job.fail(error, "exec", job.request.get("cwd"))
+        job.send(*refusal(error))
         return None
     finally:
         os.chdir("/")
