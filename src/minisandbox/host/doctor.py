@@ -1,0 +1,218 @@
+"""What this machine allows: each feature tried for real, what depends on it, and the line that would enable it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import minisandbox
+
+from . import fixes, surroundings
+
+_BOOTSTRAP = (
+    "import sys; path, _, store = sys.stdin.buffer.read().decode('utf-8', 'surrogateescape').partition('\\0'); "
+    "sys.path.append(path); from minisandbox.host import probes; probes.main(store)"
+)
+_DEADLINE = 60.0  # seconds for all trials; they take a fraction of one
+
+
+class Status(StrEnum):
+    """How a feature stands."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One feature of this machine.
+
+    Attributes:
+        name: what it is called, in the output and in :func:`missing_for`.
+        status: ok; degraded (there, but less than it could be); missing.
+        detail: what was seen.
+        needed_for: what depends on it: ``sandbox`` (nothing works without), ``images``, or words for people.
+        fix: the line that would enable it, or "" where it is there.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    needed_for: tuple[str, ...]
+    fix: str = ""
+
+
+# What depends on each trial. In the order of printing.
+_NEEDED_FOR: dict[str, tuple[str, ...]] = {
+    "user-namespaces": ("ordinary users",),
+    "namespaces": ("sandbox",),
+    "new-mount-api": ("sandbox",),
+    "overlay-tmpfs": ("sandbox",),
+    "tmpfs-xattrs": ("sandbox",),
+    "overlay-store": ("images",),
+    "many-layers": ("images of many layers",),
+    "private-proc": ("sandbox",),
+    "devices": ("sandbox",),
+    "private-network": ("sandbox",),
+    "no-nesting": ("sandbox",),
+    "idmap-store": ("sandbox", "root"),
+    "idmap-usr": ("a writable /usr",),
+    "id-ranges": ("more than one uid inside, for ordinary users",),
+    "seccomp": ("the system-call filter",),
+    "pidfd": ("sandbox",),
+}
+_TITLE = {"sandbox": "a sandbox", "images": "building images"}
+
+
+def run_checks(store: Path | None = None) -> tuple[Check, ...]:
+    """Try every feature; takes a fraction of a second and leaves nothing behind.
+
+    Args:
+        store: where the store is or would be; its file system is tried. None: the directory for temporary files.
+
+    Returns:
+        The checks, in a fixed order; the last is the mode in which sandboxes would run here.
+    """
+    near = surroundings.nearest_directory(store)
+    answer = _run_trials(near if surroundings.is_writable(near) else surroundings.nearest_directory(None))
+    checks = [
+        surroundings_check("kernel", surroundings.kernel(), ("sandbox",)),
+        *(_judge(name, answer) for name in _NEEDED_FOR),
+        surroundings_check("cgroups", surroundings.cgroups(), ("limits on memory and CPU",)),
+        surroundings_check("rlimits", surroundings.rlimits(), ("many sandboxes at once",)),
+        surroundings_check("inotify", surroundings.inotify(), ("programs that watch files",)),
+        *(
+            surroundings_check(name, surroundings.program(name), needs)
+            for name, needs in (("bash", ("sandbox",)), ("git", ("sandbox", "images")), ("tar", ("image export",)))
+        ),
+        surroundings_check("store", surroundings.store(near), ("images",)),
+    ]
+    return (*checks, _mode(answer, checks))
+
+
+def surroundings_check(name: str, finding: surroundings.Finding, needed_for: tuple[str, ...]) -> Check:
+    """Make a check of what was read, not tried."""
+    return Check(name, Status(finding.status), finding.detail, needed_for, finding.fix)
+
+
+def is_ready(checks: Sequence[Check]) -> bool:
+    """Whether sandboxes can be made and images be built here."""
+    return not any(_blocks(check, feature) for check in checks for feature in ("sandbox", "images"))
+
+
+def missing_for(feature: str, store: Path | None = None) -> str | None:
+    """Say why something cannot be had on this machine.
+
+    Args:
+        feature: ``sandbox``, ``images``, ``root`` (sandboxes with id ranges of their own), ``ordinary user`` (with one
+            uid), or the name of a check.
+        store: as for :func:`run_checks`.
+
+    Returns:
+        The reason, with the fix; None where nothing is missing.
+    """
+    return explain(feature, run_checks(store))
+
+
+def explain(feature: str, checks: Sequence[Check]) -> str | None:
+    """Say what in ``checks`` stands in the way of ``feature``; as :func:`missing_for`."""
+    if feature in ("root", "ordinary user"):
+        mode = checks[-1].detail
+        return None if mode.startswith(feature) else f"{feature} mode is not the one of this process ({mode})"
+    blocking = [check for check in checks[:-1] if check.name == feature or _blocks(check, feature)]
+    reasons = [
+        f"{check.name}: {check.detail}" + (f" (fix: {check.fix})" if check.fix else "")
+        for check in blocking
+        if check.status is not Status.OK
+    ]
+    return "; ".join(reasons) or None
+
+
+def _blocks(check: Check, feature: str) -> bool:
+    return check.status is Status.MISSING and feature in check.needed_for
+
+
+# --- the trials ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one trial said."""
+
+    ok: bool
+    detail: str
+    errno: int | None
+    tried: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What all trials said, and how this process stands."""
+
+    privileged: bool
+    trials: dict[str, Trial]
+
+
+def _run_trials(near: Path) -> Answer:
+    package = Path(minisandbox.__file__).parent.parent
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-B", "-c", _BOOTSTRAP],
+            input=os.fsencode(f"{package}\0{near}"),
+            capture_output=True,
+            timeout=_DEADLINE,
+            check=True,
+            cwd="/",
+        )
+        answer = json.loads(done.stdout)
+        return Answer(answer["privileged"], {name: Trial(**trial) for name, trial in answer["results"].items()})
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        return _no_answer(f"the trials could not be run: {' '.join(reason) or error}")
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return _no_answer(f"the trials could not be run: {error}")
+
+
+def _no_answer(reason: str) -> Answer:
+    return Answer(privileged=False, trials={name: Trial(False, reason, None, tried=False) for name in _NEEDED_FOR})
+
+
+def _judge(name: str, answer: Answer) -> Check:
+    """From a trial to a check: what failed matters more or less by what depends on it in this mode."""
+    trial, needed_for = answer.trials[name], _NEEDED_FOR[name]
+    if trial.ok:
+        return Check(name, Status.OK, trial.detail, needed_for)
+    if name == "user-namespaces" and not answer.privileged:
+        needed_for = ("sandbox", *needed_for)
+    vital = {"sandbox", "images"} & set(needed_for) or name == "user-namespaces"
+    status = Status.MISSING if vital else Status.DEGRADED
+    return Check(name, status, trial.detail, needed_for, fixes.fix_for(name) if trial.tried else "")
+
+
+def _mode(answer: Answer, checks: Sequence[Check]) -> Check:
+    blocking = list(_blocking(checks))
+    if answer.privileged:
+        detail = "root: each sandbox has a range of 65,536 host ids of its own"
+    else:
+        detail = "ordinary user: each sandbox has one id, which is yours outside and uid 0 inside"
+    if blocking:
+        return Check(
+            "mode", Status.MISSING, f"none: {', '.join(blocking)} missing", ("sandbox",), "see the lines above"
+        )
+    return Check("mode", Status.OK, detail, ("sandbox",))
+
+
+def _blocking(checks: Sequence[Check]) -> Iterator[str]:
+    yield from (check.name for check in checks if _blocks(check, "sandbox"))
+
+
+def describe_need(check: Check) -> str:
+    """What depends on a check, in words."""
+    return ", ".join(_TITLE.get(need, need) for need in check.needed_for)

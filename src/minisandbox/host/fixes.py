@@ -1,0 +1,115 @@
+"""The line to type for each missing feature, found by looking at what is in its way here."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+from pathlib import Path
+
+_SYSCTLS = (
+    # name, value that is in the way, value that is not
+    ("kernel.unprivileged_userns_clone", "0", "1"),  # Debian, Arch
+    ("user.max_user_namespaces", "0", "65536"),  # RHEL 7, hardened set-ups
+    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),  # Ubuntu from 23.10 on
+)
+_CONTAINER = (
+    "start the container with: docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined "
+    "--security-opt apparmor=unconfined ... (Kubernetes: procMount: Unmasked, seccompProfile: Unconfined)"
+)
+_KERNEL = "boot a kernel >= {version} (see: uname -r)"
+
+
+def fix_for(name: str) -> str:
+    """The line that would enable what the trial ``name`` missed.
+
+    Args:
+        name: a name of :data:`minisandbox.host.probes.PROBES`.
+
+    Returns:
+        A command line, or what to do where no single command does it.
+    """
+    if name in ("user-namespaces", "namespaces", "no-nesting"):
+        return _user_namespaces()
+    if name in ("private-proc", "devices") and in_container():
+        return _CONTAINER
+    if name == "id-ranges":
+        return _id_ranges()
+    return _FIXED.get(name, _CONTAINER if in_container() else _user_namespaces())
+
+
+_FIXED = {
+    "new-mount-api": _KERNEL.format(version="5.12"),
+    "many-layers": _KERNEL.format(version="6.7"),
+    "tmpfs-xattrs": _KERNEL.format(version="6.6") + ", built with CONFIG_TMPFS_XATTR",
+    "overlay-tmpfs": "sudo modprobe overlay  # and a kernel >= 6.6",
+    "overlay-store": "export MINISANDBOX_STORE=DIRECTORY  # on ext4, xfs or btrfs; not on overlay, NFS or FUSE",
+    "idmap-store": "export MINISANDBOX_STORE=DIRECTORY  # on ext4, xfs or btrfs, with a kernel >= 5.19",
+    "idmap-usr": "run MiniSandbox outside a container, or on a host whose /usr is on ext4, xfs or btrfs",
+    "seccomp": "boot a kernel built with CONFIG_SECCOMP_FILTER",
+    "pidfd": _KERNEL.format(version="5.9"),
+}
+
+
+def _user_namespaces() -> str:
+    closed = [f"{name}={good}" for name, bad, good in _SYSCTLS if read_sysctl(name) == bad]
+    if closed:
+        return f"sudo sysctl -w {' '.join(closed)}"
+    if in_container():
+        return _CONTAINER
+    return "boot a kernel built with CONFIG_USER_NS, or ask what forbids it: sudo dmesg | tail"
+
+
+def _id_ranges() -> str:
+    if shutil.which("newuidmap") is None:
+        return f"sudo {_install('uidmap', 'shadow-utils', 'shadow')}"
+    return f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user_name()}"
+
+
+def install(program: str) -> str:
+    """The command line that installs a program of this name."""
+    return f"sudo {_install(program, program, program)}"
+
+
+def _install(debian: str, fedora: str, arch: str) -> str:
+    for manager, command, package in (
+        ("apt-get", "apt-get install", debian),
+        ("dnf", "dnf install", fedora),
+        ("yum", "yum install", fedora),
+        ("pacman", "pacman -S", arch),
+        ("zypper", "zypper install", fedora),
+        ("apk", "apk add", arch),
+    ):
+        if shutil.which(manager):
+            return f"{command} {package}"
+    return f"apt-get install {debian}  # or what your system's package manager calls it"
+
+
+def user_name() -> str:
+    """This user's name, or its number where it has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
+
+
+def read_sysctl(name: str) -> str | None:
+    """A kernel parameter's value, or None where this kernel has no such parameter."""
+    try:
+        return Path("/proc/sys", *name.split(".")).read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def in_container() -> bool:
+    """Whether a container engine's marks are here: its files, or a system-call filter on this process."""
+    if (
+        any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
+        or "KUBERNETES_SERVICE_HOST" in os.environ
+    ):
+        return True
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return any(line.split() == ["Seccomp:", "2"] for line in status.splitlines())

@@ -1,0 +1,477 @@
+"""Try what a sandbox needs of the kernel, each in a child process of its own that ends with all it made.
+
+Runs in a process that :mod:`.doctor` starts and that has no threads: namespace work needs that (unshare(2)), and a
+caller must not find itself in another namespace afterwards. The trials make what the launcher makes, with the code of
+the launcher, so that a trial that works means a sandbox that works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pwd
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.launch import plan as p
+from minisandbox.launch import syscalls as sc
+from minisandbox.launch.identity import (
+    Identities,
+    Identity,
+    become_inner_root,
+    enter_outer_namespace,
+    has_privileges,
+)
+from minisandbox.launch.mounts import Executor
+
+_DEADLINE = 5.0  # seconds for one trial: each takes milliseconds, unless the kernel hangs
+_NOBODY = 65534
+_SIZE = 16 << 20
+_PREFIX = ".minisandbox-doctor-"
+_LEFTOVER = 3600.0  # seconds after which a directory of ours must be that of a killed doctor
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2  # linux/prctl.h, linux/seccomp.h
+_XATTR = "user.overlay.minisandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """Where trials may write.
+
+    Attributes:
+        store: a directory on the store's file system, made for this run and removed after it.
+        locks: a directory for locks of id ranges.
+    """
+
+    store: str
+    locks: str
+
+
+Probe = Callable[[Lab], str]
+
+
+class Unfit(OSError):
+    """The kernel did not refuse, but what it did is not what is needed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.ENOTSUP, message)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+# --- worlds: where a trial happens -----------------------------------------------------------------------------------
+
+
+def _as_launcher() -> bool:
+    """Stand where the launcher makes mounts; returns whether images would be idmapped there."""
+    mapped = has_privileges()
+    if not mapped:
+        enter_outer_namespace()
+    sc.unshare(sc.CLONE_NEWNS)
+    sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
+    return mapped
+
+
+def _identity(lab: Lab, mapped: bool) -> Identity:
+    return Identities(mapped=mapped, lock_directory=lab.locks).make()
+
+
+def _executor(identity: Identity) -> Executor:
+    return Executor(identity.first_id, identity.first_id, identity.userns_fd if identity.mapped else None)
+
+
+def _in_fork(action: Callable[[], str]) -> str:
+    """Run ``action`` in a child, the first of a new process namespace where one was unshared; pass on what it says."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer(write, action)
+    os.close(write)
+    try:
+        return _told(read, child)
+    finally:
+        os.close(read)
+
+
+def _answer(write: int, action: Callable[[], str]) -> None:
+    """In a child: say how ``action`` ended, and end. Never returns."""
+    status = 1
+    try:
+        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        answer: dict[str, object] = {"ok": True, "detail": action(), "errno": None}
+        os.write(write, json.dumps(answer).encode())
+        status = 0
+    except OSError as error:
+        os.write(write, json.dumps({"ok": False, "detail": str(error), "errno": error.errno}).encode())
+    finally:
+        os._exit(status)
+
+
+def _told(read: int, child: int) -> str:
+    answer = _result(read, child)
+    if not answer["ok"]:
+        raise _Relayed(int(str(answer["errno"] or errno.EIO)), str(answer["detail"]))
+    return str(answer["detail"])
+
+
+class _Relayed(OSError):
+    """What a child of a trial was refused."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def _result(read: int, child: int) -> dict[str, object]:
+    """What the child behind a pipe said; it is ended if it says nothing in time."""
+    data = b""
+    deadline = time.monotonic() + _DEADLINE
+    while select.select([read], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        chunk = os.read(read, 65536)
+        data += chunk
+        if not chunk:
+            break
+    else:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if not data:
+        ended = f"the trial ended with status {os.waitstatus_to_exitcode(status)} without a word"
+        return {"ok": False, "detail": ended, "errno": None}
+    answer: dict[str, object] = json.loads(data)
+    return answer
+
+
+# --- trials ----------------------------------------------------------------------------------------------------------
+
+
+def _user_namespace(_: Lab) -> str:
+    """Make a user namespace as an ordinary user does, and mount in it: AppArmor lets the first pass, not the second."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        sc.prctl(sc.PR_SET_DUMPABLE, 1)  # /proc/self belongs to root after a change of uid otherwise (proc(5))
+    enter_outer_namespace()
+    sc.unshare(sc.CLONE_NEWNS)
+    sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
+    os.close(sc.fsmount(sc.fsopen("tmpfs")))
+    return "an ordinary user can make one and mount in it"
+
+
+_NAMESPACES = {
+    "mount": sc.CLONE_NEWNS, "process": sc.CLONE_NEWPID, "ipc": sc.CLONE_NEWIPC, "uts": sc.CLONE_NEWUTS,
+    "network": sc.CLONE_NEWNET, "cgroup": sc.CLONE_NEWCGROUP,
+}  # fmt: skip
+
+
+def _namespaces(_: Lab) -> str:
+    _as_launcher()
+    refused = {}
+    for name, flag in _NAMESPACES.items():
+        try:
+            sc.unshare(flag)
+        except OSError as error:
+            refused[name] = str(error)
+    if refused:
+        raise Unfit("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+    return ", ".join(_NAMESPACES)
+
+
+def _new_mount_api(lab: Lab) -> str:
+    _as_launcher()
+    tree = sc.fsmount(sc.fsopen("tmpfs"))
+    point = os.open(lab.store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    sc.move_mount(tree, point)
+    copy = sc.open_tree(lab.store)
+    sc.mount_setattr(copy, sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOSUID)
+    os.close(sc.openat2(tree, ".", os.O_PATH, sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS))
+    return "open_tree, fsopen, fsmount, move_mount, mount_setattr, openat2"
+
+
+def _many_layers(lab: Lab) -> str:
+    _as_launcher()
+    fs = sc.fsopen("overlay")
+    sc.fsconfig(fs, "lowerdir+", lab.store)
+    return "overlays take layers one by one (lowerdir+)"
+
+
+def _make_lower(lab: Lab, name: str) -> Path:
+    lower = Path(lab.store, name)
+    (lower / "directory").mkdir(parents=True)
+    for file in ("kept", "changed", "removed", "directory/inner"):
+        (lower / file).write_text("lower\n", encoding="ascii")
+    return lower
+
+
+def _use_overlay(root: Path) -> None:
+    """Read, copy up, delete, replace: what every sandbox does to its files."""
+    with (root / "changed").open("a", encoding="ascii") as file:
+        file.write("upper\n")
+    (root / "removed").unlink()
+    shutil.rmtree(root / "directory")
+    (root / "directory").mkdir()
+    os.chown(root / "changed", 0, 0)
+    seen = sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
+    if seen != ["changed", "directory", "kept"] or (root / "changed").read_text(encoding="ascii") != "lower\nupper\n":
+        raise Unfit(f"the overlay shows something else than was written: {', '.join(seen)}")
+
+
+def _overlay_on_tmpfs(lab: Lab) -> str:
+    lower = _make_lower(lab, "lower-of-tmpfs")
+    identity = _identity(lab, _as_launcher())
+    executor = _executor(identity)
+    for operation in (
+        p.Take(str(lower), "0"),
+        p.Scratch(_SIZE),
+        p.Directory("upper"),
+        p.Directory("work"),
+        p.Attach("layers/0", slot="0"),
+        p.Overlay("root", ("layers/0",), "upper", "work"),
+    ):
+        executor.run(operation)
+    become_inner_root(identity)
+    _use_overlay(Path("root"))
+    return "layers on the store's file system, writes in memory: copied up, deleted and replaced"
+
+
+def _overlay_on_store(lab: Lab) -> str:
+    lower = _make_lower(lab, "lower-of-store")
+    upper = Path(lab.store, "upper")
+    for directory in (upper / "tree", upper / "work"):
+        directory.mkdir(parents=True)
+    identity = _identity(lab, _as_launcher())
+    executor = _executor(identity)
+    for operation in (
+        p.Take(str(lower), "0"),
+        p.Take(str(upper), "disk", read_only=False),
+        p.Scratch(_SIZE),
+        p.Attach("layers/0", slot="0"),
+        p.Attach("disk", slot="disk"),
+        p.Overlay("root", ("layers/0",), "disk/tree", "disk/work", volatile=True),
+    ):
+        executor.run(operation)
+    become_inner_root(identity)
+    _use_overlay(Path("root"))
+    return "layers and writes on the store's file system: copied up, deleted and replaced"
+
+
+def _tmpfs_xattrs(_: Lab) -> str:
+    _as_launcher()
+    tree = sc.fsmount(sc.fsopen("tmpfs"))
+    os.fchdir(tree)
+    with open("file", "x", encoding="ascii"):
+        os.setxattr("file", _XATTR, b"y")
+    return "tmpfs keeps user.* attributes, and with them overlayfs's marks"
+
+
+def _private_proc(lab: Lab) -> str:
+    identity = _identity(lab, _as_launcher())
+    sc.unshare(sc.CLONE_NEWPID)
+
+    def look() -> str:
+        sc.unshare(sc.CLONE_NEWNS)
+        executor = _executor(identity)
+        for operation in (p.Scratch(_SIZE), p.Proc("proc")):
+            executor.run(operation)
+        seen = sorted(filter(str.isdigit, os.listdir("proc")))
+        if seen != ["1"]:
+            raise Unfit(f"a new /proc shows {len(seen)} processes instead of one")
+        return "a /proc of its own shows only its own processes"
+
+    return _in_fork(look)
+
+
+def _devices(lab: Lab) -> str:
+    executor = _executor(_identity(lab, _as_launcher()))
+    for operation in (p.Scratch(_SIZE), p.Directory("dev"), p.Devices("dev")):
+        executor.run(operation)
+    return "null, zero, full, random, urandom, tty and terminals of its own"
+
+
+def _no_nesting(lab: Lab) -> str:
+    identity = _identity(lab, _as_launcher())
+
+    def nest() -> str:
+        become_inner_root(identity)
+        try:
+            sc.unshare(sc.CLONE_NEWUSER)
+        except sc.CallError as error:
+            return f"a namespace inside a sandbox is refused ({error.strerror})"
+        raise Unfit("a sandbox can make further user namespaces although their number was set to 0")
+
+    return _in_fork(nest)
+
+
+def _idmap(lab: Lab, path: str) -> str:
+    if not _as_launcher():
+        return "not needed: with one uid there is nothing to map"
+    identity = _identity(lab, True)
+    tree = sc.open_tree(path)
+    sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
+    return "files of uid 0 appear as the sandbox's uid 0"
+
+
+def _idmap_store(lab: Lab) -> str:
+    return _idmap(lab, lab.store)
+
+
+def _idmap_usr(lab: Lab) -> str:
+    return _idmap(lab, "/usr")
+
+
+def _seccomp(_: Lab) -> str:
+    sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
+    try:
+        sc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER)
+    except sc.CallError as error:
+        if error.errno == errno.EFAULT:  # the kernel wanted to read the filter: it knows filters
+            return "system-call filters"
+        raise
+    raise Unfit("the kernel took a filter that is not there")
+
+
+def _pidfd(_: Lab) -> str:
+    descriptor = os.pidfd_open(os.getpid())
+    signal.pidfd_send_signal(descriptor, 0)
+    sc.close_range(descriptor, descriptor)
+    return "pidfd_open, pidfd_send_signal, close_range"
+
+
+def _loopback(_: Lab) -> str:
+    _as_launcher()
+    sc.unshare(sc.CLONE_NEWNET)
+    names = [name for _, name in socket.if_nameindex()]
+    if "lo" not in names:
+        raise Unfit("a new network namespace has no loopback device")
+    return f"a network of its own has {', '.join(sorted(names))}"
+
+
+def _id_ranges(_: Lab) -> str:
+    """Map the range that /etc/subuid gives to this user, through newuidmap."""
+    if has_privileges():
+        return "not needed: root gives each sandbox a range of its own"
+    if shutil.which("newuidmap") is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no newuidmap")
+    first, count = _subordinate_ids()
+    ready_read, ready_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+            sc.unshare(sc.CLONE_NEWUSER)
+            os.write(ready_write, b"r")
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        os.close(ready_write)
+        if os.read(ready_read, 1) != b"r":
+            raise PermissionError(errno.EPERM, "a user namespace was refused")
+        command = ["newuidmap", str(child), "0", str(os.geteuid()), "1", "1", str(first), str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE, check=False)
+        if done.returncode != 0:
+            raise PermissionError(errno.EPERM, f"newuidmap refuses: {done.stderr.strip()}")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return f"{count} ids from {first}"
+
+
+def _subordinate_ids() -> tuple[int, int]:
+    """The first range of this user in /etc/subuid (subuid(5)).
+
+    Raises:
+        Unfit: there is none.
+    """
+    uid = os.geteuid()
+    names = {str(uid)}
+    with contextlib.suppress(KeyError):  # a uid without a name
+        names.add(pwd.getpwuid(uid).pw_name)
+    try:
+        rows = [line.strip().split(":") for line in Path("/etc/subuid").read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError:
+        rows = []
+    for row in rows:
+        if len(row) == 3 and row[0] in names and int(row[2]) >= 65536:
+            return int(row[1]), 65536
+    raise Unfit("/etc/subuid gives this user no range of 65536 ids")
+
+
+PROBES: dict[str, Probe] = {
+    "user-namespaces": _user_namespace,
+    "namespaces": _namespaces,
+    "new-mount-api": _new_mount_api,
+    "many-layers": _many_layers,
+    "tmpfs-xattrs": _tmpfs_xattrs,
+    "overlay-tmpfs": _overlay_on_tmpfs,
+    "overlay-store": _overlay_on_store,
+    "private-proc": _private_proc,
+    "devices": _devices,
+    "private-network": _loopback,
+    "no-nesting": _no_nesting,
+    "idmap-store": _idmap_store,
+    "idmap-usr": _idmap_usr,
+    "id-ranges": _id_ranges,
+    "seccomp": _seccomp,
+    "pidfd": _pidfd,
+}
+
+
+def main(near: str) -> None:
+    """Run every trial and write one JSON object to stdout.
+
+    Args:
+        near: an existing directory on the store's file system.
+    """
+    _remove_leftovers(near)
+    with tempfile.TemporaryDirectory(prefix="minisandbox-doctor-") as locks:
+        lab = Lab(_make_directory(near), locks)
+        try:
+            results = {name: _try(probe, lab) for name, probe in PROBES.items()}
+        finally:
+            _remove(lab.store)
+    print(json.dumps({"privileged": has_privileges(), "results": results}))  # noqa: T201 - the answer to the doctor
+
+
+def _try(probe: Probe, lab: Lab) -> dict[str, object]:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        _answer(write, lambda: probe(lab))
+    os.close(write)
+    try:
+        return _result(read, child)
+    finally:
+        os.close(read)
+
+
+def _make_directory(near: str) -> str:
+    try:
+        return tempfile.mkdtemp(prefix=_PREFIX, dir=near)
+    except OSError:  # that the store cannot be written is another check's finding; the kernel can be tried all the same
+        return tempfile.mkdtemp(prefix=_PREFIX)
+
+
+def _remove_leftovers(near: str) -> None:
+    for path in Path(near).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or removed meanwhile
+            if path.stat().st_uid == os.geteuid() and time.time() - path.stat().st_mtime > _LEFTOVER:
+                _remove(str(path))
+
+
+def _remove(directory: str) -> None:
+    """Remove what trials wrote; overlayfs leaves directories of mode 000 behind."""
+    for path, names, _ in os.walk(directory):
+        for name in names:  # no symbolic links are among them: only our trials wrote here
+            os.chmod(os.path.join(path, name), 0o700)
+    shutil.rmtree(directory, ignore_errors=True)
