@@ -8,7 +8,17 @@ import pytest
 
 from minisandbox.images.base import base_entries, write_base
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import shut_down
 from minisandbox.types import ImageSpec
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Records of our own, so that counting dead owners counts ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINISANDBOX_RUNTIME", str(tmp_path_factory.mktemp("runtime")))
+        yield
+        shut_down()
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,9 @@ def test_a_failed_download_leaves_nothing(box: Sandbox, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("make", ["mkfifo /tmp/odd", "mkdir /tmp/odd", "ln -s odd /tmp/odd", "ln -s /dev/zero /tmp/odd"])
+@pytest.mark.parametrize(
+    "make", ["mkfifo /tmp/odd", "mkdir /tmp/odd", "ln -s odd /tmp/odd", "ln -s /dev/zero /tmp/odd"]
+)
 def test_odd_files_are_errors_and_never_hang(box: Sandbox, make: str) -> None:
     box.exec(make).check()
     for verb in (box.files.read_bytes, lambda path: box.files.write_bytes(path, b"x")):

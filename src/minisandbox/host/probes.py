@@ -28,6 +28,7 @@ from minisandbox.launch import syscalls as sc
 from minisandbox.launch.identity import (
     Identities,
     Identity,
+    act_as_owner,
     become_inner_root,
     enter_outer_namespace,
     has_privileges,
@@ -87,7 +88,8 @@ def _identity(lab: Lab, mapped: bool) -> Identity:
 
 
 def _executor(identity: Identity) -> Executor:
-    return Executor(identity.first_id, identity.first_id, identity.userns_fd if identity.mapped else None)
+    act_as_owner(identity)
+    return Executor(identity.userns_fd if identity.mapped else None)
 
 
 def _in_fork(action: Callable[[], str]) -> str:

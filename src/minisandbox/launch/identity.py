@@ -180,6 +180,17 @@ def _hold_namespace(ready: int, go: int) -> None:
         os._exit(0)
 
 
+def act_as_owner(identity: Identity) -> None:
+    """Make files as the sandbox's uid 0, with the launcher's capabilities still there.
+
+    An overlay works with the credentials of whoever mounted it; over an idmapped upper its file-system uid must be a
+    mapped one, or the work directory cannot be made and the mount is silently read-only (fs/overlayfs/super.c).
+    """
+    if identity.mapped:
+        sc.setfsids(identity.first_id)
+        sc.capset(sc.capget()[1])  # leaving fsuid 0 drops the effective file capabilities (capabilities(7))
+
+
 def become_inner_root(identity: Identity) -> None:
     """Enter a sandbox's user namespace as its uid 0 with the one capability set, for good.
 

@@ -18,7 +18,7 @@ import struct
 
 from . import mounts, worker
 from . import syscalls as sc
-from .identity import Identity, become_inner_root
+from .identity import Identity, act_as_owner, become_inner_root
 from .plan import Plan
 
 _CONTROL, _LIFELINE, _FIRST_FREE = 3, 4, 5
@@ -49,9 +49,8 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str) 
     try:
         if failure:
             raise failure
-        executor = mounts.Executor(
-            identity.first_id, identity.first_id, identity.userns_fd if identity.mapped else None
-        )
+        act_as_owner(identity)
+        executor = mounts.Executor(identity.userns_fd if identity.mapped else None)
         for operation in plan.operations:
             step = operation.describe()
             executor.run(operation)

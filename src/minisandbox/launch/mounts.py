@@ -31,14 +31,12 @@ _NO_LINKS = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLIN
 class Executor:
     """Carries out one plan.
 
+    What it makes belongs to the file-system ids of this process (:func:`.identity.act_as_owner`).
+
     Attributes:
-        uid: host uid (as this process sees it) that is uid 0 inside.
-        gid: the same for the group.
         idmap_fd: user namespace whose map shows image files as owned by uid 0 inside; None where they already are.
     """
 
-    uid: int
-    gid: int
     idmap_fd: int | None
     _slots: dict[str, int] = field(default_factory=dict)
     _scratch: int = -1
@@ -81,7 +79,7 @@ class Executor:
         return tree
 
     def _make_scratch(self, size: int) -> None:
-        tmpfs = _new_filesystem("tmpfs", 0, size=str(size), mode="0755", uid=str(self.uid), gid=str(self.gid))
+        tmpfs = _new_filesystem("tmpfs", 0, size=str(size), mode="0755")
         point = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         sc.move_mount(tmpfs, point, "scratch")
         os.close(point)
@@ -91,13 +89,11 @@ class Executor:
     def _make_directory(self, path: str, mode: int) -> None:
         os.mkdir(path, mode)
         os.chmod(path, mode)  # mkdir(2) applies the umask
-        os.chown(path, self.uid, self.gid)
 
     def _write_file(self, file: p.File) -> None:
         with open(os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode), "w", encoding="utf-8") as out:
             out.write(file.text)
         os.chmod(file.path, file.mode)
-        os.chown(file.path, self.uid, self.gid)
 
     def _attach(self, attach: p.Attach) -> None:
         tree = self._slots.pop(attach.slot) if attach.slot else sc.open_tree(attach.source)
@@ -121,17 +117,10 @@ class Executor:
         parent_path, _, name = path.rpartition("/")
         parent = self._mount_point(parent_path, directory=True) if parent_path else os.dup(self._scratch)
         try:
-            self._create(parent, name, directory=directory)
+            _create(parent, name, directory=directory)
         finally:
             os.close(parent)
         return sc.openat2(self._scratch, path, os.O_PATH, _NO_LINKS)
-
-    def _create(self, parent: int, name: str, *, directory: bool) -> None:
-        if directory:
-            os.mkdir(name, 0o755, dir_fd=parent)
-        else:
-            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent))
-        os.chown(name, self.uid, self.gid, dir_fd=parent, follow_symlinks=False)
 
     def _mount_overlay(self, overlay: p.Overlay) -> None:
         # userxattr always: layers stay usable by ordinary users (kernel documentation, overlayfs.rst)
@@ -169,6 +158,13 @@ class Executor:
             os.symlink(target, f"{path}/{name}")
         pts = _new_filesystem("devpts", sc.MOUNT_ATTR_NOEXEC, ptmxmode="0666", mode="0620")
         self._mount_at(pts, f"{path}/pts")
+
+
+def _create(parent: int, name: str, *, directory: bool) -> None:
+    if directory:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    else:
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent))
 
 
 def _new_filesystem(fstype: str, attributes: int, **options: str) -> int:

@@ -7,6 +7,7 @@ Numbers and flags are from the kernel's uapi headers; numbers from 424 up are th
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from ctypes import c_char_p, c_int, c_uint, c_uint32, c_uint64, c_ulong, c_void_p
 
@@ -134,6 +135,14 @@ def setns(descriptor: int, kind: int) -> None:
 def prctl(option: int, argument: int = 0, second: int = 0) -> int:
     """prctl(2) with at most two arguments."""
     return _checked(_libc.prctl(option, argument, second, 0, 0), "prctl", option)
+
+
+def setfsids(number: int) -> None:
+    """setfsuid(2) and setfsgid(2)."""
+    for call in (_libc.setfsgid, _libc.setfsuid):
+        call(number)
+        if call(-1) != number:  # neither reports an error; asking with an invalid id tells the current one
+            raise CallError(errno.EPERM, call.__name__, str(number))
 
 
 def open_tree(path: str, *, clone: bool = True, recursive: bool = False, at: int = AT_FDCWD) -> int:

@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 import types
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self
@@ -54,7 +55,7 @@ class Sandbox:
         self._environment = command_environment(image, environment)
         self._limits = Limits()
         self._upper: Path | None = None
-        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control: socket.socket | None = None
         self._pidfd = -1
         self._stopped = False
 
@@ -104,19 +105,21 @@ class Sandbox:
         return box
 
     def _start(self, request: Request) -> None:
+        plan = make_plan(request)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._pidfd = self._controller.launcher.create(make_plan(request), self._theirs)
-            self._theirs.close()
-            self._await_ready()
+            with theirs:
+                self._pidfd = self._controller.launcher.create(plan, theirs)
+            self._await_ready(self._control)
             self._controller.add(self, request.network.mode, self._pidfd)
         except BaseException:  # whatever went wrong, a Ctrl-C included: nothing half-made stays
             self.stop()
             raise
 
-    def _await_ready(self) -> None:
-        self._control.settimeout(_READY_TIMEOUT)
+    def _await_ready(self, control: socket.socket) -> None:
+        control.settimeout(_READY_TIMEOUT)
         try:
-            answer = json.loads(self._control.recv(1 << 16) or b'{"event":"gone"}')
+            answer = json.loads(control.recv(1 << 16) or b'{"event":"gone"}')
         except TimeoutError:
             raise SandboxCreationError(f"sandbox {self.id} was not ready after {_READY_TIMEOUT:.0f} s") from None
         if answer["event"] == "ready":
@@ -141,6 +144,14 @@ class Sandbox:
     ) -> None:
         """Stop the sandbox."""
         self.stop()
+
+    def __del__(self) -> None:
+        """Stop a sandbox that nobody can reach any more."""
+        if not self._stopped and self._pidfd >= 0:
+            warnings.warn(
+                f"sandbox {self.id} was never stopped; use a with block", ResourceWarning, stacklevel=2, source=self
+            )
+            self.stop()
 
     @property
     def files(self) -> Files:
@@ -216,14 +227,13 @@ class Sandbox:
         if self._stopped:
             return
         self._stopped = True
-        self._theirs.close()
+        if self._control is not None:
+            self._control.close()
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            self._control.close()
             self._wait_for_end()
             os.close(self._pidfd)
-        self._control.close()
         self._controller.remove(self)
         if self._upper is not None:
             uppers.finish(self._upper)
@@ -265,12 +275,12 @@ class Sandbox:
 
         Leaving early (an exception, a Ctrl-C) closes the socket, which ends the command's tree.
         """
-        if self._stopped:
+        if self._stopped or self._control is None:
             raise SandboxGone(f"sandbox {self.id} is stopped")
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                self._hand_over(theirs)
+                self._hand_over(self._control, theirs)
             ours.settimeout(timeout)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
                 for piece in call.outgoing():
@@ -283,10 +293,10 @@ class Sandbox:
                 call.feed(data)
         return True
 
-    def _hand_over(self, theirs: socket.socket) -> None:
+    def _hand_over(self, control: socket.socket, theirs: socket.socket) -> None:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]).tobytes())
         try:
-            self._control.sendmsg([b"job"], [rights])
+            control.sendmsg([b"job"], [rights])
         except OSError as error:
             raise SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside") from error
 

@@ -1,0 +1,204 @@
+"""Creation, records, teardown, and what a SIGKILL leaves behind (nothing)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import InvalidValue, SandboxCreationError
+from minisandbox.host import reaper
+from minisandbox.sandbox import Sandbox, live_sandboxes
+from minisandbox.types import ImageSpec
+
+pytestmark = pytest.mark.kernel
+
+
+def test_a_live_sandbox_is_listed_and_a_stopped_one_is_not(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        record = next(record for record in live_sandboxes() if record.id == box.id)
+        assert (record.owner, record.image, record.network) == (os.getpid(), "base", "off")
+        assert Path(f"/proc/{record.pid}").exists()
+        assert box.alive
+        assert 0 < box.created_in < 10
+    assert box.id not in [record.id for record in live_sandboxes()]
+    assert not box.alive
+    assert not Path(f"/proc/{record.pid}").exists()
+
+
+def test_a_missing_layer_is_an_error_that_names_the_step(tmp_path: Path) -> None:
+    with pytest.raises(SandboxCreationError, match="no-such-layer") as caught:
+        Sandbox.create(ImageSpec("x", (tmp_path / "no-such-layer",)))
+    assert caught.value.errno == 2
+    assert "doctor" in (caught.value.hint or "")
+
+
+def test_an_image_without_layers_is_refused() -> None:
+    with pytest.raises(InvalidValue):
+        Sandbox.create(ImageSpec("x", ()))
+
+
+def test_many_at_once(spec: ImageSpec) -> None:
+    boxes: list[Sandbox] = []
+
+    def make() -> None:
+        boxes.append(Sandbox.create(spec))
+
+    threads = [threading.Thread(target=make) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({box.exec("echo $$; cat /proc/self/uid_map").ok for box in boxes}) == 1
+    assert len({box.id for box in boxes}) == 40
+    if os.geteuid() == 0:
+        maps = {Path(f"/proc/{record.pid}/uid_map").read_text() for record in live_sandboxes()}
+        assert len(maps) >= 40
+    for box in boxes:
+        box.stop()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_it_ends_when_its_handle_is_forgotten(spec: ImageSpec) -> None:
+    box = Sandbox.create(spec)
+    pid = next(record.pid for record in live_sandboxes() if record.id == box.id)
+    del box
+    wait_for(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_disk_upper_becomes_a_layer(spec: ImageSpec, tmp_path: Path) -> None:
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    with Sandbox.create(spec, upper=upper) as box:
+        box.exec("mkdir /testbed/d; echo 1 > /testbed/d/f; rm /etc/shells; rm -rf /var/log; mkdir /var/log").check()
+        box.exec("echo tmp > /tmp/t; echo run > /run/r").check()
+        if os.geteuid() == 0:
+            box.exec("echo u > /usr/share/new-file; chown 7:8 /testbed/d/f").check()
+    assert [entry.name for entry in upper.iterdir()] == ["tree"]
+    tree = upper / "tree"
+    owner = (7, 8) if os.geteuid() == 0 else (os.getuid(), os.getgid())
+    assert ((tree / "testbed/d/f").stat().st_uid, (tree / "testbed/d/f").stat().st_gid) == owner
+    assert not (tree / "tmp").exists()
+    assert not (tree / "run").exists()
+    image = ImageSpec("two", (*spec.layers, tree))
+    with Sandbox.create(image) as box:
+        assert box.exec("cat /testbed/d/f; ls /etc/shells; ls -A /var/log").stdout == "1\n"
+        if os.geteuid() == 0:
+            assert box.exec("cat /usr/share/new-file; stat -c %u:%g /testbed/d/f").stdout == "u\n7:8\n"
+
+
+def test_a_used_upper_is_refused(spec: ImageSpec, tmp_path: Path) -> None:
+    (tmp_path / "something").touch()
+    with pytest.raises(InvalidValue, match="empty directory"):
+        Sandbox.create(spec, upper=tmp_path)
+
+
+CONTROLLER = """
+import sys, time
+from pathlib import Path
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ImageSpec
+boxes = [Sandbox.create(ImageSpec("k", (Path(sys.argv[1]),))) for _ in range(4)]
+daemon = "import os,signal,time; [signal.signal(n, signal.SIG_IGN) for n in range(1, 32) if n not in (9, 19)]; "
+daemon += "os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(600)"
+for box in boxes:
+    box.exec(["python3", "-c", daemon])
+    box.exec("trap '' TERM HUP INT; sleep 600 &")
+print("up", flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    "then",
+    ["time.sleep(600)", "import os; os.fork(); time.sleep(600)", "boxes[0].exec('sleep 600')"],
+    ids=["idle", "with a fork that holds its descriptors", "during a command"],
+)
+def test_sigkill_of_the_controller_leaves_nothing(spec: ImageSpec, then: str) -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    controller, pids = start_controller(spec, then)
+    group = os.getpgid(controller.pid)
+    os.kill(controller.pid, signal.SIGKILL)
+    wait_for(lambda: not any(alive(pid) for pid in pids), seconds=2.0)
+    os.killpg(group, signal.SIGKILL)  # the forked child of the second case
+    controller.wait()
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert reaper.reap(reaper.runtime_directory()) == 1
+    assert not [record for record in live_sandboxes() if record.owner == controller.pid]
+
+
+def test_sigkill_of_the_launcher_ends_its_sandboxes(spec: ImageSpec) -> None:
+    controller, pids = start_controller(spec, "time.sleep(600)")
+    zygote = next(pid for pid in pids if b"minisandbox-zygote" in cmdline(pid))
+    os.kill(zygote, signal.SIGKILL)
+    wait_for(lambda: not any(alive(pid) for pid in pids), seconds=2.0)
+    controller.kill()
+    controller.wait()
+    reaper.reap(reaper.runtime_directory())
+
+
+def test_sigkill_at_any_moment_of_creation(spec: ImageSpec) -> None:
+    code = CONTROLLER.replace("print", "print").split("daemon =")[0].replace("range(4)", "range(400)")
+    for delay in (0.05, 0.08, 0.11, 0.15, 0.2, 0.3):
+        controller = subprocess.Popen([sys.executable, "-c", code, str(spec.layers[0])], start_new_session=True)
+        time.sleep(delay)
+        pids = descendants(controller.pid)
+        controller.kill()
+        controller.wait()
+        wait_for(lambda pids=pids: not any(alive(pid) for pid in pids), seconds=2.0)
+    reaper.reap(reaper.runtime_directory())
+
+
+def start_controller(spec: ImageSpec, then: str) -> tuple[subprocess.Popen[bytes], set[int]]:
+    """A controller in a process of its own with four sandboxes full of stubborn daemons, and all its descendants."""
+    code = CONTROLLER.replace("{then}", then)
+    arguments = [sys.executable, "-c", code, str(spec.layers[0])]
+    controller = subprocess.Popen(arguments, stdout=subprocess.PIPE, start_new_session=True)
+    assert controller.stdout is not None
+    with controller.stdout:
+        assert controller.stdout.readline() == b"up\n"
+    pids = descendants(controller.pid)
+    assert sum(b"sleep" in cmdline(pid) for pid in pids) >= 4
+    return controller, pids
+
+
+def descendants(pid: int) -> set[int]:
+    parents: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parents.setdefault(int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]), []).append(
+                int(name)
+            )
+        except OSError:
+            continue
+    found: set[int] = set()
+    queue = [pid]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        found.update(children)
+        queue.extend(children)
+    return found
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def alive(pid: int) -> bool:
+    return reaper.start_time(pid) is not None
+
+
+def wait_for(condition: object, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "still there"
+        time.sleep(0.01)
