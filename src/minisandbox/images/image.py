@@ -1,0 +1,191 @@
+"""Images: stacks of layers in a store, under a name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from minisandbox.errors import NotFound
+from minisandbox.images.base import base_entries, base_key, write_base
+from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
+from minisandbox.store.faults import store_faults
+from minisandbox.types import ImageSpec
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+WORKDIR = PurePosixPath("/testbed")
+HOST_IMAGE = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An ordered stack of layers, captured variables and a workdir. Made by :func:`build` or :func:`load_image`.
+
+    Attributes:
+        name: what people call it.
+        key: the hash of everything that decides what it is.
+        layers: the keys of its layers, bottom first.
+        environment: variables that every command gets.
+        workdir: where commands start.
+        tests_layer: the key of the layer with its hidden tests, or None.
+        commit: the one commit of the repository inside; "" where there is none.
+        created: when it was recorded, seconds since the epoch.
+        notes: facts for people: ``python``, ``source``.
+        store: where its layers are.
+    """
+
+    name: str
+    key: str
+    layers: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    workdir: PurePosixPath
+    tests_layer: str | None
+    commit: str
+    created: float
+    notes: Mapping[str, str]
+    store: Store = field(repr=False)
+
+    def spec(self) -> ImageSpec:
+        """Return what a sandbox is made from.
+
+        Raises:
+            NotFound: a layer is no longer in the store.
+        """
+        trees = tuple(self.store.layer_tree(key) for key in self.layers)
+        return ImageSpec(self.name, trees, self.environment, self.workdir, base_commit=self.commit or "HEAD")
+
+    def tests_dir(self) -> Path | None:
+        """Return the host directory with its hidden tests, to be mounted at ``/hidden``; None if it has none.
+
+        Raises:
+            NotFound: the layer is no longer in the store.
+        """
+        return None if self.tests_layer is None else self.store.layer_tree(self.tests_layer) / "hidden"
+
+    def records(self) -> tuple[LayerRecord, ...]:
+        """Return what is known of its layers, bottom first, the tests layer last.
+
+        Raises:
+            NotFound: a layer is no longer in the store.
+        """
+        keys = (*self.layers, *filter(None, [self.tests_layer]))
+        return tuple(self.store.layer(key) for key in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """What an image takes on disk among others.
+
+    Attributes:
+        shared: bytes of layers that other images of the set have too.
+        unique: bytes of layers that no other image of the set has.
+    """
+
+    shared: int
+    unique: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all its layers."""
+        return self.shared + self.unique
+
+
+def image_sizes(images: Sequence[Image]) -> dict[str, ImageSize]:
+    """Return the shared and unique sizes of each of a set of images, by name.
+
+    Args:
+        images: the set; sharing is counted among them.
+    """
+    records = {image.name: image.records() for image in images}
+    uses: dict[str, int] = {}
+    for record in (record for rows in records.values() for record in rows):
+        uses[record.key] = uses.get(record.key, 0) + 1
+    return {
+        name: ImageSize(
+            sum(record.bytes for record in rows if uses[record.key] > 1),
+            sum(record.bytes for record in rows if uses[record.key] == 1),
+        )
+        for name, rows in records.items()
+    }
+
+
+def total_size(images: Sequence[Image]) -> int:
+    """Return the bytes that a set of images takes on disk together, every layer once."""
+    return sum({record.key: record.bytes for image in images for record in image.records()}.values())
+
+
+def load_image(store: Store, name: str) -> Image:
+    """Return an image of the store.
+
+    Raises:
+        NotFound: there is none of that name.
+        StoreError: its record is damaged.
+    """
+    return image_of(store.image(name), store)
+
+
+def list_images(store: Store) -> list[Image]:
+    """Return every image of the store, in the order of their names."""
+    return [image_of(record, store) for record in store.images()]
+
+
+def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
+    """Return the smallest image: the host's ``/usr`` and the made ``/etc``, no environment, no repository.
+
+    Raises:
+        DiskFull: there is no space for its layer.
+        StoreError: the store refuses.
+    """
+    record, _ = ensure_base(store)
+    image = ImageRecord(
+        name=name,
+        key=step_key(record.key, {"kind": "image"}),
+        layers=(record.key,),
+        environment=(("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH)),
+        workdir=str(WORKDIR),
+        tests_layer=None,
+        base_commit="",
+        created=time.time(),
+    )
+    return image_of(put_if_new(store, image), store)
+
+
+def ensure_base(store: Store) -> tuple[LayerRecord, bool]:
+    """Return the base layer of this host, and whether this call made it."""
+    with store_faults("read the host's /etc"):
+        entries = base_entries()
+
+    def make(work: Path) -> Made:
+        with store_faults("write the base layer"):
+            write_base(entries, work / "tree")
+        return Made(work / "tree")
+
+    return store.ensure_layer(base_key(entries), parent=None, step={"kind": "base"}, make=make)
+
+
+def put_if_new(store: Store, record: ImageRecord) -> ImageRecord:
+    """Record an image, unless the store has the very same under this name; return what it has."""
+    with suppress(NotFound):
+        known = store.image(record.name)
+        if replace(known, created=record.created) == record:
+            return known
+    store.put_image(record)
+    return record
+
+
+def image_of(record: ImageRecord, store: Store) -> Image:
+    """Return the image that a record describes."""
+    return Image(
+        name=record.name,
+        key=record.key,
+        layers=record.layers,
+        environment=record.environment,
+        workdir=PurePosixPath(record.workdir),
+        tests_layer=record.tests_layer,
+        commit=record.base_commit,
+        created=record.created,
+        notes=record.notes,
+        store=store,
+    )

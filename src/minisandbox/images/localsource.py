@@ -1,0 +1,125 @@
+"""Local sources: the files of a directory of this machine, listed and hashed, packed without following a link."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import SourceError
+from minisandbox.images.recipe import LocalSource
+
+_LIST_TIMEOUT = 120.0
+_GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of a local source at one moment.
+
+    Attributes:
+        root: the directory.
+        files: (path, kind, sha256 of the content) of each; kind is ``file``, ``program`` or ``link``.
+    """
+
+    root: Path
+    files: tuple[tuple[str, str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        """The hash of everything."""
+        total = hashlib.sha256()
+        for path, kind, content in self.files:
+            total.update(os.fsencode(path) + b"\0" + kind.encode() + content.encode())
+        return total.hexdigest()
+
+    def write_archive(self, target: Path) -> None:
+        """Write the files as a tar archive.
+
+        Raises:
+            SourceError: a file changed since the snapshot.
+            OSError: it cannot be written.
+        """
+        with tarfile.open(target, "x", format=tarfile.PAX_FORMAT) as archive:
+            for path, kind, content in self.files:
+                found = _read(self.root, path)
+                if found is None or (found[0], hashlib.sha256(found[1]).hexdigest()) != (kind, content):
+                    raise SourceError(f"{self.root / path} changed while it was read", hint="build again")
+                archive.addfile(*_member(path, kind, found[1]))
+
+
+def take_snapshot(source: LocalSource) -> Snapshot:
+    """List and hash the files of a local source.
+
+    Raises:
+        SourceError: it is no directory, has no files, or one cannot be read.
+    """
+    root = source.path.expanduser().absolute()
+    if not root.is_dir():
+        raise SourceError(f"{root} is not a directory", hint="give the path of a repository's work tree")
+    try:
+        paths = sorted(set(_tracked(root) or _walked(root)))
+        files = tuple(described for path in paths if (described := _described(root, path)))
+    except OSError as error:
+        raise SourceError(f"cannot read {root}", reason=str(error)) from error
+    if not files:
+        raise SourceError(f"{root} has no files")
+    return Snapshot(root, files)
+
+
+def _described(root: Path, path: str) -> tuple[str, str, str] | None:
+    found = _read(root, path)
+    return None if found is None else (path, found[0], hashlib.sha256(found[1]).hexdigest())
+
+
+def _tracked(root: Path) -> list[str] | None:
+    """What git would add here; None where this is no git work tree (or git does not trust it)."""
+    command = [*_GIT, "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_LIST_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+
+
+def _walked(root: Path) -> Iterator[str]:
+    for directory, names, files in os.walk(root):
+        here = Path(directory)
+        links = [name for name in names if (here / name).is_symlink()]
+        names[:] = sorted(name for name in names if name != ".git" and name not in links)
+        for name in [*files, *links]:
+            if name != ".git":
+                yield str((here / name).relative_to(root))
+
+
+def _read(root: Path, path: str) -> tuple[str, bytes] | None:
+    """A file's kind and content, or a link's target; None for what is neither (a socket, a submodule, gone)."""
+    try:
+        info = os.lstat(root / path)
+        if stat.S_ISLNK(info.st_mode):
+            return "link", os.fsencode(os.readlink(root / path))
+        if not stat.S_ISREG(info.st_mode):
+            return None
+        fd = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        return ("program" if info.st_mode & stat.S_IXUSR else "file"), file.read()
+
+
+def _member(path: str, kind: str, content: bytes) -> tuple[tarfile.TarInfo, io.BytesIO | None]:
+    info = tarfile.TarInfo(path)
+    info.mode = 0o755 if kind == "program" else 0o644
+    if kind == "link":
+        info.type, info.linkname = tarfile.SYMTYPE, os.fsdecode(content)
+        return info, None
+    info.size = len(content)
+    return info, io.BytesIO(content)

@@ -1,0 +1,204 @@
+"""Runs one build step in a sandbox whose writes are on the store's disk, and judges how it ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from minisandbox.errors import BuildError, MiniSandboxError, PatchError
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import Made
+from minisandbox.store.durable import write_atomic
+from minisandbox.store.faults import disk_full, store_faults
+from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network, Outcome
+
+BUILD = PurePosixPath("/tmp/build")  # noqa: S108 - in the sandbox, gone with it
+MOUNTS = PurePosixPath("/run/minisandbox")
+
+PATCH_STATUS = 65
+HIDDEN_STATUS = 66
+
+_LIMITS = Limits(disk=16 * GiB, processes=8192, open_files=65536, output=8 * MiB)
+_TAIL_LINES = 20
+_NEARLY_FULL = 64 * MiB
+_REASONS = (
+    (r"No space left on device", "a file system in the build sandbox is full"),
+    (
+        r"No solution found|No matching distribution|not found in the package registry|Could not find a version",
+        "the package index has no such version for this interpreter",
+    ),
+    (r"CERTIFICATE_VERIFY_FAILED|invalid peer certificate", "the package index's certificate is not trusted"),
+    (
+        r"name resolution|dns error|Failed to fetch|Connection refused|ConnectionError|Read timed out|ProxyError",
+        "the package index cannot be reached",
+    ),
+    (r"(?:gcc|cc1plus|g\+\+|clang|rustc|cargo|cmake)\S*:? (?:command )?(?:not found|No such)", "a compiler is missing"),
+    (r"fatal error: \S+\.h: No such file", "a C header is missing on the host"),
+    (r"Read-only file system", "the command writes where an ordinary user's sandbox is read-only"),
+    (r"No module named '?([\w.]+)", "a Python module is missing; name it in Recipe.requirements"),
+    (r"MemoryError|Killed|Cannot allocate memory", "it ran out of memory"),
+    (r"command not found", "a program is missing on the host"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One script of a step.
+
+    Attributes:
+        title: what the log and errors call it.
+        text: for bash.
+    """
+
+    title: str
+    text: str
+
+    @classmethod
+    def given(cls, text: str) -> Command:
+        """A command as a recipe has it: errors end it, and its errors go where its output goes."""
+        return cls(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one step does.
+
+    Attributes:
+        commands: scripts, run one after the other at ``/testbed``.
+        files: (name in ``/tmp/build``, content) of what they read.
+        mounts: host directories and files they see.
+        environment: variables for this step only.
+        network: whether they reach the network.
+        facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
+        patch: what a patch that does not apply is called.
+    """
+
+    commands: tuple[Command, ...]
+    files: tuple[tuple[str, bytes], ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    network: bool = False
+    facts: tuple[str, ...] = ()
+    patch: str = "patch"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one step runs.
+
+    Attributes:
+        step: its name.
+        image: the name of the image that is built.
+        layers: trees of the layers below, bottom first.
+        environment: the captured variables so far.
+        staging: an empty directory on the store's disk.
+        log: the file for the output.
+        timeout: seconds for the whole step.
+    """
+
+    step: str
+    image: str
+    layers: tuple[Path, ...]
+    environment: tuple[tuple[str, str], ...]
+    staging: Path
+    log: Path
+    timeout: float
+
+
+def run_step(place: Place, work: Work) -> Made:
+    """Run a step.
+
+    Args:
+        place: where.
+        work: what.
+
+    Returns:
+        The tree of everything it wrote, and its facts.
+
+    Raises:
+        BuildError: it failed or took too long.
+        PatchError: a patch of the recipe does not apply.
+        DiskFull: the store's disk is full.
+        SandboxCreationError: there could be no sandbox.
+    """
+    upper = place.staging / "upper"
+    upper.mkdir(mode=0o755)
+    spec = ImageSpec(f"{place.image}: {place.step}", place.layers, place.environment, PurePosixPath("/testbed"))
+    network = Network.host() if work.network else Network.off()
+    with Sandbox.create(spec, limits=_LIMITS, network=network, mounts=work.mounts, upper=upper) as box:
+        _write_files(box, work)
+        _run_commands(box, place, work)
+        facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
+    return Made(upper / "tree", facts)
+
+
+def _write_files(box: Sandbox, work: Work) -> None:
+    box.exec(["mkdir", "-p", str(BUILD)], cwd="/", timeout=60).check()
+    for name, content in work.files:
+        box.files.write_bytes(BUILD / name, content)
+    for number, command in enumerate(work.commands):
+        box.files.write_bytes(BUILD / f"step{number}.sh", command.text.encode("utf-8", "surrogateescape"))
+
+
+def _run_commands(box: Sandbox, place: Place, work: Work) -> None:
+    deadline = time.monotonic() + place.timeout
+    log = bytearray()
+    for number, command in enumerate(work.commands):
+        left = max(deadline - time.monotonic(), 0.1)
+        result = box.exec(["bash", str(BUILD / f"step{number}.sh")], timeout=left, env=work.environment)
+        log += _logged(command, result)
+        _write_log(place.log, bytes(log))
+        if not result.ok:
+            raise _failure(place, work, command, result)
+
+
+def _logged(command: Command, result: ExecResult) -> bytes:
+    dropped = result.dropped_stdout + result.dropped_stderr
+    lost = f" ({dropped} bytes of output dropped)" if dropped else ""
+    end = f"\n[{result.fate}, {result.duration:.1f} s{lost}]\n"
+    title = command.title.encode("utf-8", "replace")
+    return b"$ " + title + b"\n" + result.stdout_bytes + result.stderr_bytes + end.encode()
+
+
+def _write_log(path: Path, data: bytes) -> None:
+    with store_faults(f"write {path}"):
+        write_atomic(path, data)
+
+
+def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> MiniSandboxError:
+    output = (result.stdout + result.stderr).strip()
+    tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
+    if "No space left on device" in tail and _is_full(place.staging):
+        return disk_full(f"build step {place.step!r} of image {place.image!r}")
+    if result.exit_code == PATCH_STATUS:
+        said = re.sub(r"/tmp/build/patch\.\d+", "the patch", tail)  # noqa: S108 - in the sandbox
+        hint = "make it from the very source that the recipe names"
+        return PatchError(f"{work.patch} of image {place.image!r} does not apply", reason=said, hint=hint)
+    title = "" if command.title == place.step else f" at {command.title.splitlines()[0][:120]!r}"
+    return BuildError(
+        f"build step {place.step!r} of image {place.image!r} failed{title}: {result.fate}",
+        step=place.step,
+        log=place.log,
+        reason="\n".join(filter(None, (_likely(result, tail, place.timeout), tail))) or None,
+        hint=f"the whole output is in {place.log}",
+    )
+
+
+def _likely(result: ExecResult, tail: str, timeout: float) -> str:
+    if result.outcome is Outcome.TIMEOUT:
+        return f"the step hangs, or needs more than {timeout:.0f} s (Recipe.step_timeout)"
+    return next((reason for pattern, reason in _REASONS if re.search(pattern, tail)), "")
+
+
+def _is_full(path: Path) -> bool:
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize < _NEARLY_FULL or (info.f_files > 0 and info.f_favail < 100)
+
+
+def mount_points(paths: Sequence[tuple[Path, str]]) -> tuple[Mount, ...]:
+    """Return read-only mounts of host paths at names below :data:`MOUNTS`."""
+    return tuple(Mount(path, MOUNTS / name) for path, name in paths)

@@ -1,0 +1,5 @@
+"$PYTHON" -m pip install --no-compile -r /tmp/build/requirements.txt
+site=$(site_packages)
+settle "$ENVIRONMENT"
+compile "$site"
+"$PYTHON" -m pip freeze --all > /tmp/build/lock

@@ -1,0 +1,9 @@
+# An archive of one directory (a source distribution) or, with STRIP=0, of files.
+archive=/run/minisandbox/archive
+if [ "$(head -c 2 "$archive")" = PK ]; then
+    mkdir /tmp/build/unpacked
+    unzip -q "$archive" -d /tmp/build/unpacked
+    cp -a --no-preserve=ownership /tmp/build/unpacked/*/. /testbed/
+else
+    tar -x -f "$archive" -C /testbed --strip-components="$STRIP" --no-same-owner --no-same-permissions
+fi

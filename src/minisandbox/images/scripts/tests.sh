@@ -1,0 +1,19 @@
+# The tests that an agent must not see, clean, under /hidden; made over the installed source.
+mkdir -p /tmp/build/tests /hidden
+cd /testbed
+take() {
+    if [ -f "$1" ] || [ -h "$1" ]; then cp -a --no-preserve=ownership --parents "$1" /tmp/build/tests/; fi
+}
+while IFS= read -r -d '' path; do
+    [ -f "$path" ] || [ -h "$path" ] || { echo "hidden file $path is not in the source"; exit 66; }
+    take "$path"
+done < /tmp/build/hidden
+if [ -e /tmp/build/patch.0 ]; then
+    for reading in /tmp/build/patch.*; do
+        { touched "$reading" || true; } | while IFS= read -r -d '' path; do take "$path"; done
+    done
+    cd /tmp/build/tests
+    apply_patch /tmp/build/patch
+fi
+cp -a --no-preserve=ownership /tmp/build/tests/. /hidden/
+settle /hidden

@@ -1,0 +1,239 @@
+"""The steps of a recipe: what each is keyed by, and what it does when it has to be made."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import uv
+
+from minisandbox.images.access import index_access
+from minisandbox.images.gitsource import fetch_commit
+from minisandbox.images.index import host_settings
+from minisandbox.images.localsource import take_snapshot
+from minisandbox.images.patches import readings
+from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
+from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
+from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource, Source
+from minisandbox.images.runner import Command, Work, mount_points
+from minisandbox.images.scripts import script
+from minisandbox.images.sdist import fetch_sdist
+from minisandbox.store import Store
+from minisandbox.store.faults import store_faults
+from minisandbox.store.keys import JSONValue
+
+ENVIRONMENT = "/opt/miniconda3/envs/testbed"
+UV_MINIMUM = (3, 8)
+
+_MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a build.
+
+    Attributes:
+        name: what people and logs call it.
+        definition: everything that decides what it makes; hashed into its key.
+        prepare: called with a staging directory when the step has to be made; returns what the sandbox is to do.
+        detail: for people.
+    """
+
+    name: str
+    definition: Mapping[str, JSONValue]
+    prepare: Callable[[Path], Work]
+    detail: str = ""
+
+
+def python_step(interpreter: Interpreter) -> Step:
+    """The step that makes the environment: a copy of a prefix, or a virtual environment over the system's."""
+    kind = "python_copy" if interpreter.own_prefix else "python_venv"
+    text = script(kind, "python_check")
+    definition: dict[str, JSONValue] = {
+        "kind": kind,
+        "version": interpreter.version,
+        "abi": interpreter.abi,
+        "build": interpreter.build,
+        "stamp": interpreter.stamp,
+        "scripts": _digest(text),
+    }
+    if interpreter.own_prefix:
+        definition["copy"] = PREFIX_VERSION
+
+    def prepare(staging: Path) -> Work:
+        modules = _importable(interpreter) if interpreter.own_prefix else ()
+        variables = {"PYTHON_VERSION": interpreter.version, "PYTHON_MODULES": " ".join(modules)}
+        if interpreter.own_prefix:
+            with store_faults(f"copy Python {interpreter.version} from {interpreter.prefix}"):
+                copy_prefix(interpreter, staging / "prefix", ENVIRONMENT)
+            return Work(
+                (Command("python", text),), environment=variables, mounts=mount_points([(staging / "prefix", "prefix")])
+            )
+        variables["SYSTEM_PYTHON"] = str(interpreter.executable)
+        return _networked(Work((Command("python", text),), environment=variables), "python")
+
+    return Step(
+        "python", definition, prepare, f"{interpreter.version} ({'copy' if interpreter.own_prefix else 'venv'})"
+    )
+
+
+def requirements_step(recipe: Recipe, interpreter: Interpreter) -> Step:
+    """The step that installs the pinned packages: with uv where it supports the interpreter, with its pip elsewhere."""
+    modern = tuple(map(int, interpreter.minor.split("."))) >= UV_MINIMUM
+    text = script("requirements_uv" if modern else "requirements_pip")
+    listed = "".join(f"{line}\n" for line in recipe.requirements)
+    definition: dict[str, JSONValue] = {
+        "kind": "requirements",
+        "requirements": list(recipe.requirements),
+        "scripts": _digest(text),
+    }
+
+    def prepare(_: Path) -> Work:
+        work = Work((Command("requirements", text),), files=(("requirements.txt", listed.encode()),), facts=("lock",))
+        return _networked(work, "requirements")
+
+    return Step("requirements", definition, prepare, f"{len(recipe.requirements)} packages")
+
+
+def source_step(source: Source, store: Store, timeout: float) -> Step:
+    """The step that puts the source at ``/testbed``."""
+    if isinstance(source, SdistSource):
+        return _sdist_step(source, store)
+    if isinstance(source, GitSource):
+        return _git_step(source, timeout)
+    return _local_step(source)
+
+
+def install_step(recipe: Recipe) -> Step:
+    """The step that runs the recipe's own commands."""
+    settle = script("install_settle")
+    definition: dict[str, JSONValue] = {
+        "kind": "install",
+        "commands": list(recipe.install),
+        "environment": dict(recipe.environment),
+        "scripts": _digest(settle),
+    }
+
+    def prepare(_: Path) -> Work:
+        commands = (*map(Command.given, recipe.install), Command("install", settle))
+        return _networked(Work(commands), "install")
+
+    return Step("install", definition, prepare, "; ".join(recipe.install))
+
+
+def task_step(recipe: Recipe, source_tree: Callable[[], Path]) -> Step:
+    """The step that makes what an agent gets: patch applied, hidden files gone, one commit."""
+    text = script("task")
+    definition: dict[str, JSONValue] = {
+        "kind": "task",
+        "patch": recipe.patch,
+        "hidden": sorted(recipe.hidden),
+        "scripts": _digest(text),
+    }
+
+    def prepare(_: Path) -> Work:
+        files = (*_patch_files(recipe.patch), ("hidden", _list(recipe.hidden)))
+        mounts = mount_points([(source_tree() / "testbed", "source")])
+        return Work((Command("task", text),), files=files, mounts=mounts, facts=("commit", "copies"), patch="the patch")
+
+    return Step("task", definition, prepare)
+
+
+def tests_step(recipe: Recipe) -> Step:
+    """The step that makes the tests layer."""
+    text = script("tests")
+    definition: dict[str, JSONValue] = {
+        "kind": "tests",
+        "test_patch": recipe.test_patch,
+        "hidden": sorted(recipe.hidden),
+        "scripts": _digest(text),
+    }
+
+    def prepare(_: Path) -> Work:
+        files = (*_patch_files(recipe.test_patch), ("hidden", _list(recipe.hidden)))
+        return Work((Command("tests", text),), files=files, patch="the test patch")
+
+    return Step("tests", definition, prepare)
+
+
+def _sdist_step(source: SdistSource, store: Store) -> Step:
+    text = script("source_archive", "source_check")
+
+    def prepare(_: Path) -> Work:
+        archive = fetch_sdist(source, store)
+        return Work((Command("source", text),), environment={"STRIP": "1"}, mounts=mount_points([(archive, "archive")]))
+
+    definition: dict[str, JSONValue] = {"kind": "sdist", "sha256": source.sha256, "scripts": _digest(text)}
+    return Step("source", definition, prepare, f"{source.name} {source.version}")
+
+
+def _git_step(source: GitSource, timeout: float) -> Step:
+    text = script("source_git", "source_check")
+
+    def prepare(staging: Path) -> Work:
+        with store_faults(f"fetch {source.commit}"):
+            pack, tree = fetch_commit(source, staging, timeout=timeout)
+        return Work((Command("source", text),), environment={"GIT_TREE": tree}, mounts=mount_points([(pack, "pack")]))
+
+    definition: dict[str, JSONValue] = {"kind": "git", "commit": source.commit, "scripts": _digest(text)}
+    return Step("source", definition, prepare, source.commit[:12])
+
+
+def _local_step(source: LocalSource) -> Step:
+    text = script("source_archive", "source_check")
+    snapshot = take_snapshot(source)
+
+    def prepare(staging: Path) -> Work:
+        archive = staging / "local.tar"
+        with store_faults(f"pack {snapshot.root}"):
+            snapshot.write_archive(archive)
+        return Work((Command("source", text),), environment={"STRIP": "0"}, mounts=mount_points([(archive, "archive")]))
+
+    definition: dict[str, JSONValue] = {"kind": "local", "files": snapshot.digest, "scripts": _digest(text)}
+    return Step("source", definition, prepare, str(source.path))
+
+
+def _networked(work: Work, step: str) -> Work:
+    """The same work with the network, the host's package index settings, and uv."""
+    access = index_access(host_settings(), step)
+    tools = mount_points([(Path(uv.find_uv_bin()).resolve(), "uv")])
+    return Work(
+        work.commands,
+        files=work.files,
+        mounts=(*work.mounts, *access.mounts, *tools),
+        environment={**access.environment, **work.environment},
+        network=True,
+        facts=work.facts,
+        patch=work.patch,
+    )
+
+
+def _importable(interpreter: Interpreter) -> tuple[str, ...]:
+    """Which of the modules that depend on host libraries the original has: the copy must have them too."""
+    code = (
+        "import sys\nfor name in sys.argv[1:]:\n try:\n  __import__(name)\n  print(name)\n except Exception:\n  pass\n"
+    )
+    command = [str(interpreter.executable), "-E", "-s", "-c", code, *_MODULES]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=False, cwd="/")
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(name for name in done.stdout.split() if name in _MODULES)
+
+
+def _patch_files(patch: str) -> tuple[tuple[str, bytes], ...]:
+    if not patch.strip():
+        return ()
+    texts = readings(patch)
+    return tuple((f"patch.{number}", text.encode("utf-8", "surrogateescape")) for number, text in enumerate(texts))
+
+
+def _list(paths: tuple[str, ...]) -> bytes:
+    return b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in sorted(paths))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
