@@ -213,3 +213,15 @@ class GradingError(MiniSandboxError):
     """We could not grade; never a verdict about the submission."""
 
     exit_code = 30
+
+
+class TrajectoryError(MiniSandboxError, ValueError):
+    """A trajectory cannot be read: not one, damaged, of a newer version, or with fields that nobody knows."""
+
+    exit_code = 31
+
+
+class RunError(MiniSandboxError):
+    """A run directory cannot be used: another process writes to it, or it belongs to another run."""
+
+    exit_code = 32

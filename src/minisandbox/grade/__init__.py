@@ -1,1 +1,26 @@
-"""."""
+"""Grading: hidden tests in a fresh sandbox, per-test outcomes, and what of them is believed."""
+
+from minisandbox.grade.grading import grade, grade_reference
+from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
+from minisandbox.grade.policy import Policy
+from minisandbox.grade.submission import MAX_SUBMISSION
+from minisandbox.grade.validation import Cause, Status, Validation, validate
+from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
+
+__all__ = [
+    "MAX_SUBMISSION",
+    "Cause",
+    "Flag",
+    "Grade",
+    "Measurement",
+    "Policy",
+    "Reason",
+    "Status",
+    "Validation",
+    "Verdict",
+    "derive_test_lists",
+    "grade",
+    "grade_reference",
+    "measure",
+    "validate",
+]

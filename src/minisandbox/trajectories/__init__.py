@@ -1,1 +1,11 @@
-"""."""
+"""Trajectories: the durable records of rollouts."""
+
+from minisandbox.trajectories.trajectory import (
+    VERSION,
+    Failure,
+    StepRecord,
+    Timings,
+    Trajectory,
+)
+
+__all__ = ["VERSION", "Failure", "StepRecord", "Timings", "Trajectory"]

@@ -1,0 +1,107 @@
+"""Replay: plays recorded commands, from a list or from what another agent did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from minisandbox.agents.protocol import AgentResult, perform
+from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.sandbox import Sandbox
+from minisandbox.tasks import Task
+
+Command = str | tuple[str, ...]
+
+
+class ReplayAgent:
+    """Plays commands one after the other. A command's failure is recorded and does not stop it.
+
+    Args:
+        commands: what to play for every task that has no commands of its own; None: such a task is an error.
+        per_task: commands of single tasks, by instance id.
+        timeout: seconds each command may take.
+    """
+
+    name = "replay"
+
+    def __init__(
+        self,
+        commands: Sequence[Command] | None = None,
+        *,
+        per_task: Mapping[str, Sequence[Command]] | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        self._commands = None if commands is None else tuple(commands)
+        self._per_task = {task: tuple(own) for task, own in (per_task or {}).items()}
+        self._timeout = timeout
+
+    @classmethod
+    def load(cls, path: Path, *, timeout: float = 300.0) -> ReplayAgent:
+        """Read what to play.
+
+        Args:
+            path: a JSON file with a list of commands (texts, or lists of arguments), a trajectory, or a directory of
+                trajectories, or of a run (each is played for its own task; of several attempts, the first).
+            timeout: seconds each command may take.
+
+        Raises:
+            InvalidValue: it cannot be read, or is none of these.
+        """
+        if path.is_dir():
+            path = path / "trajectories" if (path / "trajectories").is_dir() else path
+            files = sorted(path.glob("*.json"), reverse=True)  # so that the first attempt wins
+            return cls(per_task=dict(_recorded(file) for file in files), timeout=timeout)
+        value = _read(path)
+        if isinstance(value, dict):
+            return cls(per_task=dict([_recorded(path)]), timeout=timeout)
+        return cls(_commands(value, path), timeout=timeout)
+
+    def run(self, task: Task, box: Sandbox) -> AgentResult:
+        """Play the commands.
+
+        Raises:
+            NotFound: there are none for this task.
+            SandboxGone: the sandbox has ended.
+        """
+        commands = self._per_task.get(task.instance_id, self._commands)
+        if commands is None:
+            known = ", ".join(sorted(self._per_task)[:3])
+            raise NotFound(f"nothing was recorded for {task.instance_id!r}", hint=f"recorded are {known or 'none'}")
+        return AgentResult(tuple(perform(box, command, timeout=self._timeout) for command in commands))
+
+
+def _read(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidValue(
+            f"{path}: {error.strerror}", hint="give a JSON file or a directory of trajectories"
+        ) from error
+    except ValueError as error:
+        raise InvalidValue(f"{path} is not JSON", reason=str(error)) from error
+
+
+def _recorded(path: Path) -> tuple[str, tuple[Command, ...]]:
+    """Return a trajectory's task and commands. The file's schema belongs to ``trajectories``; only these are read."""
+    value = _read(path)
+    steps = value.get("steps") if isinstance(value, dict) else None
+    task = value.get("instance_id") if isinstance(value, dict) else None
+    if not isinstance(steps, list) or not isinstance(task, str) or not all(isinstance(step, dict) for step in steps):
+        raise InvalidValue(f"{path} is not a trajectory", hint='a list of commands is played too: ["ls", "make"]')
+    return task, _commands([step.get("command") for step in steps], path)
+
+
+def _commands(value: object, path: Path) -> tuple[Command, ...]:
+    if not isinstance(value, list):
+        raise InvalidValue(f"{path} holds neither commands nor a trajectory", hint='write ["ls", "make"], for instance')
+    return tuple(_command(entry, f"{path}: command {number}") for number, entry in enumerate(value, start=1))
+
+
+def _command(entry: object, place: str) -> Command:
+    if isinstance(entry, str) and "\0" not in entry:
+        return entry
+    parts = tuple(part for part in entry if isinstance(part, str)) if isinstance(entry, list) else ()
+    if not parts or not isinstance(entry, list) or len(parts) != len(entry) or any("\0" in part for part in parts):
+        raise InvalidValue(f"{place} is neither a text nor a list of texts", hint="NUL bytes cannot be in it either")
+    return parts

@@ -1,0 +1,114 @@
+"""Measuring: what every test of a project does on clean code, with and without the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minisandbox.grade.grading import reference_change
+from minisandbox.grade.report import PASSED
+from minisandbox.grade.submission import Change
+from minisandbox.grade.verdict import Reason
+from minisandbox.grade.workspace import workspace
+from minisandbox.tasks import Task
+from minisandbox.types import Limits
+
+if TYPE_CHECKING:
+    from minisandbox.images import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one run of the tests showed.
+
+    Attributes:
+        outcomes: every reported test with its outcome, in the order they ran.
+        uncollected: files and classes that could not be collected.
+        reason: why the run is not believed, or None where it is.
+        detail: the same in a sentence.
+        exit_code: the runner's exit status, or None where it had none.
+        duration: seconds the runner took.
+        versions: of Python and pytest inside, for people.
+        log: the end of its output.
+    """
+
+    outcomes: tuple[tuple[str, str], ...]
+    uncollected: tuple[str, ...]
+    reason: Reason | None
+    detail: str
+    exit_code: int | None
+    duration: float
+    versions: str
+    log: str
+
+    @property
+    def believed(self) -> bool:
+        """Whether the runner's fate and its report fit."""
+        return self.reason is None
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """Tests that passed."""
+        return frozenset(test for test, outcome in self.outcomes if outcome == PASSED)
+
+
+def measure(
+    task: Task,
+    image: Image,
+    *,
+    reference: bool,
+    files: Sequence[str] = (),
+    timeout: float | None = None,
+    limits: Limits | None = None,
+) -> Measurement:
+    """Run the tests of a project on clean code, the same way as grading does.
+
+    Args:
+        task: the task; its lists of tests are not looked at.
+        image: the task's image.
+        reference: whether the reference is applied first.
+        files: test files to run; none for what the test command chooses.
+        timeout: seconds the tests may take; the task's own if None.
+        limits: what the sandbox may use.
+
+    Returns:
+        What the run showed; look at ``believed`` before using it.
+
+    Raises:
+        MiniSandboxError: the sandbox could not be made, or ended.
+    """
+    seconds = task.test_timeout if timeout is None else timeout
+    place = workspace(image, task.test_command, files, timeout=seconds, limits=limits)
+    run = place.run(reference_change(task) if reference else Change())
+    doubt = run.doubt
+    return Measurement(
+        tuple(run.report.outcomes().items()),
+        run.report.uncollected,
+        None if doubt is None else doubt.reason,
+        "" if doubt is None else doubt.detail,
+        run.exit_code,
+        run.duration,
+        run.report.versions,
+        run.log,
+    )
+
+
+def derive_test_lists(
+    solved: Sequence[Measurement], unsolved: Sequence[Measurement]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Derive FAIL_TO_PASS and PASS_TO_PASS from measurements.
+
+    Args:
+        solved: runs with the reference, at least one.
+        unsolved: runs without it, at least one.
+
+    Returns:
+        Tests that passed in every run with the reference and in none without; then tests that passed in every run.
+        Whatever wavers is in neither. Both in the order they ran.
+    """
+    with_it = frozenset.intersection(*(one.passed for one in solved))
+    always_without = frozenset.intersection(*(one.passed for one in unsolved))
+    ever_without = frozenset[str]().union(*(one.passed for one in unsolved))
+    order = [test for test, _ in solved[0].outcomes if test in with_it]
+    return tuple(t for t in order if t not in ever_without), tuple(t for t in order if t in always_without)

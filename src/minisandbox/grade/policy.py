@@ -1,0 +1,137 @@
+"""Protected paths: the files of a submission that could change how it is tested, and are therefore not applied.
+
+Source of the list: public reports of reward hacking (SWE-bench #465, #601, #631; BenchJack, arXiv 2605.12673), and
+where pytest and Python look for code and configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from minisandbox.tasks import FileChange, FileStatus, Task, touched_files
+
+_CONFIGURATION = frozenset(
+    {
+        "pytest.ini",
+        ".pytest.ini",
+        "pytest.toml",
+        ".pytest.toml",
+        "tox.ini",
+        "setup.cfg",
+        "pyproject.toml",
+        ".coveragerc",
+    }
+)
+_START_UP = frozenset({"sitecustomize.py", "usercustomize.py"})
+_COMPILED = (".pyc", ".pyo", ".pyd", ".so")
+_RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "py", "unittest", "coverage", "xdist"})
+_TEST_DIRECTORIES = frozenset({"test", "tests"})
+_IMPORT_ROOTS = frozenset({"", "src", "lib"})
+_NEW = frozenset({FileStatus.ADDED, FileStatus.RENAMED, FileStatus.COPIED})
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which files of a submission are not applied when a task is graded.
+
+    Attributes:
+        test_files: files that hold the task's tests.
+        test_directories: directories called ``test`` or ``tests`` that hold such files: their helpers are tests too.
+        allowed: files that the reference changes; whoever solves the task may change them.
+        allowed_names: modules that the reference changes although they share a name with a part of the runner.
+        roots: directories from which tests import.
+    """
+
+    test_files: frozenset[str]
+    test_directories: frozenset[str]
+    allowed: frozenset[str]
+    allowed_names: frozenset[str]
+    roots: frozenset[str]
+
+    @classmethod
+    def for_task(cls, task: Task) -> Policy:
+        """Return the policy of a task: it depends on the task's tests and on its reference only."""
+        files = frozenset(task.test_files)
+        roots = _IMPORT_ROOTS | {parent for file in files for parent in _parents(file)}
+        touched = frozenset(touched_files(task.patch))
+        names = (_runner_name(path, roots) for path in touched)
+        directories = frozenset(top for file in files if (top := _test_directory(file)) is not None)
+        return cls(files, directories, touched, frozenset(name for name in names if name is not None), roots)
+
+    def why_protected(self, change: FileChange) -> str | None:
+        """Return why one file of a submission is not applied, or None where it is.
+
+        Args:
+            change: the file; a rename or copy is judged by both of its names.
+
+        Returns:
+            ``test_file``, ``test_directory``, ``pytest_config``, ``start_up_hook``, ``compiled_code``,
+            ``package_metadata``, ``shadows_runner``, ``git_metadata`` or None.
+        """
+        for path in dict.fromkeys((change.path, change.old_path)):
+            kind = None if path in self.allowed else self._kind(path, new=change.status in _NEW)
+            if kind is not None:
+                return kind
+        return None
+
+    def _kind(self, path: str, *, new: bool) -> str | None:
+        if path in self.test_files or any(file.startswith(path + "/") for file in self.test_files):
+            return "test_file"
+        if any(path == directory or path.startswith(directory + "/") for directory in self.test_directories):
+            return "test_directory"
+        return _kind_by_name(path) or ("shadows_runner" if self._shadows(path, new=new) else None)
+
+    def _shadows(self, path: str, *, new: bool) -> bool:
+        found = _runner_name(path, self.roots)
+        if found is not None:
+            return found not in self.allowed_names
+        return new and _standard_library_name(path)
+
+
+def _kind_by_name(path: str) -> str | None:
+    """Judge a path that is protected wherever it lies."""
+    parts = path.split("/")
+    name = parts[-1]
+    kinds = {
+        "pytest_config": name == "conftest.py" or name in _CONFIGURATION,
+        "start_up_hook": name in _START_UP or name.endswith(".pth"),
+        "compiled_code": name.endswith(_COMPILED) or "__pycache__" in parts,
+        "package_metadata": any(part.endswith((".egg-info", ".dist-info")) for part in parts),
+        "git_metadata": any(part.startswith(".git") for part in parts),
+    }
+    return next((kind for kind, holds in kinds.items() if holds), None)
+
+
+def _parents(path: str) -> Iterable[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _test_directory(file: str) -> str | None:
+    """Return the topmost directory of a test file that is called test or tests."""
+    parts = file.split("/")
+    for depth, part in enumerate(parts[:-1], start=1):
+        if part in _TEST_DIRECTORIES:
+            return "/".join(parts[:depth])
+    return None
+
+
+def _runner_name(path: str, roots: frozenset[str]) -> str | None:
+    """Return the importable name, with its directory, under which a path would shadow a part of the runner."""
+    parts = path.split("/")
+    for depth, part in enumerate(parts):
+        root = "/".join(parts[:depth])
+        is_file = depth == len(parts) - 1
+        name = part.removesuffix(".py") if is_file else part
+        if root in roots and name in _RUNNER and (not is_file or name != part):
+            return f"{root}/{name}"
+    return None
+
+
+def _standard_library_name(path: str) -> bool:
+    """Whether a file at the repository's root would be imported in place of a module of the standard library."""
+    name = path.removesuffix("/__init__.py").removesuffix(".py")
+    return name != path and name in sys.stdlib_module_names

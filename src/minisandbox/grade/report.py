@@ -1,0 +1,180 @@
+"""Report: what the plugin inside a grading sandbox wrote, read back without trusting it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PASSED = "passed"
+MISSING = "missing"
+CONFLICTING = "conflicting"
+INCOMPLETE = "incomplete"
+
+_PHASES = frozenset({"setup", "call", "teardown", "subtest", "collect"})
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of a report.
+
+    Attributes:
+        test: pytest's node id.
+        when: setup, call, teardown, subtest or collect.
+        outcome: passed, failed, skipped, xfailed, xpassed, rerun, or a word of another plugin's.
+    """
+
+    test: str
+    when: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last line of a report.
+
+    Attributes:
+        exit_status: the status with which pytest was about to exit.
+        records: how many lines the plugin had written before this one.
+    """
+
+    exit_status: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the plugin wrote.
+
+    Attributes:
+        records: the lines about tests and collection, in order.
+        started: whether pytest got as far as starting its session.
+        end: the last line, or None where the run ended before it.
+        damage: why the text cannot be the plugin's alone, or None.
+        versions: of Python and pytest inside, for people.
+    """
+
+    records: tuple[Record, ...] = ()
+    started: bool = False
+    end: End | None = None
+    damage: str | None = None
+    versions: str = ""
+
+    @classmethod
+    def parse(cls, data: bytes, nonce: str) -> Report:
+        """Read a report.
+
+        Args:
+            data: the report file's content.
+            nonce: what every line has to begin with.
+
+        Returns:
+            The report up to its first damaged line; ``damage`` says what is wrong with that one.
+        """
+        draft = _Draft(nonce)
+        for number, line in enumerate(data.split(b"\n"), start=1):
+            if line and not draft.damage:
+                draft.take(line, number)
+        draft.check_count()
+        return cls(tuple(draft.records), draft.started, draft.end, draft.damage, draft.versions)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Node ids with a failure in any phase, collection included, in order and each once."""
+        return tuple(dict.fromkeys(record.test for record in self.records if record.outcome == "failed"))
+
+    @property
+    def uncollected(self) -> tuple[str, ...]:
+        """Node ids of files and classes that could not be collected."""
+        return tuple(record.test for record in self.records if record.when == "collect" and record.outcome == "failed")
+
+    def outcomes(self) -> dict[str, str]:
+        """Return each test's outcome, in order of appearance.
+
+        Returns:
+            ``passed``, ``failed``, ``error`` (in setup or teardown), ``skipped``, ``xfailed``, ``xpassed``,
+            ``conflicting`` (the same phase reported twice, differently) or ``incomplete`` (it has no result).
+        """
+        phases: dict[str, dict[str, set[str]]] = {}
+        for record in self.records:
+            if record.when != "collect" and record.outcome != "rerun":
+                phases.setdefault(record.test, {}).setdefault(record.when, set()).add(record.outcome)
+        return {test: _outcome(seen) for test, seen in phases.items()}
+
+
+def _outcome(seen: dict[str, set[str]]) -> str:
+    """Reduce one test's phases to a word; the worst wins."""
+    if any(len(outcomes) > 1 for when, outcomes in seen.items() if when != "subtest"):
+        return CONFLICTING
+    if "failed" in seen.get("call", ()) or "failed" in seen.get("subtest", ()):
+        return "failed"
+    if any("failed" in outcomes for outcomes in seen.values()):
+        return "error"
+    final = [outcome for when in ("setup", "call", "teardown") for outcome in seen.get(when, ())]
+    other = next((outcome for outcome in final if outcome != PASSED), None)
+    if other is not None:
+        return other
+    return PASSED if "call" in seen else INCOMPLETE
+
+
+class _Draft:
+    """A report while it is read."""
+
+    def __init__(self, nonce: str) -> None:
+        self.nonce = nonce
+        self.records: list[Record] = []
+        self.started = False
+        self.end: End | None = None
+        self.damage: str | None = None
+        self.versions = ""
+        self.lines = 0
+
+    def take(self, line: bytes, number: int) -> None:
+        try:
+            nonce, test, when, value = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            self.damage = f"line {number} of the report is not a record"
+            return
+        if nonce != self.nonce:
+            self.damage = f"line {number} of the report has another nonce"
+        elif self.end is not None:
+            self.damage = f"line {number} of the report comes after its end"
+        elif not self._place(test, when, value):
+            self.damage = f"line {number} of the report makes no sense"
+        else:
+            self.lines += 1
+
+    def _place(self, test: object, when: object, value: object) -> bool:
+        if test is None:
+            return self._frame(when, value)
+        if not (isinstance(test, str) and isinstance(when, str) and isinstance(value, str)):
+            return False
+        if not self.started or when not in _PHASES:
+            return False
+        self.records.append(Record(test, when, value))
+        return True
+
+    def _frame(self, when: object, value: object) -> bool:
+        if not isinstance(value, dict):
+            return False
+        if when == "start" and not self.started:
+            self.started = True
+            self.versions = f"Python {value.get('python')}, pytest {value.get('pytest')}"[:100]
+            return True
+        status, records = value.get("exit_status"), value.get("records")
+        if when != "end" or not self.started or not isinstance(status, int) or not isinstance(records, int):
+            return False
+        self.end = End(status, records)
+        return True
+
+    def check_count(self) -> None:
+        """The plugin counts its lines; the end line is not one of them."""
+        if self.end is not None and not self.damage and self.end.records != self.lines - 1:
+            self.damage = (
+                f"the report has {self.lines - 1} lines before its end, and the plugin wrote {self.end.records}"
+            )
+
+
+def not_passed(outcomes: dict[str, str], tests: Iterable[str]) -> tuple[str, ...]:
+    """Return the tests that are not explicitly passed, in the given order."""
+    return tuple(test for test in tests if outcomes.get(test, MISSING) != PASSED)

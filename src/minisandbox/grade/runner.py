@@ -1,0 +1,123 @@
+"""The pytest runner: the task's own command, with our plugin, in a sandbox that is ready for it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import InvalidValue
+from minisandbox.grade.belief import Doubt, doubt_about
+from minisandbox.grade.channel import FileChannel, ReportChannel
+from minisandbox.grade.report import Report
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ExecResult
+
+_PLUGIN = Path(__file__).with_name("inside") / "report_plugin.py"
+_LOG_TAIL = 16_000
+_OPTIONS = ("-p", "no:cacheprovider", "--continue-on-collection-errors")
+"""A file that cannot be collected costs its own tests only: the same for the lists as they were measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """What one run of the tests showed.
+
+    Attributes:
+        report: what the plugin wrote.
+        doubt: why the run is not believed, or None.
+        exit_code: the runner's exit status, or None where it had none or did not run.
+        duration: seconds the runner took.
+        log: the end of its output.
+    """
+
+    report: Report
+    doubt: Doubt | None = None
+    exit_code: int | None = None
+    duration: float = 0.0
+    log: str = ""
+
+    @classmethod
+    def not_run(cls, doubt: Doubt, log: str = "") -> SuiteRun:
+        """A run that did not come to pass."""
+        return cls(Report(), doubt, log=log)
+
+
+class PytestRunner:
+    """One run of a task's tests.
+
+    Args:
+        command: the task's test command, a shell command to which arguments can be appended.
+        files: files to run, relative to the workdir; none for what the command itself chooses.
+        timeout: seconds the run may take.
+    """
+
+    def __init__(self, command: str, files: Sequence[str], timeout: float) -> None:
+        self._command = command
+        self._files = tuple(files)
+        self._timeout = timeout
+        self._module = f"report_{secrets.token_hex(6)}"
+        self._directory = f"/run/{secrets.token_hex(6)}"
+        self._channel: ReportChannel = FileChannel(self._directory)
+
+    def install(self, box: Sandbox) -> None:
+        """Put the plugin into the sandbox; before the submission is, so that a full disk cannot keep it out.
+
+        It is written, not mounted: the host's file may be readable to its owner only.
+
+        Raises:
+            FileAccessError: it cannot be written.
+            SandboxGone: the sandbox has ended.
+        """
+        box.files.write_bytes(f"{self._directory}/{self._module}.py", _PLUGIN.read_bytes(), mode=0o444)
+
+    def run(self, box: Sandbox) -> SuiteRun:
+        """Run the tests.
+
+        Returns:
+            What they showed; whatever the code under test does, it is a value.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        options = ("-p", self._module, *_OPTIONS, *self._files)
+        # the command is the task's shell text; "$@" carries the arguments past the shell's own parsing
+        argv = ["bash", "-c", f'{self._command} "$@"', "tests", *options]
+        result = box.exec(argv, timeout=self._timeout, env=self._environment(box))
+        report = self._channel.collect(box)
+        doubt = doubt_about(result, report)
+        return SuiteRun(report, doubt, result.exit_code, result.duration, log_of(result))
+
+    def _environment(self, box: Sandbox) -> dict[str, str]:
+        known = dict(box.image.environment).get("PYTHONPATH")
+        path = f"{known}:{self._directory}" if known else self._directory
+        return {
+            **self._channel.environment,
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "0",
+        }
+
+
+def log_of(result: ExecResult) -> str:
+    """Return the end of what a command printed, with its fate."""
+    parts = (result.stdout, result.stderr)
+    text = "\n".join(part.rstrip("\n") for part in parts if part.strip())
+    return f"{text[-_LOG_TAIL:]}\n[{result.fate}]"
+
+
+def files_of(tests: Sequence[str]) -> tuple[str, ...]:
+    """Return the files that hold pytest node ids, sorted.
+
+    Raises:
+        InvalidValue: an id is not pytest's.
+    """
+    for test in tests:
+        if "::" not in test:
+            raise InvalidValue(
+                f"{test!r} is not a pytest node id",
+                reason="the task's tests are run by something else",
+                hint="only pytest can grade so far; ids look like 'tests/test_a.py::test_b'",
+            )
+    return tuple(sorted({test.partition("::")[0] for test in tests}))

@@ -1,0 +1,67 @@
+"""Screening: what of a submission is applied, decided on its text before anything touches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minisandbox.errors import PatchError
+from minisandbox.grade.policy import Policy
+from minisandbox.grade.verdict import Flag
+from minisandbox.tasks import parse_patch
+from minisandbox.types import MiB
+
+MAX_SUBMISSION = 10 * MiB
+"""Bytes of the largest submission that is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A patch that is to be applied to clean code.
+
+    Attributes:
+        patch: a unified diff; empty for no change.
+        reverse: whether it is applied in reverse.
+        leave_out: files of the patch that are not applied.
+        only: the files that it may change, or None where that is not checked (a task's own patch).
+        flags: what people should know about what is left out.
+    """
+
+    patch: bytes = b""
+    reverse: bool = False
+    leave_out: tuple[str, ...] = ()
+    only: frozenset[str] | None = None
+    flags: tuple[Flag, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to apply."""
+        return not self.patch.strip() or (self.only is not None and not self.only)
+
+
+def screen(submission: bytes, policy: Policy) -> Change:
+    """Decide what of a submission is applied.
+
+    Args:
+        submission: an agent's patch.
+        policy: the task's protected paths.
+
+    Returns:
+        The change without the protected files; each of those has a flag.
+
+    Raises:
+        PatchError: it is too large, malformed or unsafe.
+    """
+    if len(submission) > MAX_SUBMISSION:
+        raise PatchError(
+            f"the submission has {len(submission)} bytes, more than {MAX_SUBMISSION}",
+            reason="it holds build products or data",
+            hint="leave generated files out of the repository, or name them in .git/info/exclude",
+        )
+    changes = parse_patch(submission, name="the submission")
+    kinds = {change.path: kind for change in changes if (kind := policy.why_protected(change)) is not None}
+    return Change(
+        submission,
+        leave_out=tuple(kinds),
+        only=frozenset(change.path for change in changes) - kinds.keys(),
+        flags=tuple(Flag(kind, path) for path, kind in kinds.items()),
+    )

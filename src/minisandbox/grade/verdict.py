@@ -1,0 +1,95 @@
+"""Grade: the verdict on one submission, why, and what it rests on."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Verdict(enum.StrEnum):
+    """The three outcomes of grading."""
+
+    RESOLVED = "resolved"
+    UNRESOLVED = "unresolved"
+    FAILED_TO_GRADE = "failed_to_grade"
+    """Our own failure: never a statement about the submission, never a reward of 0."""
+
+
+class Reason(enum.StrEnum):
+    """Why a verdict is what it is. docs/design/grading.md has the table."""
+
+    RESOLVED = "resolved"
+    TESTS_NOT_PASSED = "tests_not_passed"
+
+    PATCH_INVALID = "patch_invalid"
+    PATCH_STEP_FAILED = "patch_step_failed"
+    RESTORE_FAILED = "restore_failed"
+
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+    NOT_STARTED = "runner_not_started"
+    NO_END = "ended_early"
+    REPORT_DAMAGED = "report_damaged"
+    EXIT_MISMATCH = "exit_status_mismatch"
+    INTERRUPTED = "runner_interrupted"
+    INTERNAL_ERROR = "runner_internal_error"
+    USAGE_ERROR = "runner_usage_error"
+    NO_TESTS = "no_tests_collected"
+    SANDBOX_DIED = "sandbox_died"
+
+    INFRASTRUCTURE = "infrastructure"
+    REFERENCE_UNTRUSTED = "reference_untrusted"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Something about a submission that people should see; by itself it decides nothing.
+
+    Attributes:
+        kind: what it is, e.g. ``pytest_config``.
+        path: the file of the submission.
+    """
+
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The verdict on one submission.
+
+    Attributes:
+        instance_id: the task's id.
+        verdict: resolved, unresolved or failed_to_grade.
+        reason: why, as a word that programs can compare.
+        detail: why, in a sentence.
+        outcomes: each named test with its outcome (``missing`` where none was reported), FAIL_TO_PASS first.
+        failed_fail_to_pass: the FAIL_TO_PASS tests that did not pass.
+        failed_pass_to_pass: the PASS_TO_PASS tests that did not pass.
+        flags: files of the submission that were not applied because they are protected.
+        exit_code: the test runner's exit status, or None where it had none.
+        duration: seconds that grading took.
+        log: the end of the runner's output, for people; nothing is read from it.
+    """
+
+    instance_id: str
+    verdict: Verdict
+    reason: Reason
+    detail: str = ""
+    outcomes: tuple[tuple[str, str], ...] = ()
+    failed_fail_to_pass: tuple[str, ...] = ()
+    failed_pass_to_pass: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    exit_code: int | None = None
+    duration: float = 0.0
+    log: str = ""
+
+    @property
+    def resolved(self) -> bool | None:
+        """Whether the submission resolves the task; None where we failed."""
+        return None if self.verdict is Verdict.FAILED_TO_GRADE else self.verdict is Verdict.RESOLVED
+
+    @property
+    def reward(self) -> float | None:
+        """1.0 or 0.0; None where we failed."""
+        return None if self.resolved is None else float(self.resolved)

@@ -1,0 +1,114 @@
+"""Grading workspaces: clean code, a change, the task's own test files, and then the tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from minisandbox.grade.belief import Doubt
+from minisandbox.grade.runner import PytestRunner, SuiteRun, log_of
+from minisandbox.grade.submission import Change
+from minisandbox.grade.verdict import Reason
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ExecResult, Limits, Mount, Network, Outcome
+
+if TYPE_CHECKING:
+    from minisandbox.images import Image
+
+_HIDDEN = PurePosixPath("/hidden")
+_STEP_TIMEOUT = 120.0
+# Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
+_RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(_HIDDEN))
+_APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
+_GIT_REFUSED = frozenset({1, 128})
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """How to make grading sandboxes for one task.
+
+    Attributes:
+        image: the task's image.
+        command: the task's test command.
+        files: test files to run; none for what the command chooses.
+        timeout: seconds the tests may take.
+        limits: what each sandbox may use.
+    """
+
+    image: Image
+    command: str
+    files: tuple[str, ...]
+    timeout: float
+    limits: Limits
+
+    def run(self, change: Change) -> SuiteRun:
+        """Run the tests on clean code with a change, in a fresh sandbox.
+
+        Returns:
+            What they showed; a step that failed before them is a doubt.
+
+        Raises:
+            MiniSandboxError: the sandbox could not be made, or ended.
+        """
+        hidden = self.image.tests_dir()
+        mounts = () if hidden is None else (Mount(hidden, _HIDDEN),)
+        runner = PytestRunner(self.command, self.files, self.timeout)
+        with Sandbox.create(self.image.spec(), limits=self.limits, network=Network.off(), mounts=mounts) as box:
+            runner.install(box)
+            failed = _apply(box, change) or (_restore(box) if hidden is not None else None)
+            return failed or runner.run(box)
+
+
+def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
+    """Apply a change, all or nothing; returns what went wrong, or None."""
+    if change.is_empty:
+        return None
+    excluded = [f"--exclude={_literal(path)}" for path in change.leave_out]
+    command = [*_APPLY, *(["-R"] if change.reverse else []), *excluded, "-"]
+    result = box.exec(command, stdin=change.patch, timeout=_STEP_TIMEOUT)
+    doubt = _about_patch(result, change)
+    return None if doubt is None else SuiteRun.not_run(doubt, log_of(result))
+
+
+def _about_patch(result: ExecResult, change: Change) -> Doubt | None:
+    said = result.stderr.strip().replace("\n", "; ")[:500]
+    if result.outcome is Outcome.EXITED and result.exit_code in _GIT_REFUSED:
+        return Doubt(Reason.PATCH_INVALID, f"the patch does not apply: {said}")
+    if not result.ok:
+        return Doubt(Reason.PATCH_STEP_FAILED, f"git apply: {result.fate}: {said}")
+    if change.only is not None:
+        # git's own reading of the patch has to agree with ours, on which the policy was decided
+        stray = _paths(result.stdout_bytes) - change.only
+        if stray or result.dropped_stdout:
+            return Doubt(Reason.PATCH_INVALID, f"git reads other files in the patch: {sorted(stray)[:3]}")
+    return None
+
+
+def _paths(numstat: bytes) -> frozenset[str]:
+    """Return the paths of ``git apply --numstat -z``: added, removed and path, parted by tabs, each ended by NUL."""
+    fields = (entry.split(b"\t", 2) for entry in numstat.split(b"\0") if entry)
+    return frozenset(field[-1].decode("utf-8", "surrogateescape") for field in fields)
+
+
+def _literal(path: str) -> str:
+    r"""Escape a path for git's wildmatch, in which * ? [ and \ are special."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", path)
+
+
+def _restore(box: Sandbox) -> SuiteRun | None:
+    """Put the task's own test files back, over whatever lies there."""
+    result = box.exec([*_RESTORE, str(box.image.workdir)], timeout=_STEP_TIMEOUT)
+    if result.ok:
+        return None
+    said = result.stderr.strip().replace("\n", "; ")[:500]
+    return SuiteRun.not_run(Doubt(Reason.RESTORE_FAILED, f"test files: {result.fate}: {said}"), log_of(result))
+
+
+def workspace(
+    image: Image, command: str, files: Sequence[str], *, timeout: float, limits: Limits | None = None
+) -> Workspace:
+    """Make a workspace with the default limits where none are given."""
+    return Workspace(image, command, tuple(files), timeout, limits or Limits())

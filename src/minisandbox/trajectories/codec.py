@@ -1,0 +1,125 @@
+"""Frozen dataclasses to JSON and back, strictly: what is not in the schema is refused, never dropped.
+
+Covers what schemas of ours use: text, numbers, booleans, bytes, None, enumerations of text, dataclasses, tuples of one
+type, and unions of these. Bytes become text in UTF-8; bytes that are not UTF-8 survive as surrogates (PEP 383).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from typing import TypeVar
+
+from minisandbox.errors import TrajectoryError
+
+T = TypeVar("T")
+
+
+def to_json(value: object) -> object:
+    """Return a value as ``json.dumps`` takes it.
+
+    Args:
+        value: a dataclass or any value that a schema may hold.
+
+    Raises:
+        TypeError: a schema holds something that this module does not cover.
+    """
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):  # members of a StrEnum, too
+        return str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, tuple):
+        return [to_json(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    raise TypeError(f"a schema cannot hold {type(value).__name__}")
+
+
+def from_json(kind: type[T], value: object, *, place: str) -> T:
+    """Return the value of a given type that JSON stands for.
+
+    Args:
+        kind: the dataclass, or another type that a schema may hold.
+        value: what ``json.loads`` returned.
+        place: what errors call it.
+
+    Raises:
+        TrajectoryError: a field is unknown, missing, or of another type; the message names it.
+    """
+    return typing.cast("T", _decode(kind, value, place))
+
+
+def _decode(kind: object, value: object, place: str) -> object:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in {typing.Union, types.UnionType}:
+        return _decode_union(arguments, value, place)
+    if origin is tuple:
+        return _decode_tuple(arguments, value, place)
+    if kind is types.NoneType and value is None:
+        return None
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _decode_dataclass(kind, value, place)
+    return _decode_plain(kind, value, place)
+
+
+def _decode_plain(kind: object, value: object, place: str) -> object:
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind is bytes and isinstance(value, str):
+        return _encoded(value, place)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            raise TrajectoryError(f"{place} is {value!r}", reason=f"no {kind.__name__} is called that") from None
+    if kind in {str, int, bool} and type(value) is kind:
+        return value
+    raise TrajectoryError(f"{place} is of type {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
+
+
+def _encoded(text: str, place: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise TrajectoryError(f"{place} has characters that stand for no bytes") from None
+
+
+def _decode_union(choices: tuple[object, ...], value: object, place: str) -> object:
+    problem: TrajectoryError | None = None
+    for choice in choices:
+        try:
+            return _decode(choice, value, place)
+        except TrajectoryError as error:
+            problem = error if problem is None or choice is not types.NoneType else problem
+    assert problem is not None
+    raise problem
+
+
+def _decode_tuple(arguments: tuple[object, ...], value: object, place: str) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise TrajectoryError(f"{place} is of type {type(value).__name__}, not list")
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return tuple(_decode(arguments[0], item, f"{place}[{n}]") for n, item in enumerate(value))
+    if len(arguments) != len(value):
+        raise TrajectoryError(f"{place} has {len(value)} entries, not {len(arguments)}")
+    return tuple(
+        _decode(kind, item, f"{place}[{n}]") for n, (kind, item) in enumerate(zip(arguments, value, strict=True))
+    )
+
+
+def _decode_dataclass(kind: type, value: object, place: str) -> object:
+    if not isinstance(value, dict):
+        raise TrajectoryError(f"{place} is of type {type(value).__name__}, not object")
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    unknown = sorted(set(value) - set(fields))
+    if unknown:
+        raise TrajectoryError(f"{place} has the unknown field {unknown[0]!r}")
+    missing = [name for name in fields if name not in value]
+    if missing:
+        raise TrajectoryError(f"{place} lacks the field {missing[0]!r}")
+    return kind(**{name: _decode(hints[name], item, f"{place}.{name}") for name, item in value.items()})

@@ -1,0 +1,130 @@
+"""Protected paths, and what screening leaves of a submission."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisandbox.errors import PatchError
+from minisandbox.grade import MAX_SUBMISSION, Flag, Policy
+from minisandbox.grade.submission import screen
+from minisandbox.tasks import FileChange, FileStatus, Form, Task
+
+
+def patch_of(*paths: str) -> str:
+    return "".join(f"diff --git a/{p} b/{p}\n--- a/{p}\n+++ b/{p}\n@@ -1 +1 @@\n-a\n+b\n" for p in paths)
+
+
+def task(*, fix: tuple[str, ...] = ("pkg/core.py",), tests: tuple[str, ...] = ("tests/unit/test_core.py::t",)) -> Task:
+    return Task("a__b-1", "a/b", "c0", "", patch_of(*fix), "", tests, ())
+
+
+def kind(path: str, policy: Policy, status: FileStatus = FileStatus.MODIFIED) -> str | None:
+    return policy.why_protected(FileChange(path, status, path))
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("pkg/core.py", None),
+        ("pkg/other.py", None),
+        ("README.md", None),
+        ("pkg/coverage.py", None),
+        ("pkg/unittest/cases.py", None),
+        ("pkg/testing/tools.py", None),
+        ("pkg/test/tools.py", None),
+        ("tests/unit/test_core.py", "test_file"),
+        ("tests/unit", "test_file"),
+        ("tests/helpers.py", "test_directory"),
+        ("tests/unit/data/x.bin", "test_directory"),
+        ("conftest.py", "pytest_config"),
+        ("pkg/deep/conftest.py", "pytest_config"),
+        ("pytest.ini", "pytest_config"),
+        ("tox.ini", "pytest_config"),
+        ("setup.cfg", "pytest_config"),
+        ("pyproject.toml", "pytest_config"),
+        (".pytest.ini", "pytest_config"),
+        ("sitecustomize.py", "start_up_hook"),
+        ("pkg/usercustomize.py", "start_up_hook"),
+        ("evil.pth", "start_up_hook"),
+        ("pkg/core.pyc", "compiled_code"),
+        ("pkg/_fast.cpython-311-x86_64-linux-gnu.so", "compiled_code"),
+        ("pkg/__pycache__/x", "compiled_code"),
+        ("src/pkg.egg-info/entry_points.txt", "package_metadata"),
+        (".gitattributes", "git_metadata"),
+        (".github/workflows/ci.yml", "git_metadata"),
+        ("pytest.py", "shadows_runner"),
+        ("_pytest/runner.py", "shadows_runner"),
+        ("src/pluggy/__init__.py", "shadows_runner"),
+        ("unittest/case.py", "shadows_runner"),
+    ],
+)
+def test_kinds(path: str, expected: str | None) -> None:
+    assert kind(path, Policy.for_task(task())) == expected
+
+
+def test_new_modules_in_place_of_the_standard_library() -> None:
+    policy = Policy.for_task(task())
+    assert kind("json.py", policy, FileStatus.ADDED) == "shadows_runner"
+    assert kind("typing/__init__.py", policy, FileStatus.ADDED) == "shadows_runner"
+    assert kind("json.py", policy) is None, "the project has such a file already"
+    assert kind("code/new.py", policy, FileStatus.ADDED) is None
+    assert kind("pkg/json.py", policy, FileStatus.ADDED) is None
+
+
+def test_what_the_reference_changes_may_be_changed() -> None:
+    policy = Policy.for_task(task(fix=("pyproject.toml", "src/_pytest/runner.py", "tests/helpers.py")))
+    assert kind("pyproject.toml", policy) is None
+    assert kind("setup.cfg", policy) == "pytest_config"
+    assert kind("src/_pytest/fixtures.py", policy) is None, "the project is the runner itself"
+    assert kind("_pytest/fixtures.py", policy) == "shadows_runner"
+    assert kind("tests/helpers.py", policy) is None
+    assert kind("tests/others.py", policy) == "test_directory"
+
+
+def test_tests_beside_the_code_protect_only_themselves() -> None:
+    policy = Policy.for_task(task(tests=("pkg/test_core.py::t",)))
+    assert kind("pkg/test_core.py", policy) == "test_file"
+    assert kind("pkg/new.py", policy) is None
+    assert kind("pkg", policy) == "test_file", "a file in the place of the tests' directory"
+    assert kind("pkg/pytest.py", policy) == "shadows_runner", "pytest puts the directory of a test on the import path"
+
+
+def test_renames_are_judged_by_both_names() -> None:
+    policy = Policy.for_task(task())
+    assert policy.why_protected(FileChange("x.py", FileStatus.RENAMED, "conftest.py")) == "pytest_config"
+    assert policy.why_protected(FileChange("conftest.py", FileStatus.RENAMED, "x.py")) == "pytest_config"
+
+
+def test_screening_leaves_out_and_says_so() -> None:
+    change = screen(patch_of("pkg/core.py", "conftest.py", "tests/unit/test_core.py").encode(), Policy.for_task(task()))
+    assert change.only == frozenset({"pkg/core.py"})
+    assert change.leave_out == ("conftest.py", "tests/unit/test_core.py")
+    assert change.flags == (Flag("pytest_config", "conftest.py"), Flag("test_file", "tests/unit/test_core.py"))
+    assert not change.is_empty
+
+
+@pytest.mark.parametrize("submission", [b"", b"\n \n", patch_of("conftest.py").encode()])
+def test_nothing_left_to_apply(submission: bytes) -> None:
+    assert screen(submission, Policy.for_task(task())).is_empty
+
+
+@pytest.mark.parametrize(
+    "submission",
+    [
+        b"x" * (MAX_SUBMISSION + 1),
+        b"no patch at all",
+        b"--- a/../../etc/x\n+++ b/../../etc/x\n@@ -0,0 +1 @@\n+x\n",
+        b"--- a//etc/x\n+++ b//etc/x\n@@ -0,0 +1 @@\n+x\n",
+        b"diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc\n",
+        patch_of("a.py").replace("a\n", "\0\n").encode(),
+        patch_of(".git/config").encode(),
+    ],
+)
+def test_unsafe_submissions(submission: bytes) -> None:
+    with pytest.raises(PatchError):
+        screen(submission, Policy.for_task(task()))
+
+
+def test_the_form_decides_nothing() -> None:
+    smith = Task("a__b-1", "a/b", "c0", "", patch_of("pkg/core.py"), "", ("tests/t.py::t",), (), form=Form.SWESMITH)
+    assert Policy.for_task(smith).allowed == {"pkg/core.py"}
