@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,12 +26,12 @@ def test_a_live_sandbox_is_listed_and_a_stopped_one_is_not(spec: ImageSpec) -> N
     with Sandbox.create(spec) as box:
         record = next(record for record in live_sandboxes() if record.id == box.id)
         assert (record.owner, record.image, record.network) == (os.getpid(), "base", "off")
-        assert Path(f"/proc/{record.pid}").exists()
+        assert alive(record.pid)
         assert box.alive
         assert 0 < box.created_in < 10
     assert box.id not in [record.id for record in live_sandboxes()]
     assert not box.alive
-    assert not Path(f"/proc/{record.pid}").exists()
+    assert not alive(record.pid)
 
 
 def test_a_missing_layer_is_an_error_that_names_the_step(tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_it_ends_when_its_handle_is_forgotten(spec: ImageSpec) -> None:
     box = Sandbox.create(spec)
     pid = next(record.pid for record in live_sandboxes() if record.id == box.id)
     del box
-    wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    wait_for(lambda: not alive(pid))
 
 
 def test_a_disk_upper_becomes_a_layer(spec: ImageSpec, tmp_path: Path) -> None:
@@ -122,24 +124,20 @@ print("up", flush=True)
 )
 def test_sigkill_of_the_controller_leaves_nothing(spec: ImageSpec, then: str) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
-    controller, pids = start_controller(spec, then)
-    group = os.getpgid(controller.pid)
-    os.kill(controller.pid, signal.SIGKILL)
-    wait_for(lambda: not any(alive(pid) for pid in pids), seconds=2.0)
-    os.killpg(group, signal.SIGKILL)  # the forked child of the second case
-    controller.wait()
+    with running_controller(spec, then) as (controller, pids):
+        os.kill(controller, signal.SIGKILL)
+        wait_for(lambda: not any(alive(pid) for pid in pids), seconds=2.0)
     assert Path("/proc/self/mountinfo").read_text() == mounts
     assert reaper.reap(reaper.runtime_directory()) == 1
-    assert not [record for record in live_sandboxes() if record.owner == controller.pid]
+    assert not [record for record in live_sandboxes() if record.owner == controller]
 
 
-def test_sigkill_of_the_launcher_ends_its_sandboxes(spec: ImageSpec) -> None:
-    controller, pids = start_controller(spec, "time.sleep(600)")
-    zygote = next(pid for pid in pids if b"minisandbox-zygote" in cmdline(pid))
-    os.kill(zygote, signal.SIGKILL)
-    wait_for(lambda: not any(alive(pid) for pid in pids), seconds=2.0)
-    controller.kill()
-    controller.wait()
+@pytest.mark.parametrize("name", [b"minisandbox-launcher", b"minisandbox-zygote"])
+def test_sigkill_of_the_launcher_ends_its_sandboxes(spec: ImageSpec, name: bytes) -> None:
+    with running_controller(spec, "time.sleep(600)") as (_, pids):
+        (target,) = (pid for pid in pids if cmdline(pid).startswith(name))
+        os.kill(target, signal.SIGKILL)
+        wait_for(lambda: not any(alive(pid) for pid in pids), seconds=2.0)
     reaper.reap(reaper.runtime_directory())
 
 
@@ -155,17 +153,22 @@ def test_sigkill_at_any_moment_of_creation(spec: ImageSpec) -> None:
     reaper.reap(reaper.runtime_directory())
 
 
-def start_controller(spec: ImageSpec, then: str) -> tuple[subprocess.Popen[bytes], set[int]]:
-    """A controller in a process of its own with four sandboxes full of stubborn daemons, and all its descendants."""
-    code = CONTROLLER.replace("{then}", then)
-    arguments = [sys.executable, "-c", code, str(spec.layers[0])]
+@contextmanager
+def running_controller(spec: ImageSpec, then: str) -> Iterator[tuple[int, set[int]]]:
+    """A controller in a process of its own with four sandboxes full of stubborn daemons: its pid, and all of theirs."""
+    arguments = [sys.executable, "-c", CONTROLLER.replace("{then}", then), str(spec.layers[0])]
     controller = subprocess.Popen(arguments, stdout=subprocess.PIPE, start_new_session=True)
     assert controller.stdout is not None
-    with controller.stdout:
+    try:
         assert controller.stdout.readline() == b"up\n"
-    pids = descendants(controller.pid)
-    assert sum(b"sleep" in cmdline(pid) for pid in pids) >= 4
-    return controller, pids
+        own = cmdline(controller.pid)
+        pids = {pid for pid in descendants(controller.pid) if cmdline(pid) != own}
+        assert sum(b"sleep" in cmdline(pid) for pid in pids) >= 4
+        yield controller.pid, pids
+    finally:
+        os.killpg(controller.pid, signal.SIGKILL)  # a forked child included
+        controller.stdout.close()
+        controller.wait()
 
 
 def descendants(pid: int) -> set[int]:

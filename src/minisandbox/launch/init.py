@@ -38,6 +38,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str) 
     """
     failure: OSError | None = None
     try:
+        sc.overwrite_arguments("minisandbox-init")
         _move_descriptors(birth, lifeline, identity)
         sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
         if network == "off":

@@ -55,6 +55,7 @@ def _enter_namespaces(connection: socket.socket) -> bool:
     sc.unshare(sc.CLONE_NEWNS | sc.CLONE_NEWPID)
     child = os.fork()
     if child:
+        sc.overwrite_arguments("minisandbox-launcher")
         connection.close()
         os.waitpid(child, 0)
         os._exit(0)

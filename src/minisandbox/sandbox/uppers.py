@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
+from minisandbox.store.trees import remove_tree
 
 
 def prepare(upper: Path) -> None:
@@ -24,7 +24,8 @@ def prepare(upper: Path) -> None:
 def finish(upper: Path) -> None:
     """Turn a finished upper into a layer: one ``tree``, nothing else."""
     for name in ("work", "usr-work"):
-        _remove_work(upper / name)
+        if (upper / name).is_dir():
+            remove_tree(upper / name)  # its inner directories have mode 000 (fs/overlayfs/super.c)
     usr = upper / "usr"
     if not usr.is_dir():
         return
@@ -32,14 +33,3 @@ def finish(upper: Path) -> None:
         usr.rename(upper / "tree" / "usr")
     else:
         usr.rmdir()
-
-
-def _remove_work(work: Path) -> None:
-    """Remove an overlay's work directory, whose inner directory has mode 000 (fs/overlayfs/super.c)."""
-    if not work.is_dir():
-        return
-    for name in ("work", "index"):
-        inner = work / name
-        if inner.is_dir() and not inner.is_symlink():
-            inner.chmod(0o700)
-    shutil.rmtree(work)

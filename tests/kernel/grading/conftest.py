@@ -1,0 +1,143 @@
+"""A tiny project with its pytest beside it, as images: grading for real, without a package index."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minisandbox.images import Image, build
+from minisandbox.store import Store
+from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
+
+FILES = {
+    "calc/__init__.py": "",
+    "calc/core.py": "def add(a, b):\n    return a + b\n\n\ndef double(a):\n    return 2 * a\n",
+    "setup.cfg": "[tool:pytest]\ntestpaths = tests\n",
+    "tests/helper.py": "def same(a, b):\n    return a == b\n",
+    "tests/test_add.py": "from calc.core import add\nfrom helper import same\n\n\ndef test_add():\n"
+    "    assert same(add(2, 3), 5)\n\n\ndef test_zero():\n    assert add(0, 0) == 0\n",
+    "tests/test_double.py": "from calc.core import double\n\n\ndef test_double():\n    assert double(2) == 4\n",
+}
+BUG = """\
+diff --git a/calc/core.py b/calc/core.py
+--- a/calc/core.py
++++ b/calc/core.py
+@@ -1,5 +1,5 @@
+ def add(a, b):
+-    return a + b
++    return a - b
+ 
+ 
+ def double(a):
+"""
+FIX = """\
+diff --git a/calc/core.py b/calc/core.py
+--- a/calc/core.py
++++ b/calc/core.py
+@@ -3,4 +3,4 @@
+ 
+ 
+ def double(a):
+-    return 2 * a
++    return a + a
+"""
+TEST_PATCH = """\
+diff --git a/tests/test_double.py b/tests/test_double.py
+--- a/tests/test_double.py
++++ b/tests/test_double.py
+@@ -3,3 +3,7 @@
+ 
+ def test_double():
+     assert double(2) == 4
++
++
++def test_text():
++    assert double([1]) is not None and double(Odd()) == "ok"
+diff --git a/tests/test_new.py b/tests/test_new.py
+new file mode 100644
+--- /dev/null
++++ b/tests/test_new.py
+@@ -0,0 +1,2 @@
++def test_new():
++    assert True
+"""
+
+
+def vendor_pytest(target: Path) -> None:
+    """Copy pytest and what it needs out of the environment that runs these tests."""
+    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        for file in importlib.metadata.distribution(name).files or ():
+            place = target / str(file)
+            if file.parts[0] == ".." or file.suffix == ".pyc":
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(Path(str(file.locate())).read_bytes())
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's directory."""
+    root = tmp_path_factory.mktemp("calc")
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    vendor_pytest(root / "vendor")
+    return root
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store of this session's own."""
+    yield Store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="session")
+def smith(source: Path) -> Task:
+    """A task of SWE-smith's form: add() subtracts."""
+    return Task(
+        instance_id="calc__smith-1",
+        repo="example/calc",
+        base_commit="",
+        problem_statement="add() subtracts",
+        patch=BUG,
+        test_patch="",
+        FAIL_TO_PASS=("tests/test_add.py::test_add",),
+        PASS_TO_PASS=("tests/test_add.py::test_zero", "tests/test_double.py::test_double"),
+        form=Form.SWESMITH,
+        build=BuildSpec(
+            python=f"{sys.version_info.major}.{sys.version_info.minor}",
+            source=SourceSpec("local", (("path", str(source)),)),
+            environment=(("PYTHONPATH", "/testbed/vendor"),),
+        ),
+        test_timeout=60.0,
+    )
+
+
+@pytest.fixture(scope="session")
+def images(store: Store) -> Callable[[Task], Image]:
+    """Return a task's image, built once."""
+    return lambda task: build(task.recipe(), store=store, name=task.instance_id)
+
+
+@pytest.fixture(scope="session")
+def smith_image(smith: Task, images: Callable[[Task], Image]) -> Image:
+    return images(smith)
+
+
+@pytest.fixture
+def bench(smith: Task) -> Task:
+    """A task of SWE-bench's form on the same source."""
+    return replace(
+        smith,
+        instance_id="calc__bench-1",
+        patch=FIX,
+        test_patch=TEST_PATCH,
+        form=Form.SWEBENCH,
+        FAIL_TO_PASS=("tests/test_double.py::test_text",),
+        PASS_TO_PASS=("tests/test_double.py::test_double", "tests/test_new.py::test_new"),
+    )

@@ -1,0 +1,90 @@
+"""Patches: everything that differs, the index untouched, whatever the repository's settings are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import pytest
+
+from minisandbox.errors import CommandFailed
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ImageSpec
+
+pytestmark = pytest.mark.kernel
+
+REPOSITORY = """
+set -e
+cd /testbed; git init -q; git config user.email a@b; git config user.name n
+printf 'one\\ntwo\\nthree\\n' > a.txt; echo gone > gone.txt; printf '\\0\\1\\2' > data.bin; echo x > mode.sh
+echo '*.log' > .gitignore; mkdir sub; echo s > sub/s.txt
+git add -A; git commit -qm base
+"""
+
+
+@pytest.fixture
+def repo(spec: ImageSpec) -> Iterator[Sandbox]:
+    """A sandbox with a small repository at /testbed."""
+    image = ImageSpec("repo", spec.layers, workdir=PurePosixPath("/testbed"))
+    with Sandbox.create(image) as box:
+        box.exec(REPOSITORY).check()
+        yield box
+
+
+def test_nothing_changed_is_an_empty_patch(repo: Sandbox) -> None:
+    assert repo.patch() == b""
+
+
+def test_every_kind_of_change_survives_a_round_trip(repo: Sandbox) -> None:
+    change = """
+set -e
+sed -i s/two/TWO/ a.txt; rm gone.txt; printf '\\3\\0\\4' > data.bin; chmod +x mode.sh; echo new > 'new file.txt'
+printf '\\377\\0' > new.bin; ln -s a.txt link; : > empty; mv sub/s.txt moved.txt
+printf 'caf\\351 no newline' > latin.txt
+echo ignored > x.log
+"""
+    repo.exec(change).check()
+    before = repo.exec("git status --porcelain; git diff --cached; find . -path ./.git -prune -o -type f -print").stdout
+    patch = repo.patch()
+    assert (
+        repo.exec("git status --porcelain; git diff --cached; find . -path ./.git -prune -o -type f -print").stdout
+        == before
+    )
+    listing = r"""
+rm -f x.log; find . -path ./.git -prune -o -not -type d -print | sort | xargs -d '
+' stat -c '%n %A %s'
+cat a.txt data.bin latin.txt | sha256sum
+"""
+    changed = repo.exec(listing).stdout
+    assert b"x.log" not in patch
+    repo.exec("git reset -q --hard; git clean -fdqx").check()
+    repo.files.write_bytes("/tmp/p", patch)
+    repo.exec("git apply --whitespace=nowarn /tmp/p").check()
+    assert repo.exec(listing).stdout == changed
+
+
+def test_commits_of_the_agent_count_with_the_images_commit(repo: Sandbox) -> None:
+    base = repo.exec("git rev-parse HEAD").stdout.strip()
+    repo.exec("echo c > c.txt; git add c.txt; git commit -qm agent; echo d > d.txt").check()
+    assert b"c.txt" not in repo.patch()
+    assert b"c.txt" in repo.patch(base=base)
+    assert b"d.txt" in repo.patch(base=base)
+
+
+def test_settings_of_the_repository_do_not_shape_the_patch(repo: Sandbox) -> None:
+    repo.exec("""
+set -e
+git config diff.noprefix true; git config diff.external /bin/false; git config color.ui always
+git config diff.renames copies; git config core.autocrlf true; git config core.quotePath false
+git config diff.x.textconv 'tr a-z A-Z <'; echo '*.txt diff=x' > .git/info/attributes; sed -i s/two/2/ a.txt
+""").check()
+    patch = repo.patch()
+    assert patch.startswith(b"diff --git a/a.txt b/a.txt\n")
+    assert b"-two\n+2\n" in patch
+    assert b"\x1b" not in patch
+
+
+def test_a_destroyed_repository_is_an_error(repo: Sandbox) -> None:
+    repo.exec("rm -rf .git")
+    with pytest.raises(CommandFailed, match="not a git repository"):
+        repo.patch()

@@ -1,0 +1,119 @@
+"""The launcher's pure parts: plans, frames, kept output."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisandbox.errors import InvalidValue
+from minisandbox.launch import plan as p
+from minisandbox.launch.capture import Capture
+from minisandbox.launch.frames import Decoder, FrameError, encode
+from minisandbox.sandbox.plans import Request, make_plan
+from minisandbox.types import ImageSpec, Limits, Mount, Network, parse_size
+
+
+def request(**changes: object) -> Request:
+    values: dict[str, object] = {
+        "image": ImageSpec("i", (Path("/store/one"), Path("/store/two"))),
+        "limits": Limits(),
+        "network": Network.off(),
+        "mounts": (Mount(Path("/given"), PurePosixPath("/run/x")),),
+        "hostname": "sandbox",
+        "upper": None,
+        "writable_usr": True,
+    }
+    return Request(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("writable_usr", [True, False])
+@pytest.mark.parametrize("upper", [None, Path("/upper")])
+def test_a_plan_survives_serialisation(writable_usr: bool, upper: Path | None) -> None:
+    plan = make_plan(request(writable_usr=writable_usr, upper=upper))
+    assert p.Plan.from_json(plan.to_json()) == plan
+    assert hash(plan) == hash(p.Plan.from_json(plan.to_json()))
+
+
+@pytest.mark.parametrize(
+    "text", [b"{}", b"[]", b"null", b'{"operations":[["Nope"]]}', b'{"operations":[["Scratch"]]}', b"x"]
+)
+def test_what_is_not_a_plan_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - json's own message is good enough here
+        p.Plan.from_json(text)
+
+
+def test_host_paths_appear_only_where_they_are_taken() -> None:
+    plan = make_plan(request(upper=Path("/upper")))
+    for operation in plan.operations:
+        if not isinstance(operation, p.Take):
+            assert "/store" not in operation.describe()
+            assert "/upper" not in operation.describe()
+    takes = [index for index, operation in enumerate(plan.operations) if isinstance(operation, p.Take)]
+    scratch = next(index for index, operation in enumerate(plan.operations) if isinstance(operation, p.Scratch))
+    assert max(takes) < scratch
+    assert isinstance(plan.operations[-1], p.Enter)
+
+
+def test_the_topmost_layer_comes_first() -> None:
+    overlay = next(op for op in make_plan(request()).operations if isinstance(op, p.Overlay))
+    assert overlay.lowers == ("layers/1", "layers/0")
+
+
+def test_a_plan_describes_itself() -> None:
+    text = make_plan(request()).describe()
+    assert text.startswith("1. take /store/one as 0 (ro, owners: image)")
+    assert "network: off" in text
+    assert "NPROC=1024" in text
+
+
+@given(st.dictionaries(st.text(), st.text() | st.integers() | st.none()), st.binary(), st.integers(1, 50))
+def test_frames_survive_any_split(header: dict[str, object], payload: bytes, step: int) -> None:
+    data = encode(header, payload) * 2
+    decoder = Decoder()
+    found: list[tuple[dict[str, object], bytes]] = []
+    for start in range(0, len(data), step):
+        found += decoder.feed(data[start : start + step])
+    assert found == [(header, payload)] * 2
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 8, b"\0\0\0\1\0\0\0\0x", b"\0\0\0\2\0\0\0\0[]"])
+def test_what_is_not_a_frame_is_refused(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        list(Decoder().feed(data))
+
+
+@given(st.lists(st.binary(max_size=40), max_size=30), st.integers(0, 60))
+def test_capture_keeps_head_and_tail_and_counts_the_rest(pieces: list[bytes], limit: int) -> None:
+    capture = Capture(limit)
+    for piece in pieces:
+        capture.add(piece)
+    whole, result = b"".join(pieces), capture.result()
+    assert capture.dropped == max(0, len(whole) - limit)
+    if not capture.dropped:
+        assert result == whole
+        return
+    assert result.startswith(whole[: limit // 2])
+    assert result.endswith(whole[len(whole) - (limit - limit // 2) :])
+    assert b"[... %d bytes dropped ...]" % capture.dropped in result
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512", 512), ("1K", 1024), ("1.5G", 3 << 29), ("64KiB", 65536), ("2 GB", 2 << 30), (7, 7)]
+)
+def test_sizes(text: int | str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1X", "1e3", -1, True, None, 1.5])
+def test_what_is_not_a_size(text: int | str) -> None:
+    with pytest.raises(InvalidValue):
+        parse_size(text)
+
+
+def test_limits_refuse_nonsense() -> None:
+    for options in ({"processes": 0}, {"open_files": -1}, {"processes": True}, {"disk": "lots"}):
+        with pytest.raises(InvalidValue):
+            Limits(**options)
