@@ -1,0 +1,41 @@
+"""``minisandbox doctor``."""
+
+from __future__ import annotations
+
+import argparse
+
+from minisandbox.cli import exits
+from minisandbox.cli.output import Column, add_json_option, print_json, print_table
+from minisandbox.errors import HostError
+from minisandbox.host import doctor
+from minisandbox.store.paths import default_root
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Try everything and print what was found; exit status 10 where no sandbox can be made."""
+    checks = doctor.run_checks(default_root())
+    ready = doctor.is_ready(checks)
+    if args.json:
+        print_json({"ready": ready, "mode": checks[-1].detail, "checks": checks})
+    else:
+        _print(checks, ready)
+    return exits.OK if ready else HostError.exit_code
+
+
+def _print(checks: tuple[doctor.Check, ...], ready: bool) -> None:
+    print_table(
+        (Column("status", whole=True), Column("feature", whole=True), Column("what was found"), Column("needed for")),
+        ((check.status, check.name, check.detail, doctor.describe_need(check)) for check in checks),
+    )
+    # below the table and unwrapped, so that they can be copied
+    for check in checks:
+        if check.fix:
+            print(f"\nto have {check.name}:\n  {check.fix}")
+    blocking = [check.name for check in checks if check.status is doctor.Status.MISSING]
+    print(f"\n{'ready' if ready else 'NOT ready: missing ' + ', '.join(blocking)}")

@@ -1,0 +1,163 @@
+"""The ``minisandbox`` command: finds the module of the noun that was typed, and turns errors into messages."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+
+from minisandbox import __version__
+from minisandbox.cli import exits
+from minisandbox.cli.output import say
+from minisandbox.errors import MiniSandboxError
+
+# noun -> what its help line says; each is a module of this package with `configure(parser)`
+COMMANDS = {
+    "doctor": "what this machine allows, and the exact fix for what it does not",
+    "quickstart": "build the bundled tasks, check them, run agents on them, print a table",
+    "image": "build, list and show environment images",
+    "sandbox": "run a command in an isolated workspace; list live ones",
+    "tasks": "list and show the tasks of a set",
+    "validate": "check that tasks tell a solution from none",
+    "rollout": "let an agent work on tasks, and grade what it submits",
+}
+_EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM; handled as Ctrl-C is, so that sandboxes are stopped and files are left whole."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: what follows the command's name; the process's own if None.
+
+    Returns:
+        The exit status.
+    """
+    words, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
+    debug = "--debug" in words
+    args = argparse.Namespace(rest=rest)
+    previous = _on_sigterm()
+    try:
+        parser(words).parse_args(words, args)
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except MiniSandboxError as error:
+        return _failed(error, debug)
+    except KeyboardInterrupt as error:
+        return _interrupted(error, args, debug)
+    except BrokenPipeError:
+        # what is still buffered must not fail again when Python closes stdout (docs.python.org, library/signal)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.BROKEN_PIPE
+    except OSError as error:
+        return _refused(error, debug)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: a mistake of ours ends in a message, not a trace
+        return _mistaken(error, debug)
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
+    return status
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Take off what follows ``--`` where it is another program's command line: nested parsers lose track of it."""
+    if words[:1] == ["sandbox"] and "--" in words:
+        return words[: words.index("--")], words[words.index("--") + 1 :]
+    return words, []
+
+
+def parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser, with the options of the noun that ``words`` begin with; the other nouns' modules are not loaded.
+
+    Args:
+        words: the command line.
+
+    Returns:
+        A parser whose result has ``run``, the function that does it.
+    """
+    top = argparse.ArgumentParser(prog="minisandbox", description=_first_line(), epilog=_EPILOG)
+    top.add_argument("--version", action="version", version=f"minisandbox {__version__}")
+    top.add_argument("--debug", action="store_true", help="show where in the program an error came from")
+    nouns = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    wanted = next((word for word in words if not word.startswith("-")), "")
+    for noun, summary in COMMANDS.items():
+        sub = nouns.add_parser(noun, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        sub.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+        if noun == wanted:
+            importlib.import_module(f"minisandbox.cli.{noun}").configure(sub)
+    return top
+
+
+def _first_line() -> str:
+    return "Container-free sandboxes for reinforcement learning of software-engineering agents."
+
+
+def _on_sigterm() -> signal.Handlers | None:
+    """Let SIGTERM unwind the program; returns what was there before, or None in a thread that may not ask."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise _Terminated
+
+    try:
+        previous = signal.signal(signal.SIGTERM, end)
+    except ValueError:
+        return None
+    return previous if isinstance(previous, signal.Handlers) else signal.Handlers.SIG_DFL
+
+
+def describe(error: MiniSandboxError) -> list[str]:
+    """An error as lines: what failed, the likely reason, what to do."""
+    lines = [f"minisandbox: {error.what}"]
+    for label, text in (("likely reason", error.reason), ("what to do", error.hint)):
+        if text:
+            first, *rest = text.splitlines() or [""]
+            lines += [f"  {label}: {first}", *(f"    {line}" for line in rest)]
+    log = getattr(error, "log", None)
+    return [*lines, f"  log: {log}"] if log else lines
+
+
+def _failed(error: MiniSandboxError, debug: bool) -> int:
+    _trace(debug)
+    say(*describe(error))
+    return error.exit_code
+
+
+def _interrupted(error: KeyboardInterrupt, args: argparse.Namespace, debug: bool) -> int:
+    _trace(debug)
+    terminated = isinstance(error, _Terminated)
+    say(f"minisandbox: {'terminated' if terminated else 'interrupted'}; {getattr(args, 'kept', 'nothing was changed')}")
+    return exits.TERMINATED if terminated else exits.INTERRUPTED
+
+
+def _refused(error: OSError, debug: bool) -> int:
+    _trace(debug)
+    where = f"{error.filename}: " if error.filename else ""
+    say(f"minisandbox: {where}{error.strerror or error}", "  what to do: run it again with --debug to see where")
+    return exits.SYSTEM
+
+
+def _mistaken(error: Exception, debug: bool) -> int:
+    _trace(debug)
+    say(
+        f"minisandbox: a mistake of MiniSandbox: {type(error).__name__}: {error}",
+        "  what to do: run it again with --debug, and report what it prints",
+    )
+    return exits.INTERNAL
+
+
+def _trace(debug: bool) -> None:
+    if debug:
+        say(traceback.format_exc().rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""What commands print: tables for people, JSON for programs, progress on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import enum
+import io
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Self
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_WIDE = 500  # columns where stdout is a file or a pipe: programs like grep want one line per row
+_KIB = 1024
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Give a reading command its ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document.
+
+    Args:
+        value: dataclasses, enums, paths, bytes and tuples may be in it.
+    """
+    print(json.dumps(plain(value), indent=1))
+
+
+def plain(value: object) -> object:
+    """Turn a value into what JSON knows."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    match value:
+        case enum.Enum():
+            return value.value
+        case PurePath():
+            return str(value)
+        case bytes():
+            return value.decode("utf-8", "replace")
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+    return value
+
+
+def say(*lines: str) -> None:
+    """Print lines to stderr; a reader that has gone is no reason to fail."""
+    with contextlib.suppress(BrokenPipeError):
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def clean(text: str) -> str:
+    """Take out control characters: data must not steer the terminal that shows it."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: its heading.
+        number: whether its cells are numbers, which stand to the right.
+        whole: whether its cells are never broken over lines.
+    """
+
+    title: str
+    number: bool = False
+    whole: bool = False
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table to stdout, as wide as the terminal; one line per row where stdout is not one.
+
+    Args:
+        columns: its columns.
+        rows: the cells, as text.
+    """
+    from rich.console import Console  # noqa: PLC0415 - costs more than most commands; only tables pay for it
+    from rich.table import Table  # noqa: PLC0415 - the same
+    from rich.text import Text  # noqa: PLC0415 - the same
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        justify = "right" if column.number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=column.whole or column.number, overflow="fold")  # type: ignore[arg-type] # rich wants literals
+    for row in rows:
+        table.add_row(*(Text(clean(cell), style=_STYLES.get(cell, "")) for cell in row))
+    if sys.stdout.isatty():
+        Console(highlight=False).print(table)
+        return
+    console = Console(file=io.StringIO(), width=_WIDE, highlight=False)
+    with console.capture() as text:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in text.get().splitlines()))
+
+
+_STYLES = {
+    "ok": "green", "valid": "green", "resolved": "green", "as expected": "green",
+    "degraded": "yellow", "missing": "bold red", "invalid": "bold red", "error": "bold red",
+    "failed_to_grade": "bold red", "NOT as expected": "bold red",
+}  # fmt: skip
+
+
+def human_size(size: float) -> str:
+    """Bytes for people: ``93.1 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < _KIB:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _KIB
+    return f"{size:.1f} TiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """Seconds for people: ``8 ms``, ``1.3 s``, ``4 min 10 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+
+
+class Progress:
+    """Tells on stderr how long work goes on: lines that stay, and on a terminal one line that is overwritten.
+
+    Threads may use it at once.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._shown = False
+        self._began = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        with self._lock:
+            self._wipe()
+            print(f"[{time.monotonic() - self._began:6.1f} s] {clean(text)}", file=sys.stderr, flush=True)
+
+    def status(self, text: str) -> None:
+        """Say what goes on right now; nothing where stderr is not a terminal."""
+        if self._terminal:
+            with self._lock:
+                self._wipe()
+                print(clean(text)[:100], end="", file=sys.stderr, flush=True)
+                self._shown = True
+
+    def close(self) -> None:
+        """Wipe the last status."""
+        with self._lock:
+            self._wipe()
+
+    def __enter__(self) -> Self:
+        """Use it in a ``with`` block, so that no status is left standing."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wipe the last status."""
+        self.close()
+
+    def _wipe(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._shown = False
