@@ -57,7 +57,7 @@ git -c core.logAllRefUpdates=false update-ref refs/heads/main "$commit"
 # The rest is ignored, so that no patch of an agent has it.
 {
     printf '%s\n' '__pycache__/' '*.py[co]' '.pytest_cache/' '.hypothesis/'
-    git ls-files --others --directory -z | { grep -zv $'\n' || true; } | tr '\0' '\n' | sed -E 's/[][*?\\ ]/\\&/g; s|^|/|'
+    git ls-files --others --directory -z | sed -z -E 's/[][*?\\ ]/\\&/g; s|^|/|' | tr '\n' '?' | tr '\0' '\n'
 } > .git/info/exclude
 git -c pack.threads=1 repack -adq
 git prune-packed
