@@ -8,7 +8,7 @@ import time
 import pytest
 
 from minisandbox.errors import CommandFailed, FileAccessError, InvalidValue, SandboxGone
-from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox import Sandbox, live_sandboxes
 from minisandbox.types import ImageSpec, Limits, Outcome
 
 pytestmark = pytest.mark.kernel
@@ -183,6 +183,21 @@ def test_many_commands_one_after_the_other(box: Sandbox) -> None:
     for number in range(200):
         assert box.exec(["echo", str(number)]).stdout == f"{number}\n"
     assert len(box.exec("ps -eo pid --no-headers").stdout.split()) < 8
+
+
+def test_an_idle_sandbox_is_one_process_and_wakes_up(box: Sandbox) -> None:
+    threads = [threading.Thread(target=box.exec, args=("sleep 0.1",)) for _ in range(4)]
+    for _ in range(2):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        threads = [threading.Thread(target=box.exec, args=("sleep 0.1",)) for _ in range(4)]
+        time.sleep(1.5)  # longer than a worker's patience
+        pid = next(record.pid for record in live_sandboxes() if record.id == box.id)
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
+            assert children.read() == ""
+    assert box.exec("echo awake", timeout=20).stdout == "awake\n"
 
 
 def test_usage_is_reported(box: Sandbox) -> None:

@@ -114,7 +114,7 @@ class _Init:
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._primary = 0
         self._primary_waits = False
-        self._extra_waits = False
+        self._waiting_extra = 0
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         self._poll = select.poll()
@@ -127,7 +127,7 @@ class _Init:
         self._control.send(b'{"event":"ready"}')
         while True:
             # a job is only looked for while no worker waits for one; a hang-up always shows (poll(2))
-            nobody_waits = not (self._primary_waits or self._extra_waits)
+            nobody_waits = not (self._primary_waits or self._waiting_extra)
             self._poll.register(_CONTROL, select.POLLIN if nobody_waits else 0)
             events = dict(self._poll.poll())
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
@@ -144,7 +144,7 @@ class _Init:
         for number in notes:
             note = bytes((number,))
             if note == worker.EXTRA_BUSY:
-                self._extra_waits = False
+                self._waiting_extra = 0
             else:
                 self._primary_waits = note == worker.IDLE
             if note == worker.RETIRED:
@@ -153,8 +153,10 @@ class _Init:
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                if pid == self._primary:  # killed from inside; the next job gets a new one
+                if pid == self._primary:  # idle for a while, or killed from inside; the next job gets a new one
                     self._primary, self._primary_waits = 0, False
+                if pid == self._waiting_extra:
+                    self._waiting_extra = 0
 
     def _fork_worker(self) -> None:
         primary = self._primary == 0
@@ -168,4 +170,4 @@ class _Init:
         if primary:
             self._primary, self._primary_waits = pid, True
         else:
-            self._extra_waits = True
+            self._waiting_extra = pid

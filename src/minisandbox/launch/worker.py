@@ -20,6 +20,8 @@ from . import files, frames
 from . import syscalls as sc
 from .command import Command, refusal
 
+_IDLE_PATIENCE = 1.0
+
 BUSY, IDLE, RETIRED, EXTRA_BUSY = b"b", b"i", b"r", b"B"
 """Notes to pid 1: the primary worker took a job, waits for one, will take none again; an extra worker took its job."""
 
@@ -99,9 +101,20 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _take_job(control: socket.socket) -> socket.socket:
-    """Wait for a job's socket; several workers may wait on the same control socket."""
+    """Wait for a job's socket; several workers may wait on the same control socket.
+
+    A worker that is not needed for a while ends, so that an idle sandbox is one process; pid 1 forks another in time.
+    """
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
     while True:
-        data, ancillary, _, _ = control.recvmsg(16, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        if not poll.poll(_IDLE_PATIENCE * 1000):
+            os._exit(0)
+        try:
+            flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            data, ancillary, _, _ = control.recvmsg(16, socket.CMSG_SPACE(4), flags)
+        except BlockingIOError:  # another worker was quicker
+            continue
         for _, kind, raw in ancillary:
             if kind == socket.SCM_RIGHTS:
                 descriptor = array.array("i", raw[:4])[0]
