@@ -1,8 +1,8 @@
 """Who a sandbox is: user namespaces, ranges of host ids, capabilities.
 
 Two ways in, chosen by trying (DESIGN 4.2). *range*: the launcher has CAP_SYS_ADMIN and CAP_SETUID where it stands, and
-gives each sandbox 65,536 host ids of its own. *single*: it has not, enters an outer user namespace in which its own uid
-is 0, and every sandbox maps that one id. Host uid 0 is never mapped into a sandbox by the first way; by the second it
+gives each sandbox 65,536 host ids of its own. *single*: it has not, enters an outer user namespace that maps its own
+uid alone, and every sandbox maps that one id. Host uid 0 is never mapped into a sandbox by the first way; by the second it
 cannot be, because the caller is not it.
 """
 
@@ -20,6 +20,7 @@ RANGE_SIZE = 65536
 BLOCK_START = 0x70000000
 """First host id given to sandboxes: above the ranges that systemd gives to containers (524288 to 1879048191)."""
 BLOCK_RANGES = 4000
+OUTER_ID = 1
 
 # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (DESIGN 4.13; numbers from linux/capability.h)
 CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7))
@@ -65,7 +66,9 @@ def _ids_are_mapped() -> bool:
 
 
 def enter_outer_namespace() -> None:
-    """Become uid 0 of a new user namespace that maps only the caller's own ids.
+    """Enter a new user namespace that maps only the caller's own ids, with every capability in it.
+
+    They are called :data:`OUTER_ID` there, not 0: a sandbox's own map then does not look like that of the host's root.
 
     Raises:
         OSError: user namespaces are switched off here.
@@ -73,8 +76,8 @@ def enter_outer_namespace() -> None:
     uid, gid = os.geteuid(), os.getegid()
     sc.unshare(sc.CLONE_NEWUSER)
     _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"0 {uid} 1")
-    _write("/proc/self/gid_map", f"0 {gid} 1")
+    _write("/proc/self/uid_map", f"{OUTER_ID} {uid} 1")
+    _write("/proc/self/gid_map", f"{OUTER_ID} {gid} 1")
 
 
 class Identities:
@@ -99,7 +102,7 @@ class Identities:
         Raises:
             OSError: the kernel refused, or no range is free.
         """
-        first, lock = self._take_range() if self._mapped else (0, -1)
+        first, lock = self._take_range() if self._mapped else (OUTER_ID, -1)
         try:
             userns = _new_user_namespace(first, RANGE_SIZE if self._mapped else 1)
         except BaseException:  # the lock must not outlive the attempt, whatever ended it
