@@ -2,7 +2,7 @@
 
 from minisandbox.tasks.jsonl import read_tasks
 from minisandbox.tasks.patches import FileChange, FileStatus, explain_line_endings, parse_patch, touched_files
-from minisandbox.tasks.rows import task_from_row
+from minisandbox.tasks.rows import build_spec, task_from_row
 from minisandbox.tasks.task import BuildSpec, Form, Reference, SourceSpec, Task
 from minisandbox.tasks.taskset import TaskSet, bundled_sets
 
@@ -15,6 +15,7 @@ __all__ = [
     "SourceSpec",
     "Task",
     "TaskSet",
+    "build_spec",
     "bundled_sets",
     "explain_line_endings",
     "parse_patch",

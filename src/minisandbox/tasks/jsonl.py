@@ -125,10 +125,11 @@ class _DuplicateKeyError(ValueError):
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        seen: set[str] = set()
-        raise _DuplicateKeyError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+    table: dict[str, object] = {}
+    for key, value in pairs:
+        if key in table:
+            raise _DuplicateKeyError(key)
+        table[key] = value
     return table
 
 

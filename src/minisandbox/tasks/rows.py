@@ -84,6 +84,19 @@ def task_from_row(row: Mapping[str, object], *, base: Path | None = None) -> Tas
     )
 
 
+def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> BuildSpec:
+    """Read what a row has under ``build``; recipe files have the same keys.
+
+    Args:
+        table: the object.
+        base: directory that a relative path of a local source starts from; None: the current directory.
+
+    Raises:
+        TaskFileError: a field is unknown, or has a value that cannot be used; ``field`` names it.
+    """
+    return _build(table, base)
+
+
 def _form(value: str) -> Form:
     try:
         return Form(value)

@@ -14,7 +14,7 @@ from minisandbox.tasks.patches import touched_files
 if TYPE_CHECKING:
     from minisandbox.images import Recipe, Source
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]*")
 
 
 class Form(enum.StrEnum):
@@ -210,20 +210,20 @@ def _bad(field: str, problem: str, *, reason: str | None = None, hint: str | Non
 
 def _check_id(instance_id: str) -> None:
     """Check that an id can name a file: trajectories and images are called after it."""
-    problem = None
     if not instance_id.strip():
         problem = "is empty"
     elif len(instance_id) > 200:
         problem = f"has {len(instance_id)} characters, more than 200"
-    elif "/" in instance_id or instance_id.startswith(".") or _CONTROL.search(instance_id):
-        problem = f"is {instance_id!r}: with '/', a control character, or '.' in front"
-    if problem:
-        raise _bad(
-            "instance_id",
-            problem,
-            reason="ids name files and images",
-            hint="use letters, digits and '_', '-', '.', e.g. 'owner__name-123'",
-        )
+    elif not _ID.fullmatch(instance_id):
+        problem = f"is {instance_id!r}"
+    else:
+        return
+    raise _bad(
+        "instance_id",
+        problem,
+        reason="ids name files and images",
+        hint="use letters, digits and . _ @ + = - (not . or - in front), e.g. 'owner__name-123'",
+    )
 
 
 def _check_patches(task: Task) -> None:
