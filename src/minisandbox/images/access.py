@@ -17,7 +17,7 @@ from minisandbox.types import Mount
 
 _PAGES_LOOKED_AT = 20
 _QUIET = {
-    "PIP_NO_CACHE_DIR": "1",
+    "PIP_CACHE_DIR": "/tmp/build/pip-cache",  # noqa: S108 - pip 18 fails on PIP_NO_CACHE_DIR=1
     "PIP_ROOT_USER_ACTION": "ignore",
     "UV_CACHE_DIR": "/tmp/build/uv-cache",  # noqa: S108 - in the sandbox, gone with it
     "UV_LINK_MODE": "copy",
