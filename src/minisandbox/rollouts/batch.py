@@ -175,6 +175,8 @@ class _Batch:
                 return
             try:
                 trajectory = work(task, attempt)
+                if self._stop.is_set() and not trajectory.finished:
+                    return  # its sandbox was stopped because the batch was: nothing to keep
                 self._ended.put(_summary(trajectory, self._run.write(trajectory), resumed=False))
             except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
                 self._ended.put(error)

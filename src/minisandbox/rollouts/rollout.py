@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox import __version__
 from minisandbox.agents import EXIT_ERROR, Agent, AgentResult, Step
-from minisandbox.errors import CommandFailed, HostError, MiniSandboxError, SandboxGone
+from minisandbox.errors import CommandFailed, FileAccessError, HostError, MiniSandboxError, SandboxGone
 from minisandbox.grade import Grade, grade
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
@@ -102,7 +102,7 @@ def _run_agent(task: Task, box: Sandbox, agent: Agent, draft: _Draft) -> bool:
 def _take_patch(box: Sandbox, draft: _Draft) -> bytes | None:
     try:
         return box.patch("/testbed")
-    except CommandFailed as error:  # git worked when the image was made: the agent broke the repository
+    except (CommandFailed, FileAccessError) as error:  # it worked when the image was made: the agent's doing
         draft.result = replace(draft.result, exit_status=EXIT_ERROR, detail=f"no patch could be taken: {error}")
         return b""
     except (MiniSandboxError, OSError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
 
 FILES = {
     "calc/__init__.py": "",
-    "calc/core.py": "def add(a, b):\n    return a + b\n\n\ndef double(a):\n    return 2 * a\n",
+    "calc/core.py": "def add(a, b):\n    return a + b\n    # that is all\n\n\ndef double(a):\n    return 2 * a\n",
     "setup.cfg": "[tool:pytest]\ntestpaths = tests\n",
     "tests/helper.py": "def same(a, b):\n    return a == b\n",
     "tests/test_add.py": "from calc.core import add\nfrom helper import same\n\n\ndef test_add():\n"
@@ -27,37 +27,37 @@ BUG = """\
 diff --git a/calc/core.py b/calc/core.py
 --- a/calc/core.py
 +++ b/calc/core.py
-@@ -1,5 +1,5 @@
+@@ -1,3 +1,3 @@
  def add(a, b):
 -    return a + b
 +    return a - b
- 
- 
- def double(a):
+     # that is all
 """
 FIX = """\
 diff --git a/calc/core.py b/calc/core.py
 --- a/calc/core.py
 +++ b/calc/core.py
-@@ -3,4 +3,4 @@
- 
- 
+@@ -6,2 +6,6 @@
  def double(a):
--    return 2 * a
-+    return a + a
+     return 2 * a
++
++
++def triple(a):
++    return 3 * a
 """
 TEST_PATCH = """\
 diff --git a/tests/test_double.py b/tests/test_double.py
 --- a/tests/test_double.py
 +++ b/tests/test_double.py
-@@ -3,3 +3,7 @@
- 
+@@ -4,2 +4,8 @@
  def test_double():
      assert double(2) == 4
 +
 +
-+def test_text():
-+    assert double([1]) is not None and double(Odd()) == "ok"
++def test_triple():
++    from calc import core
++
++    assert core.triple(2) == 6
 diff --git a/tests/test_new.py b/tests/test_new.py
 new file mode 100644
 --- /dev/null
@@ -91,9 +91,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store of this session's own."""
-    yield Store(tmp_path_factory.mktemp("store"))
+    return Store.open(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="session")
@@ -138,6 +138,6 @@ def bench(smith: Task) -> Task:
         patch=FIX,
         test_patch=TEST_PATCH,
         form=Form.SWEBENCH,
-        FAIL_TO_PASS=("tests/test_double.py::test_text",),
+        FAIL_TO_PASS=("tests/test_double.py::test_triple",),
         PASS_TO_PASS=("tests/test_double.py::test_double", "tests/test_new.py::test_new"),
     )

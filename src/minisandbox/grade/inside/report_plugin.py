@@ -26,7 +26,7 @@ def _make_writer(setting):
     nonce, path = setting.split(":", 1)
     process = os.getpid()
     getpid, os_open, os_write, os_close = os.getpid, os.open, os.write, os.close
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # never wait for a FIFO put in the file's place
     encode = json.JSONEncoder(ensure_ascii=True).encode
     written = [0]
 

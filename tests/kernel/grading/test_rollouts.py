@@ -1,0 +1,242 @@
+"""Rollouts for real: agents in sandboxes, their submissions graded, kept, and gone on with after an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minisandbox.agents import AgentResult, EmptyAgent, OracleAgent, ReplayAgent, perform
+from minisandbox.errors import BuildError, InvalidValue, RunError
+from minisandbox.grade import Reason, Verdict
+from minisandbox.images import Image
+from minisandbox.rollouts import EXIT_ENVIRONMENT_ERROR, Progress, rollout, run_batch
+from minisandbox.sandbox import Sandbox
+from minisandbox.tasks import Task
+from minisandbox.trajectories import Trajectory
+
+pytestmark = pytest.mark.kernel
+
+
+class Scripted:
+    """An agent that runs one function."""
+
+    name = "scripted"
+
+    def __init__(self, work: Callable[[Task, Sandbox], AgentResult]) -> None:
+        self.run = work
+
+
+def test_the_oracle_resolves_both_forms(smith: Task, bench: Task, images: Callable[[Task], Image]) -> None:
+    for task in (smith, bench):
+        done = rollout(task, images(task), OracleAgent())
+        assert done.grade is not None, done.failure
+        assert done.grade.verdict is Verdict.RESOLVED, done.grade
+        assert (done.exit_status, done.failure, done.finished) == ("submitted", None, True)
+        assert done.submission is not None
+        assert b"calc/core.py" in done.submission
+        assert done.image_key == images(task).key
+        phases = (done.timings.sandbox_ready, done.timings.agent, done.timings.patch, done.timings.grade)
+        assert all(seconds > 0 for seconds in phases)
+        assert sum(phases) <= done.timings.total + 0.01
+        assert Trajectory.from_text(done.to_text()) == done
+
+
+def test_the_empty_agent_resolves_nothing(smith: Task, smith_image: Image) -> None:
+    done = rollout(smith, smith_image, EmptyAgent(), attempt=2)
+    assert (done.submission, done.attempt, done.steps) == (b"", 2, ())
+    assert done.grade is not None
+    assert done.grade.verdict is Verdict.UNRESOLVED
+    assert done.finished
+
+
+def test_replay_goes_on_after_a_failure(smith: Task, smith_image: Image) -> None:
+    agent = ReplayAgent(["no-such-command", ("false",), "sed -i 's/a - b/a + b/' calc/core.py", "printf '\\377'"])
+    done = rollout(smith, smith_image, agent)
+    assert done.grade is not None
+    assert done.grade.verdict is Verdict.RESOLVED
+    assert [step.exit_code for step in done.steps] == [127, 1, 0, 0]
+    assert done.steps[3].stdout == b"\xff"
+
+
+def test_what_the_oracle_did_can_be_replayed(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    file.write_text(rollout(smith, smith_image, OracleAgent()).to_text())
+    done = rollout(smith, smith_image, ReplayAgent.load(file))
+    assert done.grade is not None
+    assert done.grade.verdict is Verdict.RESOLVED
+
+
+@pytest.mark.parametrize(
+    "command", ["rm -rf .git", "rm -rf .git; echo 'gitdir: /nowhere' > .git", "rm -rf /testbed", "echo x > .git/HEAD"]
+)
+def test_an_agent_that_destroys_the_repository_gets_nothing_for_it(
+    smith: Task, smith_image: Image, command: str
+) -> None:
+    done = rollout(smith, smith_image, ReplayAgent([command]))
+    assert done.grade is not None, done.failure
+    assert done.grade.reward == 0.0, done
+    assert done.finished, "it is the agent's doing, and not tried again"
+
+
+def test_an_agent_that_breaks_is_no_verdict_about_its_work(smith: Task, smith_image: Image) -> None:
+    def work(task: Task, box: Sandbox) -> AgentResult:
+        raise KeyError("oops")
+
+    done = rollout(smith, smith_image, Scripted(work))
+    assert (done.exit_status, done.grade, done.finished) == ("exit_error", None, False)
+    assert done.failure is not None
+    assert (done.failure.phase, done.failure.kind) == ("agent", "KeyError")
+
+
+def test_a_sandbox_that_ends_under_the_agent_is_our_failure(smith: Task, smith_image: Image) -> None:
+    def work(task: Task, box: Sandbox) -> AgentResult:
+        box.stop()
+        return AgentResult((perform(box, "true", timeout=1.0),))
+
+    done = rollout(smith, smith_image, Scripted(work))
+    assert (done.exit_status, done.grade, done.finished) == (EXIT_ENVIRONMENT_ERROR, None, False)
+    assert done.failure is not None
+    assert done.failure.kind == "SandboxGone"
+
+
+def test_nothing_of_the_agents_lives_on_when_it_is_graded(smith: Task, smith_image: Image) -> None:
+    loop = "while :; do echo 'def test_add(): pass' > /testbed/tests/test_add.py; sleep 0.05; done"
+    rewriter = f"setsid sh -c {shlex.quote(loop)} >/dev/null 2>&1 &"
+    done = rollout(smith, smith_image, ReplayAgent([rewriter, "sleep 0.2"]))
+    assert done.grade is not None
+    assert done.grade.verdict is Verdict.UNRESOLVED
+    assert [flag.path for flag in done.grade.flags] == ["tests/test_add.py"]
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_and_its_resumption(smith: Task, bench: Task, images: Callable[[Task], Image], tmp_path: Path) -> None:
+    told: list[Progress] = []
+    first = run_batch(
+        [smith, bench], OracleAgent(), tmp_path, image_of=images, attempts=2, workers=2, progress=told.append
+    )
+    assert [(one.instance_id, one.attempt) for one in first] == [
+        (task.instance_id, attempt) for task in (smith, bench) for attempt in range(2)
+    ]
+    assert {one.verdict for one in first} == {Verdict.RESOLVED}
+    assert [progress.done for progress in told] == [1, 2, 3, 4]
+    assert all(one.path.is_file() and not one.resumed and one.finished for one in first)
+    assert json.loads((tmp_path / "run.json").read_text())["config"]["agent"] == "oracle"
+
+    stamps = {one.path: one.path.stat().st_mtime_ns for one in first}
+    first[1].path.unlink()
+    again = run_batch([smith, bench], OracleAgent(), tmp_path, image_of=images, attempts=2)
+    assert [one.resumed for one in again] == [True, False, True, True]
+    assert [one.path for one in again if one.path.stat().st_mtime_ns != stamps[one.path]] == [first[1].path]
+    with pytest.raises(RunError, match="agent"):
+        run_batch([smith], EmptyAgent(), tmp_path, image_of=images)
+
+
+def test_one_bad_task_loses_nothing(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    bad = replace(smith, instance_id="calc__bad")
+
+    def image_of(task: Task) -> Image:
+        if task is bad:
+            raise BuildError("install failed", step="install")
+        return smith_image
+
+    found = run_batch([bad, smith], OracleAgent(), tmp_path, image_of=image_of)
+    assert [one.verdict for one in found] == [None, Verdict.RESOLVED]
+    assert (found[0].reason, found[0].finished) == ("BuildError", False)
+    healed = run_batch([bad, smith], OracleAgent(), tmp_path, image_of=lambda task: smith_image)
+    assert [(one.verdict, one.resumed) for one in healed] == [(Verdict.RESOLVED, False), (Verdict.RESOLVED, True)]
+
+
+def test_what_we_failed_to_grade_is_done_again(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    broken = replace(smith, test_command="no-such-runner")
+    [found] = run_batch([broken], OracleAgent(), tmp_path, image_of=lambda task: smith_image)
+    assert (found.verdict, found.reason) == (Verdict.FAILED_TO_GRADE, Reason.REFERENCE_UNTRUSTED)
+    [again] = run_batch([smith], OracleAgent(), tmp_path, image_of=lambda task: smith_image)
+    assert (again.verdict, again.resumed) == (Verdict.RESOLVED, False)
+
+
+def test_a_mistake_of_ours_ends_the_batch_and_keeps_what_is_finished(
+    smith: Task, smith_image: Image, tmp_path: Path
+) -> None:
+    other = replace(smith, instance_id="calc__other", FAIL_TO_PASS=("not pytest's",))
+    with pytest.raises(InvalidValue):
+        run_batch([smith, other], EmptyAgent(), tmp_path, image_of=lambda task: smith_image)
+    [kept] = run_batch([smith], EmptyAgent(), tmp_path, image_of=lambda task: smith_image)
+    assert kept.resumed
+
+
+@pytest.mark.parametrize("option", ["attempts", "workers"])
+def test_numbers_that_make_no_sense(option: str, tmp_path: Path, smith: Task, smith_image: Image) -> None:
+    with pytest.raises(InvalidValue, match=option):
+        run_batch([smith], EmptyAgent(), tmp_path / "run", image_of=lambda task: smith_image, **{option: 0})  # type: ignore[arg-type] # one of two ints
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_workers_really_overlap(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    meeting = threading.Barrier(3, timeout=30)
+
+    def work(task: Task, box: Sandbox) -> AgentResult:
+        meeting.wait()
+        return AgentResult()
+
+    found = run_batch([smith], Scripted(work), tmp_path, image_of=lambda task: smith_image, attempts=3, workers=3)
+    assert [one.verdict for one in found] == [Verdict.UNRESOLVED] * 3
+
+
+BATCH = """
+import sys
+from pathlib import Path
+from minisandbox.agents import AgentResult
+from minisandbox.images import load_image
+from minisandbox.rollouts import run_batch
+from minisandbox.store import Store
+from minisandbox.tasks import TaskSet
+
+class Slow:
+    name = "slow"
+    def __init__(self): self.calls = 0
+    def run(self, task, box):
+        self.calls += 1
+        if self.calls > 1:
+            print("hanging", flush=True)
+            box.exec("sleep 600")
+        return AgentResult()
+
+store = Store.open(sys.argv[1])
+tasks = TaskSet.load(sys.argv[2])
+run_batch(tasks, Slow(), Path(sys.argv[3]), image_of=lambda task: load_image(store, task.instance_id), attempts=2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_batch_keeps_what_is_finished(
+    smith: Task, smith_image: Image, tmp_path: Path, number: signal.Signals
+) -> None:
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "run"
+    tasks.write_text(json.dumps(smith.to_row()) + "\n")
+    command = [sys.executable, "-c", textwrap.dedent(BATCH), str(smith_image.store.root), str(tasks), str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"hanging\n", process.stderr.read()
+        told = time.monotonic()
+        process.send_signal(number)
+        process.wait(30)
+        assert time.monotonic() - told < 10, "it did not wait for the rollout under way"
+        assert process.returncode in (-number, 130, 1)
+    kept = sorted(path.name for path in (out / "trajectories").iterdir())
+    assert kept == [f"{smith.instance_id}__0.json"]
+    assert Trajectory.load(out / "trajectories" / kept[0]).finished
