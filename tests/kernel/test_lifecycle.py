@@ -74,6 +74,23 @@ def test_it_ends_when_its_handle_is_forgotten(spec: ImageSpec) -> None:
     wait_for(lambda: not alive(pid))
 
 
+def test_a_forked_process_does_not_stop_its_parents_sandbox(spec: ImageSpec) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ImageSpec
+box = Sandbox.create(ImageSpec("f", (Path(sys.argv[1]),)))
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+print(box.exec("echo alive").stdout, end="")
+box.stop()
+"""
+    command = [sys.executable, "-c", code, str(spec.layers[0])]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout == b"alive\n"
+
+
 def test_a_disk_upper_becomes_a_layer(spec: ImageSpec, tmp_path: Path) -> None:
     upper = tmp_path / "upper"
     upper.mkdir()

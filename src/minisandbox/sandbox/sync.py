@@ -223,8 +223,15 @@ class Sandbox:
         return checked_patch(result, output.getvalue())
 
     def stop(self) -> None:
-        """End every process of the sandbox and its mounts; calling it again does nothing."""
-        if self._stopped:
+        """End every process of the sandbox and its mounts; calling it again does nothing.
+
+        In a process forked from the one that made the sandbox it only forgets it: the sandbox is its maker's.
+
+        Raises:
+            SandboxGone: a process of it hangs in the kernel and did not end.
+        """
+        if self._stopped or self._controller.pid != os.getpid():
+            self._stopped = True
             return
         self._stopped = True
         if self._control is not None:

@@ -1,6 +1,6 @@
 """Measure what a sandbox costs: creation, exec, teardown, memory, many at once; beside the alternatives found here.
 
-    python benchmarks/launching.py [--quick] [--json FILE]
+    python benchmarks/bench_launching.py [--quick] [--json FILE]
 
 Every number is printed with the machine's load; ratios are to alternatives measured in the same run, interleaved.
 """
