@@ -1,0 +1,255 @@
+"""``minisandbox quickstart``: the whole way from a dataset row to an honest verdict, on the bundled tasks."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import minisandbox
+from minisandbox.agents import Agent, EmptyAgent, OracleAgent, ReplayAgent
+from minisandbox.cli import exits
+from minisandbox.cli.builds import Builder
+from minisandbox.cli.output import (
+    Column,
+    Progress,
+    add_json_option,
+    human_seconds,
+    human_size,
+    print_json,
+    print_table,
+    say,
+)
+from minisandbox.cli.rollout import tell
+from minisandbox.cli.tasks import DEFAULT
+from minisandbox.cli.validate import detail, validate_all
+from minisandbox.errors import HostError
+from minisandbox.grade import Validation, Verdict
+from minisandbox.host import doctor
+from minisandbox.images import Image, ImageSize, image_sizes, total_size
+from minisandbox.rollouts import Summary, run_batch
+from minisandbox.store import Store, default_root
+from minisandbox.tasks import Task, TaskSet
+
+_MOST_WORKERS = 8  # further ones wait for the disk
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: one per core, 8 at most)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the trajectories go (default: with the store)")
+    parser.add_argument(
+        "--fresh", action="store_true", help="do all rollouts again, those that an earlier run finished too"
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=run, kept="finished layers and rollouts are kept; the same command goes on from there")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All that was found out about one task.
+
+    Attributes:
+        task: its id.
+        built_in: seconds that layers made on this occasion took; 0.0 where all was there, None where it failed.
+        size: of its image, or None.
+        sandbox_ready: seconds until a sandbox over it took commands; the median of its rollouts.
+        validation: whether the task is valid.
+        rollouts: by agent, the verdicts.
+        problems: what is not as expected; empty if all is.
+    """
+
+    task: str
+    built_in: float | None
+    size: ImageSize | None
+    sandbox_ready: float
+    validation: Validation
+    rollouts: Mapping[str, Summary]
+    problems: tuple[str, ...]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it all; 0 if every verdict is the expected one, 1 if not."""
+    began = time.monotonic()
+    reason = doctor.missing_for("sandbox", default_root()) or doctor.missing_for("images", default_root())
+    if reason is not None:
+        raise HostError(
+            "this machine cannot make sandboxes", reason=reason, hint="minisandbox doctor has the whole list"
+        )
+    tasks = TaskSet.load(DEFAULT)
+    tasks = tasks.select(args.only) if args.only else tasks
+    workers = args.workers or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+    with Progress() as progress:
+        builder = Builder(Store.open(), progress)
+        images = builder.build_all(tasks, workers)
+        out = args.out or _run_directory(builder.store, tasks, images)
+        if args.fresh:
+            shutil.rmtree(out, ignore_errors=True)
+        rows = _check_all(tasks, builder, out, workers)
+    _report(Report(tuple(rows), tuple(images.values()), out, time.monotonic() - began), args.json)
+    for error in list(builder.failures.values())[1:]:
+        say(f"minisandbox: {error.what}")
+    if builder.failures:
+        raise next(iter(builder.failures.values()))
+    return exits.NEGATIVE if any(row.problems for row in rows) else exits.OK
+
+
+def _run_directory(store: Store, tasks: TaskSet, images: Mapping[str, Image]) -> Path:
+    """Where the rollouts go: named after all that decides their verdicts, so that only those still true are taken over.
+
+    Directories of other tasks, images or versions are removed: nothing would read them again.
+    """
+    digest = hashlib.sha256(tasks.to_jsonl().encode("utf-8", "surrogatepass"))
+    digest.update(json.dumps(sorted(image.key for image in images.values())).encode())
+    for source in sorted(Path(minisandbox.__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    runs = store.root / "runs"
+    chosen = runs / f"quickstart-{digest.hexdigest()[:16]}"
+    for old in runs.glob("quickstart-*"):
+        if old != chosen:
+            shutil.rmtree(old, ignore_errors=True)
+    return chosen
+
+
+def _check_all(tasks: TaskSet, builder: Builder, out: Path, workers: int) -> list[Row]:
+    """Validate and roll out; what fails for one task costs the others nothing."""
+    found = {one.instance_id: one for one in validate_all(list(tasks), builder, workers=workers)}
+    rollouts = {"oracle": _rollouts(tasks, OracleAgent(), out / "oracle", builder, workers)}
+    rollouts["empty"] = _rollouts(tasks, EmptyAgent(), out / "empty", builder, workers)
+    # what the oracle did is a recording like any other: played again, it must come to the same verdict
+    rollouts["replay"] = _rollouts(tasks, ReplayAgent.load(out / "oracle"), out / "replay", builder, workers)
+    sizes = image_sizes([builder.image_of(task) for task in tasks if task.instance_id not in builder.failures])
+    return [
+        _row(
+            task,
+            builder,
+            sizes.get(task.instance_id),
+            found[task.instance_id],
+            {a: r[task.instance_id] for a, r in rollouts.items()},
+        )
+        for task in tasks
+    ]
+
+
+def _rollouts(tasks: TaskSet, agent: Agent, out: Path, builder: Builder, workers: int) -> dict[str, Summary]:
+    summaries = run_batch(
+        tasks,
+        agent,
+        out,
+        image_of=builder.image_of,
+        workers=workers,
+        config={"tasks": DEFAULT},
+        progress=lambda news: tell(builder.progress, agent.name, news),
+    )
+    return {summary.instance_id: summary for summary in summaries}
+
+
+def _row(
+    task: Task, builder: Builder, size: ImageSize | None, validation: Validation, rollouts: Mapping[str, Summary]
+) -> Row:
+    name = task.instance_id
+    ready = sorted(summary.timings.sandbox_ready for summary in rollouts.values())
+    built_in = None if name in builder.failures else builder.seconds.get(name, 0.0)
+    return Row(
+        name, built_in, size, ready[len(ready) // 2], validation, rollouts, tuple(_problems(validation, rollouts))
+    )
+
+
+def _problems(validation: Validation, rollouts: Mapping[str, Summary]) -> Sequence[str]:
+    expected = {"oracle": Verdict.RESOLVED, "empty": Verdict.UNRESOLVED, "replay": rollouts["oracle"].verdict}
+    problems = [] if validation.valid else [f"the task is {validation.status}: {detail(validation)}"]
+    problems += [
+        f"{agent} is {summary.verdict or 'not graded'}, not {expected[agent]}: {summary.detail}"
+        for agent, summary in rollouts.items()
+        if summary.verdict is None or summary.verdict is not expected[agent]
+    ]
+    return problems
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is printed.
+
+    Attributes:
+        rows: one per task.
+        images: those that were built.
+        out: where the trajectories are.
+        seconds: what it all took.
+    """
+
+    rows: tuple[Row, ...]
+    images: tuple[Image, ...]
+    out: Path
+    seconds: float
+
+    @property
+    def good(self) -> int:
+        """How many tasks are as expected."""
+        return sum(not row.problems for row in self.rows)
+
+    @property
+    def resumed(self) -> int:
+        """How many rollouts were finished before."""
+        return sum(summary.resumed for row in self.rows for summary in row.rollouts.values())
+
+
+def _report(report: Report, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "seconds": report.seconds,
+                "as_expected": report.good,
+                "resumed": report.resumed,
+                "disk_bytes": total_size(report.images),
+                "run": report.out,
+                "tasks": [_plain_row(row) for row in report.rows],
+            }
+        )
+        return
+    columns = ("task", "built in", "shared", "unique", "ready in", "task is", "oracle", "empty", "replay", "so")
+    numbers = ("built in", "shared", "unique", "ready in")
+    print_table(
+        [Column(title, number=title in numbers, whole=title == "so") for title in columns],
+        [_cells(row) for row in report.rows],
+    )
+    for row in report.rows:
+        for problem in row.problems:
+            print(f"\n{row.task}: {problem}")
+    disk, rollouts = human_size(total_size(report.images)), sum(len(row.rollouts) for row in report.rows)
+    print(f"\n{report.good} of {len(report.rows)} tasks as expected; images take {disk} together")
+    before = f", {report.resumed} of them finished before (--fresh does them again)" if report.resumed else ""
+    print(f"{rollouts} rollouts{before}; {human_seconds(report.seconds)} in all")
+    print(f"trajectories: {report.out}")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    built = "failed" if row.built_in is None else human_seconds(row.built_in) if row.built_in else "was there"
+    size = (human_size(row.size.shared), human_size(row.size.unique)) if row.size else ("", "")
+    verdicts = (row.rollouts[agent].verdict or "none" for agent in ("oracle", "empty", "replay"))
+    so = "NOT as expected" if row.problems else "as expected"
+    return (row.task, built, *size, human_seconds(row.sandbox_ready), row.validation.status, *verdicts, so)
+
+
+def _plain_row(row: Row) -> dict[str, object]:
+    return {
+        "instance_id": row.task,
+        "built_in": row.built_in,
+        "shared_bytes": row.size.shared if row.size else None,
+        "unique_bytes": row.size.unique if row.size else None,
+        "sandbox_ready": row.sandbox_ready,
+        "status": row.validation.status,
+        "verdicts": {agent: summary.verdict for agent, summary in row.rollouts.items()},
+        "problems": row.problems,
+    }
