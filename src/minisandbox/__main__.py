@@ -1,0 +1,8 @@
+"""``python -m minisandbox`` is the command ``minisandbox``."""
+
+from __future__ import annotations
+
+from minisandbox.cli.main import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
