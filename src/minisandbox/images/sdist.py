@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from minisandbox.errors import SourceError
-from minisandbox.images.index import IndexSettings, host_settings
+from minisandbox.images.index import IndexSettings, host_settings, without_credentials
 from minisandbox.images.recipe import SdistSource
 from minisandbox.images.simple_api import Archive, find_archives, same_version
 from minisandbox.images.web import Web, copy_with_limit, file_path
@@ -84,11 +84,17 @@ def _fetch(url: str, path: Path, web: Web) -> str:
             with web.open(url) as answer:
                 if answer is None:
                     raise SourceError(f"{url} is listed on the index, but not there")
-                copy_with_limit(answer, target, _LIMIT)
+                _check_length(url, answer.headers.get("Content-Length"), copy_with_limit(answer, target, _LIMIT))
         target.flush()
         os.fsync(target.fileno())
     with path.open("rb") as written:
         return hashlib.file_digest(written, "sha256").hexdigest()
+
+
+def _check_length(url: str, announced: str | None, came: int) -> None:
+    if announced is not None and announced.isdigit() and int(announced) != came:
+        reason = f"the connection broke off after {came} of {announced} bytes"
+        raise SourceError(f"cannot download {without_credentials(url)}", reason=reason, hint="try again")
 
 
 def _wrong_hash(label: str, wanted: str, reason: str) -> SourceError:

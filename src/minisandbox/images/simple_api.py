@@ -90,8 +90,9 @@ def _links(page: bytes, content_type: str, base: str) -> Iterator[tuple[str, str
         return
     parser = _Anchors()
     parser.feed(page.decode("utf-8", "replace"))
+    base = urljoin(base, parser.base)
     for target in parser.targets:
-        url, fragment = urldefrag(urljoin(parser.base or base, target))
+        url, fragment = urldefrag(urljoin(base, target))
         digest = fragment.partition("sha256=")[2].partition("&")[0]
         yield url, digest.lower()
 

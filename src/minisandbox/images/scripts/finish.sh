@@ -1,3 +1,3 @@
 # The last thing in every build step: what tools left behind is no part of a layer.
-rm -rf /root/.cache /root/.config /root/.local/share/uv /root/.pip
+cd ~root && rm -rf .cache .local/share/uv
 find /var/tmp -mindepth 1 -delete

@@ -1,0 +1,117 @@
+"""Builds in bad company: several at once, killed ones, a disk that fills."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import DiskFull
+from minisandbox.store import Store
+
+pytestmark = pytest.mark.kernel
+
+BUILD = """
+    import sys
+    from pathlib import Path
+    from minisandbox.images import LocalSource, Recipe, build
+    from minisandbox.store import Store
+    store = Store.open(sys.argv[1])
+    recipe = Recipe(source=LocalSource(Path(sys.argv[2])), install=tuple(sys.argv[3:]))
+    events = []
+    image = build(recipe, store=store, name="image", progress=events.append)
+    print(image.commit, *sorted(event.step for event in events if event.state.value == "finished"))
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.py").write_text("x = 1\n")
+    return tmp_path / "source"
+
+
+def _start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+
+
+def _staged(store: Store) -> list[str]:
+    return [name for name in os.listdir(store.root / "staging") if not name.startswith(".")]
+
+
+def test_processes_that_want_the_same_image_build_it_once(tmp_path: Path, source: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    running = [_start(BUILD, store.root, source, "sleep 0.5; date +%N > when") for _ in range(3)]
+    outputs = [process.communicate(timeout=60) for process in running]
+    lines = [out.split() for out, _ in outputs]
+    assert all(line for line in lines), [err for _, err in outputs]
+    assert len({line[0] for line in lines}) == 1
+    assert sorted(step for line in lines for step in line[1:]) == ["base", "install", "source", "task"]
+    assert _staged(store) == []
+
+
+def test_a_killed_build_is_cleaned_up_and_can_be_repeated(tmp_path: Path, source: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    killed = _start(BUILD, store.root, source, "touch /testbed/started; sleep 30")
+    deadline = time.monotonic() + 30
+    while not list(store.root.glob("staging/*/upper/tree/testbed/started")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert _staged(store)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=10)
+    _wait_for_reclaim(store)
+    again = _start(BUILD, store.root, source, "true")
+    output, errors = again.communicate(timeout=60)
+    assert "task" in output, errors
+
+
+def _wait_for_reclaim(store: Store) -> None:
+    """The sandbox of a killed owner ends within two seconds; until then it may still write."""
+    deadline = time.monotonic() + 5
+    while _staged(store) and time.monotonic() < deadline:
+        Store.open(store.root)
+        time.sleep(0.05)
+    assert _staged(store) == []
+
+
+FULL = """
+    import subprocess, sys
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", sys.argv[1]], check=True)
+    from pathlib import Path
+    from minisandbox.errors import DiskFull, HostError
+    from minisandbox.images import LocalSource, Recipe, build
+    from minisandbox.sandbox.controller import shut_down
+    from minisandbox.store import Store
+    store = Store.open(sys.argv[1] + "/store")
+    recipe = Recipe(source=LocalSource(Path(sys.argv[2])), install=("head -c 100000000 /dev/zero > big",))
+    try:
+        build(recipe, store=store, name="image")
+    except DiskFull as error:
+        kinds = sorted(record.step["kind"] for record in store.layers())
+        print(error.exit_code, kinds, [p.name for p in (store.root / "staging").iterdir() if p.name != ".gate"])
+    except HostError as error:
+        print("no sandbox here:", error)
+    finally:
+        shut_down()
+"""
+
+
+def test_a_disk_that_fills_loses_nothing_that_was_finished(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "small").mkdir()
+    flags = "-m" if os.geteuid() == 0 else "-Urm"
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, flags, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("unshare(1) cannot make a mount namespace here")
+    command = [unshare, flags, sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path / "small"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd="/")
+    if done.stdout.startswith("no sandbox here"):
+        pytest.skip(done.stdout)
+    assert done.stdout.strip() == f"{DiskFull.exit_code} ['base', 'local'] []", done.stderr

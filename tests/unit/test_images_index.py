@@ -1,0 +1,142 @@
+"""The host's package index settings: read as pip and uv read them, shown to a step without their secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import BuildError
+from minisandbox.images.access import index_access
+from minisandbox.images.index import IndexSettings, default_index_url, host_settings, without_credentials
+
+MAIN, EXTRA = "https://main.invalid/simple", "https://extra.invalid/simple"
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> dict[str, str]:
+    """An environment in which no configuration of this machine is seen."""
+    home = str(tmp_path)
+    return {"HOME": home, "XDG_CONFIG_HOME": f"{home}/config", "XDG_CONFIG_DIRS": f"{home}/xdg", "VIRTUAL_ENV": home}
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_files_then_environment(tmp_path: Path, clean: dict[str, str]) -> None:
+    _write(tmp_path / "xdg/pip/pip.conf", "[global]\nindex-url = https://old.invalid\ntimeout = 7\n")
+    _write(tmp_path / "config/pip/pip.conf", f"[global]\nindex_url = {MAIN}\n[install]\nfind-links = /a\n  /b\n")
+    settings = host_settings(clean)
+    assert settings.index_url == MAIN
+    assert settings.find_links == ("/a", "/b")
+    clean |= {
+        "PIP_EXTRA_INDEX_URL": f"{EXTRA} file:///x",
+        "PIP_NO_INDEX": "0",
+        "PIP_TRUSTED_HOST": "h",
+        "PIP_TIMEOUT": "9",
+    }
+    settings = host_settings(clean)
+    assert settings.extra_index_urls == (EXTRA, "file:///x")
+    assert (settings.no_index, settings.trusted_hosts) == (False, ("h",))
+    assert settings.urls == (MAIN, EXTRA, "file:///x", "/a", "/b")
+
+
+def test_a_named_file_wins_and_devnull_means_none(tmp_path: Path, clean: dict[str, str]) -> None:
+    _write(tmp_path / "config/pip/pip.conf", "[global]\nindex-url = https://old.invalid\n")
+    _write(tmp_path / "mine", f"[global]\nindex-url = {MAIN}\n")
+    assert host_settings({**clean, "PIP_CONFIG_FILE": str(tmp_path / "mine")}).index_url == MAIN
+    assert host_settings({**clean, "PIP_CONFIG_FILE": "/dev/null"}).index_url is None
+
+
+def test_damaged_files_do_not_stop_us(tmp_path: Path, clean: dict[str, str]) -> None:
+    _write(tmp_path / "config/pip/pip.conf", "no section\n")
+    _write(tmp_path / "config/uv/uv.toml", "no = [toml")
+    assert host_settings({**clean, "PIP_INDEX_URL": MAIN}).index_url == MAIN
+
+
+def test_uv_where_pip_has_none(tmp_path: Path, clean: dict[str, str]) -> None:
+    text = f'[[index]]\nurl = "{MAIN}"\ndefault = true\n[[index]]\nname = "x"\nurl = "{EXTRA}"\n'
+    _write(tmp_path / "config/uv/uv.toml", text)
+    clean["PIP_CONFIG_FILE"] = "/dev/null"  # a machine's own /etc/pip.conf may name an index
+    settings = host_settings(clean)
+    assert (settings.index_url, settings.extra_index_urls) == (MAIN, (EXTRA,))
+    settings = host_settings(
+        {**clean, "UV_DEFAULT_INDEX": "https://env.invalid", "UV_INDEX": "name=https://two.invalid"}
+    )
+    assert settings.index_url == "https://env.invalid"
+    assert settings.extra_index_urls == ("https://two.invalid", EXTRA)
+
+
+def test_certificates_and_proxies(tmp_path: Path, clean: dict[str, str]) -> None:
+    (tmp_path / "ca.pem").touch()
+    clean["PIP_CONFIG_FILE"] = "/dev/null"  # a machine's own /etc/pip.conf may name certificates
+    settings = host_settings({**clean, "SSL_CERT_FILE": str(tmp_path / "ca.pem"), "HTTPS_PROXY": "http://p:1"})
+    assert settings.cert == tmp_path / "ca.pem"
+    assert settings.proxies == (("https_proxy", "http://p:1"),)
+    assert host_settings({**clean, "PIP_CERT": "/not/there"}).cert is None
+    assert dict(host_settings({**clean, "PIP_PROXY": "http://q:2"}).proxies)["https_proxy"] == "http://q:2"
+
+
+def test_the_default_index_is_a_url() -> None:
+    assert default_index_url().startswith("https://")
+
+
+def test_credentials_are_not_shown() -> None:
+    assert without_credentials("https://a:b@host:8/x?y") == "https://host:8/x?y"
+    assert without_credentials("/a@b/c") == "/a@b/c"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        IndexSettings(index_url="https://u:hunter2@h.invalid/s"),
+        IndexSettings(extra_index_urls=("https://hunter2@h.invalid/s",)),
+        IndexSettings(find_links=("https://u:hunter2@h.invalid/s",)),
+        IndexSettings(proxies=(("https_proxy", "http://u:hunter2@p.invalid"),)),
+    ],
+)
+def test_credentials_do_not_get_into_a_step(settings: IndexSettings) -> None:
+    with pytest.raises(BuildError, match="holds credentials") as caught:
+        index_access(settings, "install")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_remote_indexes_are_passed_on() -> None:
+    access = index_access(IndexSettings(index_url=MAIN, extra_index_urls=(EXTRA,), trusted_hosts=("h",)), "install")
+    assert access.mounts == ()
+    assert access.environment["PIP_INDEX_URL"] == access.environment["UV_DEFAULT_INDEX"] == MAIN
+    assert access.environment["PIP_EXTRA_INDEX_URL"] == access.environment["UV_INDEX"] == EXTRA
+    assert access.environment["UV_INSECURE_HOST"] == "h"
+
+
+def test_no_index(tmp_path: Path) -> None:
+    settings = IndexSettings(index_url=MAIN, no_index=True, find_links=(str(tmp_path),))
+    access = index_access(settings, "install")
+    assert access.environment["PIP_NO_INDEX"] == access.environment["UV_NO_INDEX"] == "1"
+    assert "PIP_INDEX_URL" not in access.environment
+    assert access.environment["UV_FIND_LINKS"] == "/run/minisandbox/links/0"
+
+
+def test_a_local_index_is_mounted_with_its_files_and_nothing_else(tmp_path: Path) -> None:
+    page = '<a href="../../packages/aa/bb/x-1.tar.gz#sha256=0">x</a><a href="https://far.invalid/y">y</a>'
+    _write(tmp_path / "mirror/simple/x/index.html", page)
+    _write(tmp_path / "mirror/packages/aa/bb/x-1.tar.gz", "x")
+    _write(tmp_path / "mirror/private/key", "secret")
+    (tmp_path / "ca.pem").touch()
+    settings = IndexSettings(extra_index_urls=((tmp_path / "mirror/simple").as_uri(),), cert=tmp_path / "ca.pem")
+    access = index_access(settings, "install")
+    assert access.environment["UV_INDEX"] == "file:///run/minisandbox/index/0/simple"
+    assert {str(mount.target): mount.source for mount in access.mounts} == {
+        "/run/minisandbox/index/0/simple": tmp_path / "mirror/simple",
+        "/run/minisandbox/index/0/packages": tmp_path / "mirror/packages",
+        "/run/minisandbox/certificates.pem": tmp_path / "ca.pem",
+    }
+    assert access.environment["SSL_CERT_FILE"] == "/run/minisandbox/certificates.pem"
+
+
+def test_a_self_contained_local_index(tmp_path: Path) -> None:
+    _write(tmp_path / "x/index.html", '<a href="x-1.tar.gz">x</a>')
+    access = index_access(IndexSettings(index_url=tmp_path.as_uri()), "install")
+    assert [str(mount.target) for mount in access.mounts] == ["/run/minisandbox/index/0/simple"]

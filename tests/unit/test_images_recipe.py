@@ -1,0 +1,115 @@
+"""Recipes refuse what cannot work, before anything is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import InvalidValue, PatchError
+from minisandbox.images import GitSource, LocalSource, Recipe, SdistSource
+from minisandbox.images.patches import readings
+from minisandbox.images.request import PythonRequest
+
+HERE = LocalSource(Path())
+PATCH = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
+
+
+@pytest.mark.parametrize("text", ["", "three", "3", "3.11.x", ">=", "3.11;", "py3.11", "../3.11"])
+def test_versions_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidValue, match="not a Python version"):
+        Recipe(python=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "yes", "no"),
+    [
+        ("3.11", "3.11.0 3.11.14", "3.1.1 3.12.0 3.10.9"),
+        ("3.11.7", "3.11.7", "3.11.70 3.11.8"),
+        (">=3.11,<3.14", "3.11.0 3.13.5", "3.10.1 3.14.0"),
+        ("2.7", "2.7.18", "3.7.2"),
+        ("3.14.0rc1", "3.14.0rc1", "3.14.0"),
+    ],
+)
+def test_what_a_request_accepts(text: str, yes: str, no: str) -> None:
+    request = PythonRequest.parse(text)
+    assert all(request.accepts(version) for version in yes.split())
+    assert not any(request.accepts(version) for version in no.split())
+
+
+@pytest.mark.parametrize("line", ["-e .", "--index-url x", "-r file", "/etc/passwd", "a b", "a==", "a\nb", ""])
+def test_requirements_that_are_none(line: str) -> None:
+    with pytest.raises(InvalidValue, match="not a requirement"):
+        Recipe(python="3.11", requirements=(line,))
+
+
+def test_parts_that_need_each_other() -> None:
+    with pytest.raises(InvalidValue, match="without an interpreter"):
+        Recipe(requirements=("attrs==1",))
+    for changes in ({"install": ("x",)}, {"patch": PATCH}, {"hidden": ("a",)}, {"test_patch": PATCH}):
+        with pytest.raises(InvalidValue, match="need a source"):
+            Recipe(**changes)
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../b", ".git/config", "a\0b", "a\nb"])
+def test_hidden_paths_stay_inside(path: str) -> None:
+    with pytest.raises(InvalidValue, match="not a path in the repository"):
+        Recipe(source=HERE, hidden=(path,))
+
+
+@pytest.mark.parametrize("pair", [("A=B", "x"), ("", "x"), ("1A", "x"), ("A", "x\0y")])
+def test_variables_that_are_none(pair: tuple[str, str]) -> None:
+    with pytest.raises(InvalidValue, match="environment variable"):
+        Recipe(environment=(pair,))
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
+def test_timeouts_are_positive(timeout: float) -> None:
+    with pytest.raises(InvalidValue, match="step_timeout"):
+        Recipe(step_timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        ("diff --git a/x b/x\nnew file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+/etc\n", "symbolic link"),
+        ("diff --git a/x b/x\nindex 1234567..89abcde 120000\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n", "symbolic link"),
+        ("diff --git a/m b/m\nnew file mode 160000\nindex 0000000..1234567\n", "submodule"),
+        (PATCH.replace("+b", "+\0"), "NUL"),
+        ("please add two numbers", "not a unified diff"),
+    ],
+)
+def test_patches_that_are_refused(patch: str, message: str) -> None:
+    with pytest.raises(PatchError, match=message):
+        Recipe(source=HERE, patch=patch)
+    with pytest.raises(PatchError, match=f"test_patch.*{message}"):
+        Recipe(source=HERE, test_patch=patch)
+
+
+def test_readings_of_line_endings() -> None:
+    assert readings(PATCH) == (PATCH,)
+    assert readings(PATCH.rstrip("\n")) == (PATCH,)
+    crlf_content = PATCH.replace("-a\n+b\n", "-a\r\n+b\r\n")
+    assert readings(crlf_content) == (crlf_content,), "a patch of a file with CRLF is left alone"
+    assert readings(PATCH.replace("\n", "\r\n")) == (PATCH, crlf_content)
+
+
+@pytest.mark.parametrize("sha256", ["", "0" * 63, "g" * 64, "A" * 64])
+def test_hashes_are_checked(sha256: str) -> None:
+    with pytest.raises(InvalidValue, match="sha256"):
+        SdistSource("a", "1", sha256)
+
+
+@pytest.mark.parametrize(("name", "version"), [("", "1"), ("../a", "1"), ("a", ""), ("a", "1/2"), ("-a", "1")])
+def test_projects_are_checked(name: str, version: str) -> None:
+    with pytest.raises(InvalidValue):
+        SdistSource(name, version, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("url", "commit"),
+    [("", "0" * 40), ("--upload-pack=x", "0" * 40), ("ext::sh", "0" * 40), ("u", "HEAD"), ("u", "0" * 39)],
+)
+def test_git_sources_are_checked(url: str, commit: str) -> None:
+    with pytest.raises(InvalidValue):
+        GitSource(url, commit)
