@@ -29,6 +29,6 @@ MEANINGS: dict[int, str] = {
     SYSTEM: "the operating system refused something that no class of error covers",
     TIMEOUT: "`sandbox run`: the command ran into `--timeout`",
     INTERRUPTED: "Ctrl-C; the last line says what was kept",
-    BROKEN_PIPE: "whoever read the output has gone, as in `minisandbox ... | head`",
+    BROKEN_PIPE: "whoever read the output has gone, as `head` does",
     TERMINATED: "SIGTERM; as after Ctrl-C",
 }

@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
     debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]  # wherever it stands
     args = argparse.Namespace(rest=rest)
     previous = _on_sigterm()
     try:
@@ -86,12 +87,11 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """
     top = argparse.ArgumentParser(prog="minisandbox", description=_first_line(), epilog=_EPILOG)
     top.add_argument("--version", action="version", version=f"minisandbox {__version__}")
-    top.add_argument("--debug", action="store_true", help="show where in the program an error came from")
+    top.add_argument("--debug", action="store_true", help="show where in the program an error came from; anywhere")
     nouns = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     wanted = next((word for word in words if not word.startswith("-")), "")
     for noun, summary in COMMANDS.items():
         sub = nouns.add_parser(noun, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        sub.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
         if noun == wanted:
             importlib.import_module(f"minisandbox.cli.{noun}").configure(sub)
     return top
@@ -157,7 +157,3 @@ def _mistaken(error: Exception, debug: bool) -> int:
 def _trace(debug: bool) -> None:
     if debug:
         say(traceback.format_exc().rstrip())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

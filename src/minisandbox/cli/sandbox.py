@@ -113,9 +113,8 @@ def parse_limits(texts: Iterable[str]) -> Limits:
         try:
             values[name] = _LIMITS[name](value)
         except ValueError as error:
-            if isinstance(error, InvalidValue):
-                raise
-            raise InvalidValue(f"--limit {text}: {value!r} is not a whole number") from error
+            hint = error.hint if isinstance(error, InvalidValue) else "give a whole number"
+            raise InvalidValue(f"--limit {text}: {value!r} cannot be used", hint=hint) from error
     return Limits(**values)
 
 

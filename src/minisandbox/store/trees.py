@@ -96,7 +96,7 @@ def _open_directory(name: str, parent: int) -> int:
     if os.fstat(fd).st_mode & stat.S_IRWXU != stat.S_IRWXU:
         try:
             os.fchmod(fd, stat.S_IRWXU)
-        except BaseException:
+        except BaseException:  # the descriptor must not leak, whatever ended it
             os.close(fd)
             raise
     return fd
