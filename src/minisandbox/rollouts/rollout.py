@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox import __version__
 from minisandbox.agents import EXIT_ERROR, Agent, AgentResult, Step
-from minisandbox.errors import CommandFailed, FileAccessError, HostError, MiniSandboxError, SandboxGone
+from minisandbox.errors import CommandFailed, FileAccessError, HostError, InvalidValue, MiniSandboxError, SandboxGone
 from minisandbox.grade import Grade, grade
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
@@ -48,18 +48,13 @@ def rollout(
 
     Returns:
         The record. Whatever fails on our side is in its ``failure``; then ``finished`` is False.
-
-    Raises:
-        InvalidValue: the task's tests are not pytest's.
     """
     draft = _Draft(task, image.name, image.key, agent.name, attempt)
     submission = _work(task, image, agent, limits, draft)
-    graded = None
-    if submission is not None:
-        with draft.phase("grade"):
-            graded = grade(task, image, submission, timeout=timeout, limits=limits)
-        if graded.resolved is None:
-            draft.failure = Failure("grade", graded.reason, graded.detail)
+    if submission is None:
+        return draft.trajectory(None, None)
+    with draft.phase("grade"):
+        graded = _grade(task, image, submission, limits, timeout, draft)
     return draft.trajectory(submission, graded)
 
 
@@ -108,6 +103,19 @@ def _take_patch(box: Sandbox, draft: _Draft) -> bytes | None:
     except (MiniSandboxError, OSError) as error:
         draft.fail("patch", error)
         return None
+
+
+def _grade(
+    task: Task, image: Image, submission: bytes, limits: Limits | None, timeout: float | None, draft: _Draft
+) -> Grade | None:
+    try:
+        graded = grade(task, image, submission, timeout=timeout, limits=limits)
+    except InvalidValue as error:  # a task that cannot be graded: its row is wrong, and a batch goes on without it
+        draft.failure = Failure("grade", type(error).__name__, str(error))
+        return None
+    if graded.resolved is None:
+        draft.failure = Failure("grade", graded.reason, graded.detail)
+    return graded
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from minisandbox.errors import InvalidValue
 from minisandbox.grade import Flag, Reason, Verdict, grade, measure, validate
 from minisandbox.images import Image
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Task
+from minisandbox.tasks import Form, Task, TaskSet
 
 pytestmark = pytest.mark.kernel
 
@@ -255,3 +255,11 @@ def test_a_flaky_task(smith: Task, smith_image: Image) -> None:
 def test_an_image_that_is_not_there_is_no_verdict_about_the_task(smith: Task, smith_image: Image) -> None:
     found = validate(smith, replace(smith_image, layers=("0" * 64,)))
     assert (found.status, found.cause) == ("error", "infrastructure")
+
+
+@pytest.mark.index
+@pytest.mark.parametrize("form", list(Form))
+def test_a_real_project_with_packages_from_the_index(form: Form, images: Callable[[Task], Image]) -> None:
+    task = next(task for task in TaskSet.load("quickstart") if task.form is form)
+    found = validate(task, images(task))
+    assert found.valid, found

@@ -168,13 +168,26 @@ def test_what_we_failed_to_grade_is_done_again(smith: Task, smith_image: Image, 
     assert (again.verdict, again.resumed) == (Verdict.RESOLVED, False)
 
 
+def test_a_task_that_cannot_be_graded_is_named_and_left(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    other = replace(smith, instance_id="calc__other", FAIL_TO_PASS=("not pytest's",))
+    found = run_batch([other, smith], EmptyAgent(), tmp_path, image_of=lambda task: smith_image)
+    assert [(one.verdict, one.finished) for one in found] == [(None, False), (Verdict.UNRESOLVED, True)]
+    assert (found[0].reason, found[0].exit_status) == ("InvalidValue", "submitted")
+    assert "pytest node id" in found[0].detail
+
+
 def test_a_mistake_of_ours_ends_the_batch_and_keeps_what_is_finished(
     smith: Task, smith_image: Image, tmp_path: Path
 ) -> None:
-    other = replace(smith, instance_id="calc__other", FAIL_TO_PASS=("not pytest's",))
-    with pytest.raises(InvalidValue):
-        run_batch([smith, other], EmptyAgent(), tmp_path, image_of=lambda task: smith_image)
-    [kept] = run_batch([smith], EmptyAgent(), tmp_path, image_of=lambda task: smith_image)
+    def image_of(task: Task) -> Image:
+        if task is not smith:
+            raise RuntimeError("a mistake")
+        return smith_image
+
+    other = replace(smith, instance_id="calc__other")
+    with pytest.raises(RuntimeError, match="a mistake"):
+        run_batch([smith, other], EmptyAgent(), tmp_path, image_of=image_of)
+    [kept] = run_batch([smith], EmptyAgent(), tmp_path, image_of=image_of)
     assert kept.resumed
 
 
