@@ -447,3 +447,17 @@ def test_an_image_whose_layer_is_gone_says_so(store: Store, project: Path) -> No
     with pytest.raises(NotFound, match="build the image again"):
         image.spec()
     assert build(recipe, store=store, name="gone").spec().layers == tuple(map(store.layer_tree, image.layers))
+
+
+def test_shared_steps_do_not_see_a_recipes_variables(store: Store, project: Path) -> None:
+    """They are no part of those steps' keys: another recipe would get what these variables did."""
+    recipe = _recipe(project, environment=(("PATH", "/nowhere"), ("TAR_OPTIONS", "--bad-option")))
+    image = build(recipe, store=store, name="variables")
+    assert dict(image.environment)["PATH"] == "/nowhere"
+    assert image.layers[:2] == build(_recipe(project), store=store, name="plain").layers[:2]
+
+
+def test_a_damaged_checkout_is_not_taken_whole(store: Store, project: Path) -> None:
+    (project / ".git").write_text("gitdir: /nowhere\n")
+    with pytest.raises(SourceError, match="git cannot list"):
+        build(_recipe(project), store=store, name="bad")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.images.image import DEFAULT_PATH, WORKDIR, Image, ensure_base, image_of, put_if_new
+from minisandbox.images.image import DEFAULT_PATH, WORKDIR, Image, ensure_base, image_of, inside_layer, put_if_new
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.probe import Interpreter
 from minisandbox.images.progress import BuildEvent, Progress, StepState
@@ -50,14 +50,14 @@ def build(recipe: Recipe, *, store: Store, name: str, progress: Progress | None 
     """
     check_name(name)
     interpreter = find_interpreter(recipe.python, store) if recipe.python is not None else None
-    job = _Job(store, name, recipe.step_timeout, progress, dict(_captured(recipe, interpreter)))
+    job = _Job(store, name, recipe.step_timeout, progress, dict(_captured(interpreter)))
     job.add_base()
     if interpreter is not None:
         job.add(python_step(interpreter))
         if recipe.requirements:
             job.add(requirements_step(recipe, interpreter))
     tests = _add_repository(job, recipe) if recipe.source is not None else None
-    return _record(job, tests)
+    return _record(job, recipe, tests)
 
 
 def _add_repository(job: _Job, recipe: Recipe) -> str | None:
@@ -67,22 +67,25 @@ def _add_repository(job: _Job, recipe: Recipe) -> str | None:
     if recipe.install:
         job.add(install_step(recipe))
     tests = job.ensure(tests_step(recipe)).key if recipe.hidden or recipe.test_patch.strip() else None
-    job.add(task_step(recipe, lambda: job.store.layer_tree(source.key)))
+    job.add(task_step(recipe, lambda: inside_layer(job.store, source.key, "testbed")))
     return tests
 
 
-def _captured(recipe: Recipe, interpreter: Interpreter | None) -> Mapping[str, str]:
-    """The variables that everything in the image sees."""
+def _captured(interpreter: Interpreter | None) -> Mapping[str, str]:
+    """The variables that everything in the image sees, besides the recipe's own.
+
+    Steps that images share must not see those: they are no part of their keys.
+    """
     variables = {"LANG": "C.UTF-8", "PATH": DEFAULT_PATH}
     if interpreter is not None:
         variables["PATH"] = f"{ENVIRONMENT}/bin:{DEFAULT_PATH}"
         variables |= {"CONDA_PREFIX": ENVIRONMENT, "CONDA_DEFAULT_ENV": ENVIRONMENT.rpartition("/")[2]}
-    return {**variables, **dict(recipe.environment)}
+    return variables
 
 
-def _record(job: _Job, tests: str | None) -> Image:
+def _record(job: _Job, recipe: Recipe, tests: str | None) -> Image:
     last = job.layers[-1]
-    environment = tuple(sorted(job.environment.items()))
+    environment = tuple(sorted({**job.environment, **dict(recipe.environment)}.items()))
     identity = {"kind": "image", "environment": dict(environment), "tests": tests}
     notes = {step: detail for step, detail in job.details.items() if detail}
     record = ImageRecord(

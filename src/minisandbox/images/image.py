@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from minisandbox.errors import NotFound
+from minisandbox.errors import NotFound, StoreError
 from minisandbox.images.base import base_entries, base_key, write_base
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.faults import store_faults
@@ -61,8 +61,9 @@ class Image:
 
         Raises:
             NotFound: the layer is no longer in the store.
+            StoreError: the layer is damaged.
         """
-        return None if self.tests_layer is None else self.store.layer_tree(self.tests_layer) / "hidden"
+        return None if self.tests_layer is None else inside_layer(self.store, self.tests_layer, "hidden")
 
     def records(self) -> tuple[LayerRecord, ...]:
         """Return what is known of its layers, bottom first, the tests layer last.
@@ -114,6 +115,19 @@ def image_sizes(images: Sequence[Image]) -> dict[str, ImageSize]:
 def total_size(images: Sequence[Image]) -> int:
     """Return the bytes that a set of images takes on disk together, every layer once."""
     return sum({record.key: record.bytes for image in images for record in image.records()}.values())
+
+
+def inside_layer(store: Store, key: str, name: str) -> Path:
+    """Return a top-level directory of a layer, to be mounted in a sandbox.
+
+    Raises:
+        NotFound: there is no such layer.
+        StoreError: it is no directory; a link there could show any directory of the host.
+    """
+    path = store.layer_tree(key) / name
+    if path.is_symlink() or not path.is_dir():
+        raise StoreError(f"{path} is not a directory", reason="the layer is damaged", hint="build the image again")
+    return path
 
 
 def load_image(store: Store, name: str) -> Image:

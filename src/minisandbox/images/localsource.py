@@ -79,13 +79,15 @@ def _described(root: Path, path: str) -> tuple[str, str, str] | None:
 
 
 def _tracked(root: Path) -> list[str] | None:
-    """What git would add here; None where this is no git work tree (or git does not trust it)."""
+    """What git would add here; None where this is no git work tree."""
     command = [*_GIT, "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_LIST_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0:
+        if (root / ".git").exists():  # taking all files instead would silently take the ignored ones too
+            raise SourceError(f"git cannot list {root}", reason=done.stderr.decode("utf-8", "replace").strip()[-500:])
         return None
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ MOUNTS = PurePosixPath("/run/minisandbox")
 PATCH_STATUS = 65
 HIDDEN_STATUS = 66
 
-_LIMITS = Limits(disk=16 * GiB, processes=8192, open_files=65536, output=8 * MiB)
+_DISK, _OUTPUT = 16 * GiB, 8 * MiB
+_PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _NEARLY_FULL = 64 * MiB
 _REASONS = (
@@ -129,11 +131,26 @@ def run_step(place: Place, work: Work) -> Made:
     upper.mkdir(mode=0o755)
     spec = ImageSpec(f"{place.image}: {place.step}", place.layers, place.environment, PurePosixPath("/testbed"))
     network = Network.host() if work.network else Network.off()
-    with Sandbox.create(spec, limits=_LIMITS, network=network, mounts=work.mounts, upper=upper) as box:
+    with Sandbox.create(spec, limits=_limits(), network=network, mounts=work.mounts, upper=upper) as box:
         _write_files(box, work)
         _run_commands(box, place, work)
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
     return Made(upper / "tree", facts)
+
+
+def _limits() -> Limits:
+    """Generous limits for builds, within what this process may have itself."""
+
+    def at_most(wanted: int, kind: int) -> int:
+        hard = resource.getrlimit(kind)[1]
+        return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+
+    return Limits(
+        disk=_DISK,
+        processes=at_most(_PROCESSES, resource.RLIMIT_NPROC),
+        open_files=at_most(_OPEN_FILES, resource.RLIMIT_NOFILE),
+        output=_OUTPUT,
+    )
 
 
 def _write_files(box: Sandbox, work: Work) -> None:

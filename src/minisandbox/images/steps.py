@@ -10,6 +10,7 @@ from pathlib import Path
 
 import uv
 
+from minisandbox.errors import HostError
 from minisandbox.images.access import index_access
 from minisandbox.images.gitsource import fetch_commit
 from minisandbox.images.index import host_settings
@@ -119,13 +120,18 @@ def install_step(recipe: Recipe) -> Step:
 
     def prepare(_: Path) -> Work:
         commands = (*map(Command.given, recipe.install), Command("install", settle))
-        return _networked(Work(commands), "install")
+        return _networked(Work(commands, environment=dict(recipe.environment)), "install")
 
     return Step("install", definition, prepare, "; ".join(recipe.install))
 
 
-def task_step(recipe: Recipe, source_tree: Callable[[], Path]) -> Step:
-    """The step that makes what an agent gets: patch applied, hidden files gone, one commit."""
+def task_step(recipe: Recipe, source: Callable[[], Path]) -> Step:
+    """The step that makes what an agent gets: patch applied, hidden files gone, one commit.
+
+    Args:
+        recipe: the recipe.
+        source: returns the host directory with the source as it was unpacked.
+    """
     text = script("task")
     definition: dict[str, JSONValue] = {
         "kind": "task",
@@ -136,7 +142,7 @@ def task_step(recipe: Recipe, source_tree: Callable[[], Path]) -> Step:
 
     def prepare(_: Path) -> Work:
         files = (*_patch_files(recipe.patch), ("hidden", _list(recipe.hidden)))
-        mounts = mount_points([(source_tree() / "testbed", "source")])
+        mounts = mount_points([(source(), "source")])
         return Work((Command("task", text),), files=files, mounts=mounts, facts=("commit", "copies"), patch="the patch")
 
     return Step("task", definition, prepare)
@@ -199,7 +205,7 @@ def _local_step(source: LocalSource) -> Step:
 def _networked(work: Work, step: str) -> Work:
     """The same work with the network, the host's package index settings, and uv."""
     access = index_access(host_settings(), step)
-    tools = mount_points([(Path(uv.find_uv_bin()).resolve(), "uv")])
+    tools = mount_points([(_uv(), "uv")])
     return Work(
         work.commands,
         files=work.files,
@@ -209,6 +215,13 @@ def _networked(work: Work, step: str) -> Work:
         facts=work.facts,
         patch=work.patch,
     )
+
+
+def _uv() -> Path:
+    try:
+        return Path(uv.find_uv_bin()).resolve(strict=True)
+    except OSError as error:
+        raise HostError("uv is not there", reason=str(error), hint="pip install --force-reinstall uv") from error
 
 
 def _importable(interpreter: Interpreter) -> tuple[str, ...]:
