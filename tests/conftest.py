@@ -179,8 +179,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def close_launcher() -> None:
     """End the launcher that this process may have started: it lives as long as its controller, which is us."""
     module = sys.modules.get("minisandbox.sandbox.controller")
-    if module is not None and (controller := module._current._controller) is not None:  # there is no public way yet
-        controller.close()
+    if module is not None:
+        module.shut_down()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

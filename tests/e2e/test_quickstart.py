@@ -1,0 +1,162 @@
+"""The whole way, by the command a newcomer types: images, validation, rollouts, a second run that rebuilds nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.kernel, pytest.mark.index]
+
+TASKS = 14
+SECOND_RUN = 30.0  # seconds that a second run may take
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A store and a directory of their own, as a fresh account has them."""
+
+    root: Path
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {**os.environ, "MINISANDBOX_STORE": str(self.root / "store")}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "minisandbox", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, cwd=self.root, env=self.environment,
+        )  # fmt: skip
+
+    def run(self, *words: str, status: int = 0) -> str:
+        with self.start(*words) as process:
+            out, err = process.communicate(timeout=600)
+        assert process.returncode == status, err + out
+        return out
+
+    def json(self, *words: str, status: int = 0) -> object:
+        return json.loads(self.run(*words, "--json", status=status))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Where the first run has been made."""
+    made = Place(tmp_path_factory.mktemp("quickstart"))
+    (made.root / "first.json").write_text(made.run("quickstart", "--json"), encoding="utf-8")
+    return made
+
+
+def layers(place: Place) -> dict[str, float]:
+    """Every layer with the time of its making."""
+    return {path.name: path.stat().st_mtime for path in (place.root / "store" / "layers").iterdir()}
+
+
+def test_first_run(place: Place) -> None:
+    report = json.loads((place.root / "first.json").read_text(encoding="utf-8"))
+    assert len(report["tasks"]) == report["as_expected"] == TASKS
+    assert report["resumed"] == 0
+    for task in report["tasks"]:
+        assert task["status"] == "valid"
+        assert task["verdicts"] == {"oracle": "resolved", "empty": "unresolved", "replay": "resolved"}
+        assert task["problems"] == []
+        assert task["shared_bytes"] > task["unique_bytes"] > 0
+        assert 0 < task["sandbox_ready"] < 5
+    assert sum(task["built_in"] for task in report["tasks"]) > 0
+    assert report["disk_bytes"] < sum(task["shared_bytes"] for task in report["tasks"])
+
+
+def test_second_run_rebuilds_nothing(place: Place) -> None:
+    before = layers(place)
+    began = time.monotonic()
+    report = place.json("quickstart")
+    seconds = time.monotonic() - began
+    assert isinstance(report, dict)
+    assert layers(place) == before
+    assert report["as_expected"] == TASKS
+    assert report["resumed"] == 3 * TASKS
+    assert all(task["built_in"] == 0 for task in report["tasks"])
+    assert seconds < SECOND_RUN
+
+
+def test_the_table(place: Place) -> None:
+    lines = place.run("quickstart", "--only", "*toolz*").splitlines()
+    assert lines[0].split()[:2] == ["task", "built"]
+    assert sum(line.startswith("pytoolz__toolz") and line.endswith("as expected") for line in lines) == 2
+    assert any(line.startswith("2 of 2 tasks as expected") for line in lines)
+
+
+def test_images_are_listed_and_shown(place: Place) -> None:
+    images = place.json("image", "ls")
+    assert isinstance(images, list)
+    names = [image["name"] for image in images if image["name"] != "host"]
+    assert len(names) == TASKS
+    shown = place.json("image", "show", names[0])
+    assert isinstance(shown, dict)
+    assert shown["layers"][0]["step"]["kind"] == "base"
+    assert names[0] in place.run("image", "show", names[0])
+    assert place.run("image", "ls").count("\n") >= TASKS
+
+
+def test_a_rollout_goes_on_where_it_was(place: Place) -> None:
+    words = ("rollout", "quickstart", "--agent", "oracle", "--only", "*toolz*", "--out", "run")
+    first, second = place.json(*words), place.json(*words)
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert [one["resumed"] for one in first["rollouts"]] == [False, False]
+    assert [one["resumed"] for one in second["rollouts"]] == [True, True]
+    again = ("rollout", "quickstart", "--agent", "replay", "--recording", "run", "--only", "*toolz*", "--out", "again")
+    replayed = place.json(*again)
+    assert isinstance(replayed, dict)
+    assert {one["verdict"] for one in replayed["rollouts"]} == {"resolved"}
+
+
+def test_a_task_that_cannot_be_built_costs_the_others_nothing(place: Place) -> None:
+    names = ("pytoolz__toolz-1.0.0.update_in", "pytoolz__toolz-1.0.0.outer_join")
+    rows = [place.json("tasks", "show", "quickstart", one) for one in names]
+    assert isinstance(rows[0], dict)
+    rows[0]["build"]["install"] = ["echo the-reason >&2; exit 3"]
+    (place.root / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with place.start("image", "build", "mixed.jsonl") as process:
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 24
+    assert names[1] in out
+    assert "the-reason" in err
+    assert ".log" in err
+    found = place.json("validate", "mixed.jsonl", status=30)
+    assert isinstance(found, list)
+    assert [one["status"] for one in found] == ["error", "valid"]
+
+
+def test_an_invalid_task_is_a_finding(place: Place) -> None:
+    row = place.json("tasks", "show", "quickstart", "pytoolz__toolz-1.0.0.update_in")
+    assert isinstance(row, dict)
+    row["FAIL_TO_PASS"] = [*row["FAIL_TO_PASS"], row["PASS_TO_PASS"].pop()]
+    (place.root / "wrong.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    found = place.json("validate", "wrong.jsonl", status=1)
+    assert isinstance(found, list)
+    assert found[0]["status"] == "invalid"
+    assert found[0]["cause"] == "f2p_not_failing"
+
+
+def test_ctrl_c_keeps_what_is_finished(place: Place) -> None:
+    words = ("rollout", "quickstart", "--agent", "empty", "--out", "cut")
+    with place.start(*words) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert err.splitlines()[-1] == "minisandbox: interrupted; finished rollouts are kept; the same command goes on"
+    assert "unresolved" in first
+    report = place.json(*words)
+    assert isinstance(report, dict)
+    assert sum(one["resumed"] for one in report["rollouts"]) >= 1
+    assert {one["verdict"] for one in report["rollouts"]} == {"unresolved"}

@@ -1,0 +1,162 @@
+"""The doctor on this machine, and on machines that lack something: made of namespaces, so that the lack is real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from minisandbox.host import doctor
+from minisandbox.host.doctor import Status
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.kernel("user-namespaces")
+
+# Runs in a process of its own: {before} makes the machine poorer, then the doctor is asked there.
+ASK = """
+import json, os, sys
+from minisandbox.launch import syscalls as sc
+from minisandbox.launch.identity import enter_outer_namespace
+from minisandbox.host import doctor
+from pathlib import Path
+{before}
+checks = doctor.run_checks(Path(sys.argv[1]))
+found = {{c.name: [c.status.value, c.detail, c.fix] for c in checks}}
+print(json.dumps([found, doctor.is_ready(checks), doctor.explain("sandbox", checks)]))
+"""
+# The namespace's own limit, as `sysctl user.max_user_namespaces=0` sets it for a whole machine (namespaces(7)).
+WITHOUT_USER_NAMESPACES = """
+enter_outer_namespace()
+Path("/proc/sys/user/max_user_namespaces").write_text("0")
+"""
+# One masked file under /proc, as every container engine has it: a new /proc is refused then (fs/namespace.c).
+WITH_MASKED_PROC = """
+enter_outer_namespace()
+sc.unshare(sc.CLONE_NEWNS)
+sc.mount("/dev/null", "/proc/version", None, 4096)
+"""
+
+Found = dict[str, list[str]]
+
+
+def ask(before: str, store: Path) -> tuple[Found, bool, str | None]:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK.format(before=before), str(store)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found, ready, reason = json.loads(done.stdout)
+    return found, ready, reason
+
+
+def test_every_feature_is_judged_within_two_seconds(tmp_path: Path) -> None:
+    began = time.monotonic()
+    checks = doctor.run_checks(tmp_path)
+    assert time.monotonic() - began < 2.0
+    names = [check.name for check in checks]
+    assert len(names) == len(set(names))
+    assert {"kernel", "user-namespaces", "overlay-tmpfs", "private-proc", "idmap-store", "cgroups", "git"} <= set(names)
+    assert names[-1] == "mode"
+    for check in checks:
+        assert check.detail
+        assert check.needed_for
+        assert bool(check.fix) == (check.status is not Status.OK), check
+
+
+def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    namespaces = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8")
+    doctor.run_checks(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert Path("/proc/self/mounts").read_text(encoding="utf-8") == mounts
+    assert {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")} == namespaces
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_what_a_killed_doctor_left_is_removed(tmp_path: Path) -> None:
+    old, young = tmp_path / ".minisandbox-doctor-old", tmp_path / ".minisandbox-doctor-young"
+    for directory in (old, young):
+        (directory / "work").mkdir(parents=True)
+        (directory / "work").chmod(0)
+    os.utime(old, (0, 0))
+    doctor.run_checks(tmp_path)
+    assert list(tmp_path.iterdir()) == [young]
+    (young / "work").chmod(0o700)
+
+
+def test_a_program_with_threads_may_ask(tmp_path: Path) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        assert doctor.explain("namespaces", doctor.run_checks(tmp_path)) is None
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.kernel
+def test_ready_here(tmp_path: Path) -> None:
+    checks = doctor.run_checks(tmp_path)
+    assert doctor.is_ready(checks)
+    modes = [doctor.explain(mode, checks) for mode in ("root", "ordinary user")]
+    assert [reason is None for reason in modes].count(True) == 1
+
+
+def test_without_user_namespaces(tmp_path: Path) -> None:
+    found, ready, reason = ask(WITHOUT_USER_NAMESPACES, tmp_path)
+    assert not ready
+    assert found["user-namespaces"][0] == "missing"
+    assert "user.max_user_namespaces=65536" in found["user-namespaces"][2]
+    assert reason is not None
+    assert "sudo sysctl -w" in reason
+    assert found["mode"][0] == "missing"
+
+
+def test_with_a_masked_proc(tmp_path: Path) -> None:
+    found, ready, reason = ask(WITH_MASKED_PROC, tmp_path)
+    assert not ready
+    assert found["user-namespaces"][0] == "ok"
+    assert found["private-proc"][0] == "missing"
+    assert reason is not None
+    assert "private-proc" in reason
+
+
+def test_a_store_that_cannot_be_written_is_named() -> None:
+    checks = {check.name: check for check in doctor.run_checks(Path("/proc/nowhere"))}
+    assert checks["store"].status is Status.MISSING
+    assert "MINISANDBOX_STORE" in checks["store"].fix
+    assert checks["namespaces"].status is Status.OK
+
+
+def test_no_interpreter_to_try_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    checks = doctor.run_checks(tmp_path)
+    assert not doctor.is_ready(checks)
+    assert "could not be run" in (doctor.explain("sandbox", checks) or "")
+
+
+def test_features_that_nobody_knows(tmp_path: Path) -> None:
+    assert doctor.missing_for("no such feature", tmp_path) is None
+
+
+def test_the_command(tmp_path: Path) -> None:
+    environment = {**os.environ, "MINISANDBOX_STORE": str(tmp_path / "store")}
+    command = [sys.executable, "-m", "minisandbox", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    as_json = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    found = json.loads(as_json.stdout)
+    assert done.returncode == as_json.returncode == (0 if found["ready"] else 10)
+    assert done.stdout.splitlines()[-1].startswith("ready" if found["ready"] else "NOT ready")
+    assert not (tmp_path / "store").exists()
+    for check in found["checks"]:
+        assert check["name"] in done.stdout
