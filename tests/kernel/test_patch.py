@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from minisandbox.errors import CommandFailed
+from minisandbox.errors import CommandFailed, FileAccessError
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec
 
@@ -88,3 +88,10 @@ def test_a_destroyed_repository_is_an_error(repo: Sandbox) -> None:
     repo.exec("rm -rf .git")
     with pytest.raises(CommandFailed, match="not a git repository"):
         repo.patch()
+
+
+def test_a_patch_larger_than_the_limit_is_an_error(repo: Sandbox) -> None:
+    repo.exec("seq 100000 > big.txt").check()
+    with pytest.raises(FileAccessError, match="larger than 1000 bytes"):
+        repo.patch(limit=1000)
+    assert len(repo.patch(limit=10_000_000)) > 500_000

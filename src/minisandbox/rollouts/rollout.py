@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from minisandbox import __version__
 from minisandbox.agents import EXIT_ERROR, Agent, AgentResult, Step
 from minisandbox.errors import CommandFailed, FileAccessError, HostError, InvalidValue, MiniSandboxError, SandboxGone
-from minisandbox.grade import Grade, grade
+from minisandbox.grade import MAX_SUBMISSION, Grade, grade
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Failure, StepRecord, Timings, Trajectory
@@ -96,7 +96,7 @@ def _run_agent(task: Task, box: Sandbox, agent: Agent, draft: _Draft) -> bool:
 
 def _take_patch(box: Sandbox, draft: _Draft) -> bytes | None:
     try:
-        return box.patch("/testbed")
+        return box.patch("/testbed", limit=MAX_SUBMISSION)
     except (CommandFailed, FileAccessError) as error:  # it worked when the image was made: the agent's doing
         draft.result = replace(draft.result, exit_status=EXIT_ERROR, detail=f"no patch could be taken: {error}")
         return b""

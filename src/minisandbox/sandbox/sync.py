@@ -199,7 +199,9 @@ class Sandbox:
             call.hung_up()
         return call.result()
 
-    def patch(self, path: str | PurePosixPath | None = None, *, base: str | None = None) -> bytes:
+    def patch(
+        self, path: str | PurePosixPath | None = None, *, base: str | None = None, limit: int | None = None
+    ) -> bytes:
         """A git patch of everything in a repository that differs from a commit: new, deleted and binary files included.
 
         The index and the work tree stay as they are. Files that git ignores are left out.
@@ -207,11 +209,13 @@ class Sandbox:
         Args:
             path: the repository; the image's workdir if None.
             base: the commit to compare with; the one the image was made of if None.
+            limit: most bytes; a larger patch is an error. None: no limit.
 
         Returns:
             The patch; empty if nothing differs.
 
         Raises:
+            FileAccessError: the patch is larger than the limit.
             CommandFailed: git could not compute it, for example because the repository was destroyed.
             SandboxGone: the sandbox has ended.
         """
@@ -219,7 +223,7 @@ class Sandbox:
         result = self.exec(command, cwd=path, timeout=_PATCH_TIMEOUT)
         output = io.BytesIO()
         if result.ok:
-            self._read(result.stdout.strip(), output, None)
+            self._read(result.stdout.strip(), output, limit)
         return checked_patch(result, output.getvalue())
 
     def stop(self) -> None:
