@@ -461,3 +461,14 @@ def test_a_damaged_checkout_is_not_taken_whole(store: Store, project: Path) -> N
     (project / ".git").write_text("gitdir: /nowhere\n")
     with pytest.raises(SourceError, match="git cannot list"):
         build(_recipe(project), store=store, name="bad")
+
+
+def test_git_source_from_a_server_that_gives_out_only_tips(
+    store: Store, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "only-here").write_text("so that the commit is new\n")
+    commit = _repository(tmp_path / "repo", project)
+    for name, value in {"COUNT": "1", "KEY_0": "protocol.version", "VALUE_0": "0"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    image = build(Recipe(source=GitSource((tmp_path / "repo").as_uri(), commit)), store=store, name="old-git")
+    assert _run(image, "cat calc/core.py") == FILES["calc/core.py"]

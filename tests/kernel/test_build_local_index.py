@@ -1,0 +1,51 @@
+"""Packages from an index of files: shown to the step for its time, with the directories that its pages link to."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from minisandbox.images import Recipe, build, installed_interpreters
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import Store
+
+pytestmark = pytest.mark.kernel
+
+METADATA = "Metadata-Version: 2.1\nName: tiny-demo\nVersion: 1.0\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py2.py3-none-any\n"
+
+
+def _make_index(root: Path) -> str:
+    (root / "packages").mkdir(parents=True)
+    (root / "simple/tiny-demo").mkdir(parents=True)
+    name = "tiny_demo-1.0-py2.py3-none-any.whl"
+    with zipfile.ZipFile(root / "packages" / name, "w") as wheel:
+        files = {"tiny_demo.py": "x = 1\n"}
+        files |= {"tiny_demo-1.0.dist-info/METADATA": METADATA, "tiny_demo-1.0.dist-info/WHEEL": WHEEL}
+        record = "".join(f"{path},,\n" for path in [*files, "tiny_demo-1.0.dist-info/RECORD"])
+        for path, text in {**files, "tiny_demo-1.0.dist-info/RECORD": record}.items():
+            wheel.writestr(path, text)
+    (root / "simple/tiny-demo/index.html").write_text(f'<a href="../../packages/{name}">{name}</a>')
+    return (root / "simple").as_uri()
+
+
+@pytest.mark.parametrize("tool", ["uv", "pip"])
+def test_packages_from_an_index_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
+    own = [one for one in installed_interpreters() if one.own_prefix]
+    chosen = [one for one in own if (tuple(map(int, one.minor.split("."))) >= (3, 8)) == (tool == "uv")]
+    if not chosen:
+        pytest.skip(f"no interpreter with a prefix of its own that {tool} is used for")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", _make_index(tmp_path / "mirror"))
+    store = Store.open(tmp_path / "store")
+    recipe = Recipe(python=chosen[0].version, requirements=("tiny-demo==1.0",))
+    image = build(recipe, store=store, name="tiny")
+    with Sandbox.create(image.spec()) as box:
+        result = box.exec("python -c 'import tiny_demo; print(tiny_demo.x)'; ls -A /run").check()
+    assert result.stdout == "1\nhosts\nresolv.conf\n"
+    assert "tiny-demo==1.0" in image.records()[-1].facts["lock"].splitlines()
