@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "ExecResult": "types",
+    "Grade": "grade",
     "Image": "images",
     "ImageSpec": "types",
     "Limits": "types",
@@ -18,18 +19,31 @@ _HOME = {
     "Mount": "types",
     "Network": "types",
     "Outcome": "types",
+    "Recipe": "images",
     "Sandbox": "sandbox",
+    "Store": "store",
     "Task": "tasks",
     "TaskSet": "tasks",
     "Usage": "types",
+    "Verdict": "grade",
+    "build": "images",
+    "host_image": "images",
+    "load_image": "images",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the table above is the one definition
 
 if TYPE_CHECKING:
     from minisandbox.errors import MiniSandboxError as MiniSandboxError
+    from minisandbox.grade import Grade as Grade
+    from minisandbox.grade import Verdict as Verdict
     from minisandbox.images import Image as Image
+    from minisandbox.images import Recipe as Recipe
+    from minisandbox.images import build as build
+    from minisandbox.images import host_image as host_image
+    from minisandbox.images import load_image as load_image
     from minisandbox.sandbox import Sandbox as Sandbox
+    from minisandbox.store import Store as Store
     from minisandbox.tasks import Task as Task
     from minisandbox.tasks import TaskSet as TaskSet
     from minisandbox.types import ExecResult as ExecResult

@@ -71,7 +71,7 @@ class Limits:
         output: int | str = MiB,
     ) -> None:
         for name, count in (("processes", processes), ("open_files", open_files)):
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            if type(count) is not int or count < 1:  # True is an int too
                 raise InvalidValue(f"Limits.{name} is {count!r}", hint="give a positive int")
         put = object.__setattr__
         put(self, "disk", parse_size(disk))
