@@ -129,6 +129,7 @@ def test_plain_diff_with_times() -> None:
         pytest.param("diff --git a/x b/y\n--- a/z\n+++ b/z\n@@ -1 +1 @@\n-a\n+b\n", None, id="other-names"),
         pytest.param("diff --git a/x b/x\n--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n", "does not agree", id="disagree"),
         pytest.param("diff --git a/x b/x\nsimilarity index 1%\nrename from ../x\nrename to y\n", "leaves", id="rename"),
+        pytest.param(GIT.replace("b/src/x.py\n@@", "/dev/null\n@@").replace("+++ b", "+++ "), "not agree", id="null"),
         pytest.param("--- /dev/null\n+++ /dev/null\n@@ -1 +1 @@\n-a\n+b\n", "both sides", id="null-null"),
     ],
 )

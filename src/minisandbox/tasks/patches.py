@@ -152,6 +152,7 @@ class _Draft:
     """A file change while it is being read."""
 
     line: int
+    git: bool
     name: str | None = None
     old: str | None = None
     new: str | None = None
@@ -213,7 +214,7 @@ class _Parser:
     def _git_file(self) -> FileChange:
         header = self.lines[self.at]
         self._refuse_crlf(header)
-        draft = _Draft(line=self.at, name=same_path(header[len(b"diff --git ") :]))
+        draft = _Draft(line=self.at, git=True, name=same_path(header[len(b"diff --git ") :]))
         self.at += 1
         while self.at < len(self.lines) and self._extended_header(draft, self.lines[self.at]):
             self.at += 1
@@ -227,7 +228,7 @@ class _Parser:
         return self._finished(draft)
 
     def _plain_file(self) -> FileChange:
-        draft = _Draft(line=self.at)
+        draft = _Draft(line=self.at, git=False)
         self._names(draft)
         self._hunks(draft)
         return self._finished(draft)
@@ -290,9 +291,14 @@ class _Parser:
         new = self._name("+++ ", draft.new or draft.name)
         if old is None and new is None:
             raise _Problem("both sides of a file are /dev/null")
-        if draft.status is FileStatus.MODIFIED:
-            draft.status = (
-                FileStatus.ADDED if old is None else FileStatus.DELETED if new is None else FileStatus.MODIFIED
+        seen = FileStatus.ADDED if old is None else FileStatus.DELETED if new is None else FileStatus.MODIFIED
+        if not draft.git:
+            draft.status = seen
+        elif seen is not (draft.status if draft.status in _STATUS_OF_MODE.values() else FileStatus.MODIFIED):
+            # without the mode line, git would take /dev/null for a file of the repository
+            raise _Problem(
+                "/dev/null does not agree with the header above",
+                reason="there is no 'new file mode' or 'deleted file mode' line, or one too many",
             )
         draft.new = new or old
         draft.old = old if draft.status in {FileStatus.RENAMED, FileStatus.COPIED} else draft.new
