@@ -1,0 +1,41 @@
+"""The Python in the documents works as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.kernel, pytest.mark.index]
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
+IMAGE = re.compile(r"load_image\(.*\"([^\"]+)\"\)")
+BLOCKS = [
+    pytest.param(block, id=f"{path.relative_to(ROOT)}-{number}")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for number, block in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), 1)
+    if "import" in block and "minisandbox" in block  # others are fragments
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_python_blocks_run(block: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "MINISANDBOX_STORE": str(tmp_path / "store")}
+
+    def python(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words],
+            capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment, check=False,
+        )  # fmt: skip
+
+    for image in IMAGE.findall(block):  # quickstart has made it where a reader comes to this line
+        built = python("-m", "minisandbox", "image", "build", "quickstart", "--only", image)
+        assert built.returncode == 0, built.stderr
+    done = python("-W", "error", "-c", block)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""

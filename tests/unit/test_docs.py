@@ -1,0 +1,75 @@
+"""The documents: links lead somewhere, commands exist, dependencies have reasons."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minisandbox.cli.main import COMMANDS, parser
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def identify(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=identify)
+def test_links_lead_somewhere(document: Path) -> None:
+    targets = [match[1] for match in LINK.finditer(document.read_text(encoding="utf-8"))]
+    broken = [t for t in targets if "://" not in t and not (document.parent / t).exists()]
+    assert not broken
+
+
+def test_the_index_leads_everywhere() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / match[1]).resolve() for match in LINK.finditer(index.read_text(encoding="utf-8"))}
+    missing = [identify(path) for path in (ROOT / "docs").rglob("*.md") if path.resolve() not in linked | {index}]
+    assert not missing
+
+
+def commands(document: Path) -> Iterator[str]:
+    """The lines of console blocks that call minisandbox."""
+    for block in re.findall(r"```console\n(.*?)```", document.read_text(encoding="utf-8"), flags=re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ minisandbox "):
+                yield line.removeprefix("$ minisandbox ")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=identify)
+def test_commands_parse(document: Path) -> None:
+    for line in commands(document):
+        words = shlex.split(line.partition(" -- ")[0], comments=True)
+        assert words[0] in COMMANDS, line
+        parser(words).parse_args(words)  # exits where an option does not exist
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=identify)
+def test_targets_of_make_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    named = re.findall(r"^\$ make ([a-z-]+)|`make ([a-z-]+)`", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert {a or b for a, b in named} <= targets
+
+
+def test_every_dependency_has_a_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
+    names = {re.split(r"[^\w-]", line, maxsplit=1)[0] for line in declared}
+    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"^\| `([\w-]+)` \| \S", text, flags=re.MULTILINE))
+    assert names == explained
+
+
+def test_locks_name_no_place() -> None:
+    for lock in ("requirements.lock", "requirements-dev.lock"):
+        text = (ROOT / lock).read_text(encoding="utf-8")
+        assert "==" in text
+        assert "--hash=sha256:" in text
+        assert not re.search(r"https?:|file:|--index|--find-links|@ ", text)
