@@ -202,7 +202,7 @@ def test_an_idle_sandbox_is_one_process_and_wakes_up(box: Sandbox) -> None:
 
 def test_usage_is_reported(box: Sandbox) -> None:
     usage = box.exec(["python3", "-c", "x = bytearray(50_000_000); sum(range(2_000_000))"]).usage
-    assert usage.user > 0.01
+    assert usage.user + usage.system > 0.01
     assert usage.max_rss > 50_000_000
 
 
@@ -270,3 +270,24 @@ def test_a_sandbox_that_ends_during_a_command_is_not_a_fate(spec: ImageSpec) -> 
     box.stop()
     thread.join(10)
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("number", ["STOP", "KILL"])
+def test_a_worker_that_is_attacked_from_inside_loses_its_command_and_nothing_else(box: Sandbox, number: str) -> None:
+    script = f"""
+import os, signal, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(300)
+os.kill(os.getppid(), signal.SIG{number})
+time.sleep(300)
+"""
+    result = box.exec(["python3", "-c", script], timeout=20)
+    assert (result.outcome, result.signal) == (Outcome.SIGNALED, 9)
+    assert box.exec("echo after", timeout=20).stdout == "after\n"
+    for _ in range(100):
+        if "time.sleep" not in box.exec("ps -eo args").stdout:
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("processes of the command are still there")

@@ -286,8 +286,25 @@ def _script_file(script: bytes) -> int:
     return descriptor
 
 
+def child_processes(pid: int) -> set[int]:
+    """The live children of a process, from the parents that /proc names."""
+    return set(_children().get(pid, ()))
+
+
 def _descendants() -> set[int]:
-    """Every live process below this one, from the parents that /proc names."""
+    """Every live process below this one."""
+    children = _children()
+    found: set[int] = set()
+    queue = [os.getpid()]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found.update(below)
+        queue += below
+    return found
+
+
+def _children() -> dict[int, list[int]]:
+    """The live processes of this sandbox by their parents."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -295,15 +312,7 @@ def _descendants() -> set[int]:
                 state, parent = stat.read().rpartition(b")")[2].split()[:2]
                 if state not in (b"Z", b"X"):
                     children.setdefault(int(parent), []).append(int(name))
-                else:
-                    children.setdefault(int(parent), [])
-    found: set[int] = set()
-    queue = [os.getpid()]
-    while queue:
-        for child in children.get(queue.pop(), ()):
-            found.add(child)
-            queue.append(child)
-    return found
+    return children
 
 
 def _signal_all(pids: set[int], number: int) -> None:

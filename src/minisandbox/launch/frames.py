@@ -26,9 +26,14 @@ def encode(header: Header, payload: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Turns a stream of bytes into frames."""
+    """Turns a stream of bytes into frames.
 
-    def __init__(self) -> None:
+    Args:
+        max_payload: bytes of the largest payload that is taken.
+    """
+
+    def __init__(self, max_payload: int = 0xFFFFFFFF) -> None:
+        self._max_payload = max_payload
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Header, bytes]]:
@@ -40,8 +45,8 @@ class Decoder:
         self._buffer += data
         while len(self._buffer) >= _LENGTHS.size:
             head_size, payload_size = _LENGTHS.unpack_from(self._buffer)
-            if head_size > MAX_HEADER:
-                raise FrameError(f"a header of {head_size} bytes")
+            if head_size > MAX_HEADER or payload_size > self._max_payload:
+                raise FrameError(f"a frame of {head_size} and {payload_size} bytes")
             start = _LENGTHS.size + head_size
             if len(self._buffer) < start + payload_size:
                 return

@@ -2,8 +2,8 @@
 
 Two ways in, chosen by trying (DESIGN 4.2). *range*: the launcher has CAP_SYS_ADMIN and CAP_SETUID where it stands, and
 gives each sandbox 65,536 host ids of its own. *single*: it has not, enters an outer user namespace that maps its own
-uid alone, and every sandbox maps that one id. Host uid 0 is never mapped into a sandbox by the first way; by the second it
-cannot be, because the caller is not it.
+uid alone, and every sandbox maps that one id. Host uid 0 is never mapped into a sandbox by the first way; by the second
+it cannot be, because the caller is not it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,18 @@ class Identity:
     mapped: bool
     lock_fd: int = -1
 
+    def release_namespace(self) -> None:
+        """Give up the descriptor of the namespace: whoever lives in it keeps it alive."""
+        if self.userns_fd >= 0:
+            os.close(self.userns_fd)
+        self.userns_fd = -1
+
     def close(self) -> None:
         """Give up the descriptors; with the lock, the range."""
-        for descriptor in (self.userns_fd, self.lock_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.userns_fd = self.lock_fd = -1
+        self.release_namespace()
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+        self.lock_fd = -1
 
 
 def has_privileges() -> bool:

@@ -18,6 +18,7 @@ import struct
 
 from . import mounts, worker
 from . import syscalls as sc
+from .command import child_processes
 from .identity import Identity, act_as_owner, become_inner_root
 from .plan import Plan
 
@@ -112,6 +113,7 @@ class _Init:
         self._rlimits = rlimits
         self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._workers: set[int] = set()
         self._primary = 0
         self._primary_waits = False
         self._waiting_extra = 0
@@ -152,11 +154,34 @@ class _Init:
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                if pid == self._primary:  # idle for a while, or killed from inside; the next job gets a new one
-                    self._primary, self._primary_waits = 0, False
-                if pid == self._waiting_extra:
-                    self._waiting_extra = 0
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+                if pid == 0:
+                    return
+                if os.WIFSTOPPED(status):
+                    if pid in self._workers:  # stopped from inside, it could keep no deadline
+                        os.kill(pid, signal.SIGKILL)
+                    continue
+                self._forget(pid)
+                if status or pid not in self._workers:
+                    self._end_orphans()
+                self._workers.discard(pid)
+
+    def _forget(self, pid: int) -> None:
+        """A child has ended: a worker that was idle for a while, or killed from inside, or an orphan."""
+        if pid == self._primary:
+            self._primary, self._primary_waits = 0, False
+        if pid == self._waiting_extra:
+            self._waiting_extra = 0
+
+    def _end_orphans(self) -> None:
+        """End what fell to pid 1: a worker is the subreaper of its command, so these are a killed worker's.
+
+        Their own children fall to pid 1 when they are reaped, and then it is the turn of those.
+        """
+        for pid in child_processes(os.getpid()) - self._workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _fork_worker(self) -> None:
         primary = self._primary == 0
@@ -167,6 +192,7 @@ class _Init:
                 worker.main(self._control, self._notes_write, self._rlimits, primary=primary)
             finally:
                 os._exit(70)
+        self._workers.add(pid)
         if primary:
             self._primary, self._primary_waits = pid, True
         else:

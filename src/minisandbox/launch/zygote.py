@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -32,6 +33,8 @@ def main(connection: socket.socket, controller: int, lock_directory: str) -> Non
         controller: pidfd of the controller.
         lock_directory: where locks of id ranges lie.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor per live sandbox
     gc.disable()  # nothing here makes cycles, and a collection would copy every page it touches in each child
     sc.overwrite_arguments("minisandbox-zygote")
     try:
@@ -77,8 +80,9 @@ class _Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         self._live: dict[int, Identity] = {}
+        usr = mapped and _can_idmap("/usr", self._identities.make())
         self._spare: _Embryo | None = self._fork("off")
-        usr = _can_idmap("/usr", self._spare.identity) if mapped else False
+        self._wants_spare = False
         connection.send(json.dumps({"event": "hello", "mapped": mapped, "usr_idmap": usr}).encode())
 
     def serve(self) -> None:
@@ -87,10 +91,9 @@ class _Zygote:
             poll.register(descriptor, select.POLLIN)
         gc.freeze()
         while True:
-            # the next embryo is made while nobody waits for it
-            events = dict(poll.poll(None if self._spare else 0))
+            events = dict(poll.poll(0 if self._wants_spare else None))
             if not events:
-                self._spare = self._fork("off")
+                self._make_spare()
             if self._controller in events:
                 os._exit(0)
             if self._wakeup in events:
@@ -98,6 +101,12 @@ class _Zygote:
                 self._reap()
             if self._connection.fileno() in events:
                 self._handle_request()
+
+    def _make_spare(self) -> None:
+        """Make the next embryo while nobody waits for it; where that fails, whoever needs it is told why."""
+        self._wants_spare = False
+        with contextlib.suppress(OSError):
+            self._spare = self._fork("off")
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -130,7 +139,7 @@ class _Zygote:
         """
         network, _, plan = request.partition(b"\n")
         if network == b"off" and self._spare:
-            embryo, self._spare = self._spare, None
+            embryo, self._spare, self._wants_spare = self._spare, None, True
         else:
             embryo = self._fork(network.decode())
         with embryo.birth:
@@ -141,21 +150,31 @@ class _Zygote:
         """Fork a process that has namespaces of its own and waits for its plan."""
         identity = self._identities.make()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            sc.unshare(sc.CLONE_NEWPID)
-            try:
-                pid = os.fork()
-                if pid == 0:
-                    try:
-                        signal.set_wakeup_fd(-1)
-                        init.main(identity, theirs, self._lifeline, network)
-                    finally:
-                        os._exit(70)
-            finally:
-                # back to our own, or the next unshare(CLONE_NEWPID) is EINVAL (kernel/pid_namespace.c, copy_pid_ns)
-                sc.setns(self._own_pid_namespace, sc.CLONE_NEWPID)
+        try:
+            with theirs:
+                pid = self._fork_init(identity, theirs, network)
+        except OSError:
+            ours.close()
+            identity.close()
+            raise
+        identity.release_namespace()
         self._live[pid] = identity
-        return _Embryo(pid, ours, identity)
+        return _Embryo(pid, ours)
+
+    def _fork_init(self, identity: Identity, birth: socket.socket, network: str) -> int:
+        sc.unshare(sc.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    signal.set_wakeup_fd(-1)
+                    init.main(identity, birth, self._lifeline, network)
+                finally:
+                    os._exit(70)
+            return pid
+        finally:
+            # back to our own, or the next unshare(CLONE_NEWPID) is EINVAL (kernel/pid_namespace.c, copy_pid_ns)
+            sc.setns(self._own_pid_namespace, sc.CLONE_NEWPID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +184,10 @@ class _Embryo:
     Attributes:
         pid: its first process.
         birth: socket on which the plan and the control socket are sent.
-        identity: who it is.
     """
 
     pid: int
     birth: socket.socket
-    identity: Identity
 
 
 def _rights(descriptor: int) -> tuple[int, int, bytes]:
@@ -179,14 +196,14 @@ def _rights(descriptor: int) -> tuple[int, int, bytes]:
 
 def _can_idmap(path: str, identity: Identity) -> bool:
     """Whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot)."""
+    tree = -1
     try:
         tree = sc.open_tree(path)
-    except sc.CallError:
-        return False
-    try:
         sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
     except sc.CallError:
         return False
     finally:
-        os.close(tree)
+        identity.close()
+        if tree >= 0:
+            os.close(tree)
     return True

@@ -70,10 +70,9 @@ class Launcher:
             except OSError as error:
                 if isinstance(error, HostError):
                     raise
+                self.close()  # an answer that comes late must not be taken for that to another request
                 raise SandboxCreationError(
-                    f"the launcher process is gone: {error.strerror}",
-                    errno=error.errno,
-                    hint="create the sandbox again",
+                    f"the launcher process does not answer: {error}", errno=error.errno, hint="create the sandbox again"
                 ) from error
         return pidfd
 

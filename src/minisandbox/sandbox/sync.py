@@ -26,9 +26,11 @@ from minisandbox.sandbox.environment import command_environment
 from minisandbox.sandbox.patching import PATCH_SCRIPT, checked_patch
 from minisandbox.sandbox.plans import Request, check_mounts, make_plan
 from minisandbox.sandbox.wire import Call, ExecCall, ReadCall, WriteCall
-from minisandbox.types import ExecResult, ImageSpec, Limits, Mount, Network
+from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network
 
 _READY_TIMEOUT = 60.0
+_DEADLINE_GRACE = 60.0
+"""Seconds after a command's deadline within which its end must have been reported, however busy the machine is."""
 _STOP_TIMEOUT = 30.0
 _FILE_TIMEOUT = 300.0
 _PATCH_TIMEOUT = 300.0
@@ -195,7 +197,7 @@ class Sandbox:
             stdin=stdin.encode() if isinstance(stdin, str) else stdin,
             output=self._limits.output,
         )
-        if not self._drive(call, None):
+        if not self._drive(call, None if timeout is None else timeout + _DEADLINE_GRACE):
             call.hung_up()
         return call.result()
 
@@ -297,12 +299,23 @@ class Sandbox:
                 for piece in call.outgoing():
                     ours.sendall(piece)
             while not call.done:
-                data = _receive(ours)
+                data = self._receive(ours)
                 if not data:
                     self._check_alive()
                     return False
                 call.feed(data)
         return True
+
+    def _receive(self, connection: socket.socket) -> bytes:
+        for _ in range(2):  # reported once where the peer closed with our bytes unread; its answer still waits
+            try:
+                return connection.recv(1 << 18)
+            except ConnectionResetError:
+                continue
+            except TimeoutError:
+                self.stop()
+                raise SandboxGone(f"sandbox {self.id} did not answer and was stopped", reason="it hangs") from None
+        return b""
 
     def _hand_over(self, control: socket.socket, theirs: socket.socket) -> None:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]).tobytes())
@@ -326,7 +339,7 @@ class Files:
     def __init__(self, box: Sandbox) -> None:
         self._box = box
 
-    def read_bytes(self, path: str | PurePosixPath, *, limit: int | None = None) -> bytes:
+    def read_bytes(self, path: str | PurePosixPath, *, limit: int | None = 100 * MiB) -> bytes:
         """The content of a regular file.
 
         Args:
@@ -341,7 +354,7 @@ class Files:
         self._box._read(path, sink, limit)
         return sink.getvalue()
 
-    def read_text(self, path: str | PurePosixPath, *, limit: int | None = None) -> str:
+    def read_text(self, path: str | PurePosixPath, *, limit: int | None = 100 * MiB) -> str:
         """The content of a regular file as UTF-8; other bytes become U+FFFD. Raises as :meth:`read_bytes`."""
         return self.read_bytes(path, limit=limit).decode("utf-8", "replace")
 
@@ -374,18 +387,23 @@ class Files:
         with local.open("rb") as source:
             self._box._write(path, iter(lambda: source.read(1 << 20), b""), mode)
 
-    def download(self, path: str | PurePosixPath, local: Path) -> None:
+    def download(self, path: str | PurePosixPath, local: Path, *, limit: int | None = 2 * GiB) -> None:
         """Copy a file of the sandbox to the host, in pieces; the host file appears when it is complete.
 
+        Args:
+            path: the file inside.
+            local: the host file.
+            limit: most bytes to copy (a sparse file can be larger than any disk); a larger file is an error.
+
         Raises:
-            FileAccessError: there is no such file, or it is not a regular one.
+            FileAccessError: there is no such file, it is not a regular one, or it is too large.
             SandboxGone: the sandbox has ended.
             OSError: the host file cannot be written.
         """
         partial = local.with_name(f".{local.name}.{secrets.token_hex(4)}")
         try:
             with partial.open("wb") as sink:
-                self._box._read(path, sink, None)
+                self._box._read(path, sink, limit)
             partial.replace(local)
         finally:
             partial.unlink(missing_ok=True)
@@ -394,16 +412,6 @@ class Files:
 def live_sandboxes() -> tuple[reaper.Record, ...]:
     """Every live sandbox of this user, whoever owns it."""
     return tuple(reaper.live_records(reaper.runtime_directory()))
-
-
-def _receive(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(1 << 18)
-    except ConnectionResetError:  # reported once where the peer closed with our bytes unread; its answer still waits
-        try:
-            return connection.recv(1 << 18)
-        except ConnectionResetError:
-            return b""
 
 
 def _ready(descriptor: int, seconds: float) -> bool:

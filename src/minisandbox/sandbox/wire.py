@@ -16,15 +16,17 @@ from minisandbox.launch import frames
 from minisandbox.types import ExecResult, Outcome, Usage
 
 _CHUNK = 1 << 20
+_DROPPED_LINE = 80
+"""Bytes that the line about missing output may add."""
 
 
 class Call:
     """What every call shares: framing, the error answer, the end."""
 
-    def __init__(self, request: frames.Header, payload: bytes = b"") -> None:
+    def __init__(self, request: frames.Header, payload: bytes = b"", *, max_answer: int = 0) -> None:
         self._request = request
         self._payload = payload
-        self._decoder = frames.Decoder()
+        self._decoder = frames.Decoder(max_answer)
         self._error: frames.Header | None = None
         self.done = False
 
@@ -101,7 +103,7 @@ class ExecCall(Call):
         }
         request["script" if isinstance(command, str) else "argv"] = self.command
         _check_command(self.command, env, timeout)
-        super().__init__(request, stdin or b"")
+        super().__init__(request, stdin or b"", max_answer=2 * (output + _DROPPED_LINE))
         self._result: ExecResult | None = None
 
     def _answer(self, header: frames.Header, payload: bytes) -> None:
@@ -177,7 +179,7 @@ class ReadCall(Call):
     """
 
     def __init__(self, path: str, *, cwd: str, limit: int | None, sink: BinaryIO) -> None:
-        super().__init__({"verb": "read", "path": path, "cwd": cwd, "limit": limit})
+        super().__init__({"verb": "read", "path": path, "cwd": cwd, "limit": limit}, max_answer=_CHUNK)
         self._sink = sink
 
     def _answer(self, header: frames.Header, payload: bytes) -> None:
