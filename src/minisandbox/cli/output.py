@@ -108,7 +108,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
 
 _STYLES = {
     "ok": "green", "valid": "green", "resolved": "green", "as expected": "green",
-    "degraded": "yellow", "missing": "bold red", "invalid": "bold red", "error": "bold red",
+    "degraded": "yellow", "untried": "yellow", "missing": "bold red", "invalid": "bold red", "error": "bold red",
     "failed_to_grade": "bold red", "NOT as expected": "bold red",
 }  # fmt: skip
 

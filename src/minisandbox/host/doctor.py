@@ -28,6 +28,8 @@ class Status(StrEnum):
     OK = "ok"
     DEGRADED = "degraded"
     MISSING = "missing"
+    UNTRIED = "untried"
+    """Nobody knows: what it needs is itself missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,10 @@ class Check:
 
     Attributes:
         name: what it is called, in the output and in :func:`missing_for`.
-        status: ok; degraded (there, but less than it could be); missing.
+        status: ok; degraded (there, but less than it could be); missing; untried (another check stands in its way).
         detail: what was seen.
         needed_for: what depends on it: ``sandbox`` (nothing works without), ``images``, or words for people.
-        fix: the line that would enable it, or "" where it is there.
+        fix: the line that would enable it, or "" where it is there or could not be tried.
     """
 
     name: str
@@ -68,6 +70,8 @@ _NEEDED_FOR: dict[str, tuple[str, ...]] = {
     "seccomp": ("the system-call filter",),
     "pidfd": ("sandbox",),
 }
+# What happens in no user namespace of ours, as root or not: these have reasons of their own to fail.
+_INDEPENDENT = frozenset({"user-namespaces", "seccomp", "pidfd"})
 _TITLE = {"sandbox": "a sandbox", "images": "building images"}
 
 
@@ -127,16 +131,15 @@ def explain(feature: str, checks: Sequence[Check]) -> str | None:
         mode = checks[-1].detail
         return None if mode.startswith(feature) else f"{feature} mode is not the one of this process ({mode})"
     blocking = [check for check in checks[:-1] if check.name == feature or _blocks(check, feature)]
-    reasons = [
-        f"{check.name}: {check.detail}" + (f" (fix: {check.fix})" if check.fix else "")
-        for check in blocking
-        if check.status is not Status.OK
-    ]
-    return "; ".join(reasons) or None
+    # a check that could not be tried is only worth a word where the one that stands in its way is not named
+    known = [check for check in blocking if check.status not in (Status.OK, Status.UNTRIED)]
+    untried = [check for check in blocking if check.status is Status.UNTRIED]
+    reasons = [f"{check.name}: {check.detail}" + (f" (fix: {check.fix})" if check.fix else "") for check in known]
+    return "; ".join(reasons or [f"{check.name}: {check.detail}" for check in untried]) or None
 
 
 def _blocks(check: Check, feature: str) -> bool:
-    return check.status is Status.MISSING and feature in check.needed_for
+    return check.status in (Status.MISSING, Status.UNTRIED) and feature in check.needed_for
 
 
 # --- the trials ------------------------------------------------------------------------------------------------------
@@ -189,11 +192,22 @@ def _judge(name: str, answer: Answer) -> Check:
     trial, needed_for = answer.trials[name], _NEEDED_FOR[name]
     if trial.ok:
         return Check(name, Status.OK, trial.detail, needed_for)
-    if name == "user-namespaces" and not answer.privileged:
-        needed_for = ("sandbox", *needed_for)
+    if _without_user_namespaces(answer):
+        if name == "user-namespaces":
+            needed_for = ("sandbox", *needed_for)
+        elif name not in _INDEPENDENT:
+            return Check(name, Status.UNTRIED, "could not be tried without user-namespaces", needed_for)
     vital = {"sandbox", "images"} & set(needed_for) or name == "user-namespaces"
     status = Status.MISSING if vital else Status.DEGRADED
     return Check(name, status, trial.detail, needed_for, fixes.fix_for(name) if trial.tried else "")
+
+
+def _without_user_namespaces(answer: Answer) -> bool:
+    """Whether user namespaces are refused to whoever asks here; root may have them where ordinary users have not."""
+    trials = answer.trials
+    if trials["user-namespaces"].ok or not trials["user-namespaces"].tried:
+        return False
+    return not (answer.privileged and trials["no-nesting"].ok)
 
 
 def _mode(answer: Answer, checks: Sequence[Check]) -> Check:
@@ -210,7 +224,7 @@ def _mode(answer: Answer, checks: Sequence[Check]) -> Check:
 
 
 def _blocking(checks: Sequence[Check]) -> Iterator[str]:
-    yield from (check.name for check in checks if _blocks(check, "sandbox"))
+    yield from (check.name for check in checks if check.status is Status.MISSING and _blocks(check, "sandbox"))
 
 
 def describe_need(check: Check) -> str:
