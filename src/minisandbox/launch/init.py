@@ -1,7 +1,8 @@
-"""Pid 1 of a sandbox: makes it from its plan, keeps a worker ready, reaps, and ends everything when it must.
+"""Pid 1 of a sandbox: keeps a worker ready, reaps, and ends everything when it must.
 
 When the controller's end of the control socket closes, or the zygote dies, it exits, and with it the kernel ends every
-process of the sandbox and its mounts (pid_namespaces(7)).
+process of the sandbox and its mounts (pid_namespaces(7)). It does as little as it can, because whatever it touches is
+memory of its own for as long as the sandbox lives: the plan is carried out by its first child (:mod:`.maker`).
 """
 
 from __future__ import annotations
@@ -9,23 +10,20 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
-import json
 import os
 import select
 import signal
 import socket
 import struct
 
-from . import mounts, worker
+from . import maker, worker
 from . import syscalls as sc
 from .command import child_processes
-from .identity import Identity, act_as_owner, become_inner_root
-from .plan import Plan
+from .identity import Identity, become_inner_root
 
-_CONTROL, _LIFELINE, _FIRST_FREE = 3, 4, 5
+_CONTROL, _LIFELINE, _USERNS, _FIRST_FREE = 3, 4, 5, 6
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
-_MAX_PLAN = 1 << 18
 
 
 def main(identity: Identity, birth: socket.socket, lifeline: int, network: str) -> None:
@@ -46,34 +44,45 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str) 
             _raise_loopback()
     except OSError as error:
         failure = error
-    plan = _await_plan()
-    step = "make namespaces"
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    notes, notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    first = os.fork()
+    if first == 0:
+        try:
+            ours.close()
+            maker.main(identity, _CONTROL, theirs, notes_write, failure)
+        finally:
+            os._exit(70)
+    theirs.close()
+    rlimits = _await_birth(ours)
     try:
-        if failure:
-            raise failure
-        act_as_owner(identity)
-        executor = mounts.Executor(identity.userns_fd if identity.mapped else None)
-        for operation in plan.operations:
-            step = operation.describe()
-            executor.run(operation)
-        step = "enter its user namespace"
-        socket.sethostname(plan.hostname)
         become_inner_root(identity)
-        sc.close_range(_FIRST_FREE)
+        os.close(_USERNS)
         # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         sc.prctl(sc.PR_SET_DUMPABLE, 0)
     except OSError as error:
-        _report(error, step)
+        maker.report(_CONTROL, error, "enter its user namespace")
         os._exit(1)
-    with socket.socket(fileno=_CONTROL) as control:
-        _Init(control, plan.rlimits).serve()
+    _Init(socket.SocketType(fileno=_CONTROL), notes, notes_write, rlimits, first).serve()
 
 
-def _report(error: OSError, step: str) -> None:
-    message = {"event": "error", "errno": error.errno, "message": str(error), "operation": step}
-    with contextlib.suppress(OSError), socket.socket(fileno=_CONTROL) as out:
-        out.send(json.dumps(message).encode())
+def _await_birth(maker_socket: socket.socket) -> tuple[tuple[str, int], ...]:
+    """Wait until the sandbox is made; returns the limits of its commands.
+
+    The control socket takes the place of the birth socket. Where making failed, or the zygote died first, there is
+    nothing to be pid 1 of.
+    """
+    data, ancillary, _, _ = maker_socket.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        os._exit(0)
+    control = array.array("i", ancillary[0][2][:4])[0]
+    os.dup2(control, _CONTROL, inheritable=False)
+    os.close(control)
+    if maker_socket.recv(16) != maker.MADE:
+        os._exit(1)
+    maker_socket.close()
+    return maker.unpack_limits(data)
 
 
 def _move_descriptors(birth: socket.socket, lifeline: int, identity: Identity) -> None:
@@ -82,20 +91,8 @@ def _move_descriptors(birth: socket.socket, lifeline: int, identity: Identity) -
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number, descriptor in enumerate((null, null, null, *kept)):
         os.dup2(descriptor, number, inheritable=number < _CONTROL)
-    sc.close_range(_FIRST_FREE + 1)
-    identity.userns_fd, identity.lock_fd = _FIRST_FREE, -1
-
-
-def _await_plan() -> Plan:
-    """Wait for the plan; the control socket that comes with it takes the place of the birth socket."""
-    with socket.socket(fileno=os.dup(_CONTROL)) as birth:
-        data, ancillary, _, _ = birth.recvmsg(_MAX_PLAN, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-    if not data:  # the zygote is gone
-        os._exit(0)
-    control = array.array("i", ancillary[0][2][:4])[0]
-    os.dup2(control, _CONTROL, inheritable=False)
-    os.close(control)
-    return Plan.from_json(data)
+    sc.close_range(_FIRST_FREE)
+    identity.userns_fd, identity.lock_fd = _USERNS, -1
 
 
 def _raise_loopback() -> None:
@@ -108,16 +105,18 @@ def _raise_loopback() -> None:
 class _Init:
     """The event loop of pid 1."""
 
-    def __init__(self, control: socket.socket, rlimits: tuple[tuple[str, int], ...]) -> None:
+    def __init__(
+        self, control: socket.SocketType, notes: int, notes_write: int, rlimits: tuple[tuple[str, int], ...], first: int
+    ) -> None:
         self._control = control
+        self._notes, self._notes_write = notes, notes_write
         self._rlimits = rlimits
-        self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._workers: set[int] = set()
-        self._primary = 0
-        self._primary_waits = False
+        self._workers = {first}
+        self._primary = first
+        self._primary_waits = True
         self._waiting_extra = 0
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # SIGCHLD has the zygote's handler, which does nothing: what counts is the byte on the pipe
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         self._poll = select.poll()
         for descriptor in (self._notes, self._wakeup, _LIFELINE):
@@ -125,7 +124,6 @@ class _Init:
 
     def serve(self) -> None:
         """Loop until the controller or the zygote is gone."""
-        self._fork_worker()
         self._control.send(b'{"event":"ready"}')
         while True:
             # a job is only looked for while no worker waits for one; a hang-up always shows (poll(2))

@@ -65,7 +65,7 @@ class Job:
         )
 
 
-def main(control: socket.socket, notes: int, rlimits: tuple[tuple[str, int], ...], *, primary: bool) -> None:
+def main(control: socket.SocketType, notes: int, rlimits: tuple[tuple[str, int], ...], *, primary: bool) -> None:
     """Serve jobs: the primary worker until the sandbox ends, an extra one just once. Never returns.
 
     Args:
@@ -79,7 +79,6 @@ def main(control: socket.socket, notes: int, rlimits: tuple[tuple[str, int], ...
     for name, value in rlimits:
         _limit(getattr(resource, f"RLIMIT_{name}"), value)
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     while True:
         connection = _take_job(control)
@@ -100,7 +99,7 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _take_job(control: socket.socket) -> socket.socket:
+def _take_job(control: socket.SocketType) -> socket.socket:
     """Wait for a job's socket; several workers may wait on the same control socket.
 
     A worker that is not needed for a while ends, so that an idle sandbox is one process; pid 1 forks another in time.
