@@ -121,6 +121,12 @@ class SandboxGone(MiniSandboxError):
     exit_code = 12
 
 
+class ProgramNotFound(HostError, LookupError):
+    """A program that images are built with (git, uv, patchelf) is not installed."""
+
+    exit_code = 15
+
+
 class FileAccessError(MiniSandboxError, OSError):
     """A file verb failed inside the sandbox.
 

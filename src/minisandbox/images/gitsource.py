@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 from minisandbox.errors import DiskFull, SourceError
+from minisandbox.images.hostgit import run_git
 from minisandbox.images.index import without_credentials
 from minisandbox.images.recipe import GitSource
 from minisandbox.store.faults import disk_full
 
 FETCH_TIMEOUT = 1800.0
-
-_NO_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_CONFIG_PARAMETERS")
-# Whatever the user's own git configuration says: nothing of it may run a program or ask a question here.
-_SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.ext.allow=never", "gc.auto=0")
 
 
 def fetch_commit(source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOUT) -> tuple[Path, str]:
@@ -32,6 +27,7 @@ def fetch_commit(source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOU
 
     Raises:
         SourceError: the repository cannot be reached or has no such commit.
+        ProgramNotFound: there is no git.
         DiskFull: there is no space.
     """
     repository = work / "fetched.git"
@@ -76,17 +72,14 @@ def _run(
     stdout: int = subprocess.PIPE,
     check: bool = True,
 ) -> subprocess.CompletedProcess[bytes]:
-    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
-    command = ["git", *settings, *arguments]
     try:
-        done = subprocess.run(
-            command, input=stdin.encode(), stdout=stdout, stderr=subprocess.PIPE,
-            env=_environment(os.environ), timeout=timeout, check=False,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise SourceError("git is not installed", hint="install git") from None
+        done = run_git(arguments, timeout=timeout, stdin=stdin.encode(), stdout=stdout)
     except subprocess.TimeoutExpired:
-        raise SourceError(f"fetching {_shown(source)} took longer than {timeout:.0f} s") from None
+        raise SourceError(
+            f"fetching {_shown(source)} took longer than {timeout:.0f} s",
+            reason="the server or the network is slow, or hangs",
+            hint="try again; a local clone (git: url: /path) needs no network",
+        ) from None
     if check and done.returncode != 0:
         raise _failure(source, done.stderr.decode("utf-8", "replace"))
     return done
@@ -101,12 +94,6 @@ def _failure(source: GitSource, said: str) -> SourceError | DiskFull:
     if "dubious ownership" in said:
         hint = "the repository belongs to another user: `git config --global --add safe.directory PATH` trusts it"
     return SourceError(f"cannot {what}", reason=" / ".join(lines[-4:]), hint=hint)
-
-
-def _environment(host: Mapping[str, str]) -> dict[str, str]:
-    clean = {name: value for name, value in host.items() if name not in _NO_REPOSITORY}
-    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true", "LC_ALL": "C"}
-    return {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", **clean, **quiet}
 
 
 def _place(source: GitSource) -> str:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-import uv
-
 from minisandbox.errors import HostError
+from minisandbox.images.uvtool import find_uv
 
 _SECTIONS = ("global", "download", "install")
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -75,16 +74,18 @@ def default_index_url() -> str:
 
     Raises:
         HostError: uv does not say.
+        ProgramNotFound: there is no uv.
     """
-    command = [uv.find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--emit-index-url", "--no-config", "-"]
+    options = ("--quiet", "--no-header", "--emit-index-url", "--no-config", "--no-cache")  # home may be read-only
+    command = [str(find_uv()), "pip", "compile", *options, "--python", sys.executable, "-"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
     try:
         text = subprocess.run(
-            [*command, "--python", sys.executable], input="", capture_output=True, text=True, env=clean,
-            check=True, timeout=_UV_TIMEOUT, cwd="/",
-        ).stdout  # fmt: skip
+            command, input="", capture_output=True, text=True, env=clean, check=True, timeout=_UV_TIMEOUT, cwd="/"
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise HostError("uv cannot be asked for its package index", reason=str(error)) from error
+        said = str(getattr(error, "stderr", None) or error).strip()
+        raise HostError("uv cannot be asked for its package index", reason=said, hint="set PIP_INDEX_URL") from error
     if match := re.search(r"^--index-url (\S+)$", text, re.MULTILINE):
         return match[1]
     raise HostError("uv names no package index", hint="set PIP_INDEX_URL")

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.errors import SourceError
+from minisandbox.errors import ProgramNotFound, SourceError
+from minisandbox.images.hostgit import run_git
 from minisandbox.images.recipe import LocalSource
 
 _LIST_TIMEOUT = 120.0
-_GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ def take_snapshot(source: LocalSource) -> Snapshot:
 
     Raises:
         SourceError: it is no directory, has no files, or one cannot be read.
+        ProgramNotFound: it lies in a git work tree, and there is no git.
     """
     root = source.path.expanduser().absolute()
     if not root.is_dir():
@@ -80,13 +81,19 @@ def _described(root: Path, path: str) -> tuple[str, str, str] | None:
 
 def _tracked(root: Path) -> list[str] | None:
     """What git would add here; None where this is no git work tree."""
-    command = [*_GIT, "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
+    command = ["-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."]
+    # taking all files of a work tree where git fails would silently take the ignored ones too
+    is_work_tree = any((place / ".git").exists() for place in (root, *root.parents))
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_LIST_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        done = run_git(command, timeout=_LIST_TIMEOUT)
+    except ProgramNotFound:
+        if is_work_tree:
+            raise
         return None
+    except subprocess.TimeoutExpired as error:
+        raise SourceError(f"git took longer than {_LIST_TIMEOUT:.0f} s to list {root}") from error
     if done.returncode != 0:
-        if (root / ".git").exists():  # taking all files instead would silently take the ignored ones too
+        if is_work_tree:
             raise SourceError(f"git cannot list {root}", reason=done.stderr.decode("utf-8", "replace").strip()[-500:])
         return None
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
@@ -111,7 +118,7 @@ def _read(root: Path, path: str) -> tuple[str, bytes] | None:
         if not stat.S_ISREG(info.st_mode):
             return None
         fd = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # tracked, but gone: a directory may have become a file
         return None
     with open(fd, "rb") as file:
         return ("program" if info.st_mode & stat.S_IXUSR else "file"), file.read()

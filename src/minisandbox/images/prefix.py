@@ -69,7 +69,8 @@ def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
 
     Raises:
         OSError: something cannot be read or written.
-        HostError: there is no patchelf.
+        ProgramNotFound: there is no patchelf.
+        HostError: patchelf failed.
     """
     spellings = {str(interpreter.prefix), str(interpreter.executable.parent.parent)}
     job = _Copy(interpreter.prefix, target, tuple(sorted(map(os.fsencode, spellings))), home.encode())

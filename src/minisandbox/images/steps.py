@@ -8,9 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import uv
-
-from minisandbox.errors import HostError
 from minisandbox.images.access import index_access
 from minisandbox.images.gitsource import fetch_commit
 from minisandbox.images.index import host_settings
@@ -22,6 +19,7 @@ from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSourc
 from minisandbox.images.runner import Command, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sdist import fetch_sdist
+from minisandbox.images.uvtool import find_uv
 from minisandbox.store import Store
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
@@ -205,7 +203,7 @@ def _local_step(source: LocalSource) -> Step:
 def _networked(work: Work, step: str) -> Work:
     """The same work with the network, the host's package index settings, and uv."""
     access = index_access(host_settings(), step)
-    tools = mount_points([(_uv(), "uv")])
+    tools = mount_points([(find_uv(), "uv")])
     return Work(
         work.commands,
         files=work.files,
@@ -215,13 +213,6 @@ def _networked(work: Work, step: str) -> Work:
         facts=work.facts,
         patch=work.patch,
     )
-
-
-def _uv() -> Path:
-    try:
-        return Path(uv.find_uv_bin()).resolve(strict=True)
-    except OSError as error:
-        raise HostError("uv is not there", reason=str(error), hint="pip install --force-reinstall uv") from error
 
 
 def _importable(interpreter: Interpreter) -> tuple[str, ...]:

@@ -1,0 +1,58 @@
+"""Git on the host: nothing of its configuration may run a program or ask a question here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from minisandbox.errors import ProgramNotFound
+
+_SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.ext.allow=never", "gc.auto=0")
+# What git sets for the hooks and aliases it starts would lead ours to that repository (git rev-parse --local-env-vars).
+_NO_REPOSITORY = frozenset(
+    {
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+        "GIT_COMMON_DIR",
+        "GIT_CONFIG_PARAMETERS",
+        "GIT_DIR",
+        "GIT_INDEX_FILE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_PREFIX",
+        "GIT_SHALLOW_FILE",
+        "GIT_WORK_TREE",
+    }
+)
+
+
+def run_git(
+    arguments: Sequence[str], *, timeout: float, stdin: bytes = b"", stdout: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[bytes]:
+    """Run git; its exit status is the caller's to look at.
+
+    Args:
+        arguments: what follows ``git``.
+        timeout: seconds.
+        stdin: what it reads.
+        stdout: where its output goes; into the result by default.
+
+    Raises:
+        ProgramNotFound: there is no git.
+        TimeoutExpired: it took longer (``subprocess``'s own).
+    """
+    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
+    try:
+        return subprocess.run(
+            ["git", *settings, *arguments], input=stdin, stdout=stdout, stderr=subprocess.PIPE,
+            env=_environment(os.environ), timeout=timeout, check=False,
+        )  # fmt: skip
+    except (FileNotFoundError, PermissionError) as error:
+        raise ProgramNotFound(
+            "there is no git on PATH", reason=str(error), hint="install git; `minisandbox doctor` prints the line"
+        ) from error
+
+
+def _environment(host: Mapping[str, str]) -> dict[str, str]:
+    clean = {name: value for name, value in host.items() if name not in _NO_REPOSITORY}
+    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true", "LC_ALL": "C"}
+    return {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", **clean, **quiet}

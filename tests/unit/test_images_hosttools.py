@@ -1,0 +1,112 @@
+"""The host's programs that images are built with: git and uv; where they are missing, and where git is led astray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import uv
+
+from minisandbox.errors import ProgramNotFound, SourceError
+from minisandbox.images import GitSource, LocalSource
+from minisandbox.images.gitsource import fetch_commit
+from minisandbox.images.index import default_index_url
+from minisandbox.images.localsource import take_snapshot
+from minisandbox.images.uvtool import find_uv
+
+IDENTITY = ("-c", "user.name=x", "-c", "user.email=x@localhost")
+
+
+def _git(where: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(where), *IDENTITY, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A work tree with a tracked, an untracked and an ignored file."""
+    path = tmp_path / "checkout"
+    path.mkdir()
+    _git(path, "init", "--quiet")
+    for name in ("tracked", "untracked", "ignored"):
+        (path / name).write_text(name, encoding="ascii")
+    (path / ".gitignore").write_text("ignored\n", encoding="ascii")
+    _git(path, "add", "tracked", ".gitignore")
+    _git(path, "commit", "--quiet", "-m", "x")
+    return path
+
+
+def _names(path: Path) -> list[str]:
+    return [name for name, _, _ in take_snapshot(LocalSource(path)).files]
+
+
+def test_a_repository_that_a_hook_names_is_not_the_one_that_is_read(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    _git(other, "init", "--quiet")
+    commit = _git(checkout, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
+    assert _names(checkout) == [".gitignore", "tracked", "untracked"]
+    (tmp_path / "work").mkdir()
+    _, tree = fetch_commit(GitSource(str(checkout), commit), tmp_path / "work")
+    assert len(tree) == 40
+
+
+def test_without_git_no_work_tree_is_taken_for_a_plain_directory(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "inner").mkdir()
+    (checkout / "inner/file").write_text("x", encoding="ascii")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "file").write_text("x", encoding="ascii")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for path in (checkout, checkout / "inner"):
+        with pytest.raises(ProgramNotFound, match="git") as caught:
+            take_snapshot(LocalSource(path))
+        assert caught.value.hint
+    with pytest.raises(ProgramNotFound):
+        fetch_commit(GitSource(str(checkout), "0" * 40), tmp_path)
+    if not any((parent / ".git").exists() for parent in plain.parents):
+        assert _names(plain) == ["file"]
+
+
+def test_a_work_tree_that_git_cannot_read_is_an_error_below_its_top_too(checkout: Path) -> None:
+    (checkout / "inner").mkdir()
+    (checkout / ".git/HEAD").write_text("nonsense", encoding="ascii")
+    for path in (checkout, checkout / "inner"):
+        with pytest.raises(SourceError, match="git cannot list"):
+            take_snapshot(LocalSource(path))
+
+
+def test_a_tracked_directory_that_became_a_file(checkout: Path) -> None:
+    (checkout / "thing").mkdir()
+    (checkout / "thing/file").write_text("x", encoding="ascii")
+    _git(checkout, "add", "thing/file")
+    (checkout / "thing/file").unlink()
+    (checkout / "thing").rmdir()
+    (checkout / "thing").write_text("now a file", encoding="ascii")
+    assert "thing" in _names(checkout)
+
+
+def test_without_the_uv_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> str:
+        raise FileNotFoundError("no uv in any of these places")
+
+    monkeypatch.setattr(uv, "find_uv_bin", absent)
+    for ask in (find_uv, default_index_url):
+        with pytest.raises(ProgramNotFound, match="uv") as caught:
+            ask()
+        assert "pip install" in str(caught.value.hint)
+
+
+def test_the_index_can_be_asked_for_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o500)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, os.devnull)
+    assert default_index_url().startswith("https://")
