@@ -129,8 +129,8 @@ def other_ways(spec: ImageSpec, directory: Path) -> Iterator[tuple[str, Callable
         out.add(directory / "environment", "environment")
 
     def unpack() -> None:
-        with tempfile.TemporaryDirectory(dir=directory) as target, tarfile.open(archive) as source:
-            source.extractall(target, filter="fully_trusted")
+        with tempfile.TemporaryDirectory(dir=directory) as target:
+            subprocess.run(["tar", "-xzf", archive, "-C", target], check=True)
 
     yield "unpacking and removing a 25 MB environment", unpack
     bwrap = shutil.which("bwrap")
