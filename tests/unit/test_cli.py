@@ -16,13 +16,14 @@ import pytest
 
 from minisandbox import errors
 from minisandbox.cli import exits
-from minisandbox.cli.main import COMMANDS, describe, main, parser
+from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.cli.output import clean, human_seconds, human_size, plain
 from minisandbox.cli.parallel import in_parallel
 from minisandbox.cli.sandbox import parse_limits
 from minisandbox.types import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
+FIRST = "pytoolz__toolz-1.0.0.update_in"
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -150,6 +151,36 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert process.wait(60) == exits.BROKEN_PIPE
 
 
+def test_closed_and_full_outputs() -> None:
+    command = f"{sys.executable} -m minisandbox tasks ls"
+    for redirection, status in ((">&-", 0), (">&- 2>&-", 0), ("2>&-", 0), ("> /dev/full", exits.SYSTEM)):
+        done = subprocess.run(["bash", "-c", f"{command} {redirection}"], capture_output=True, timeout=60, check=False)
+        assert done.returncode == status, (redirection, done.stderr)
+        assert b"Exception ignored" not in done.stderr
+
+
+def test_progress_survives_its_reader() -> None:
+    script = (
+        "import sys\nfrom minisandbox.cli.output import Progress, say\n"
+        "sys.stdin.readline()\nwith Progress() as progress: progress.note('x'); say('y')\nprint('done')"
+    )
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **streams) as process:  # type: ignore[call-overload]
+        process.stderr.close()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.stdout.read() == b"done\n"
+
+
+def test_what_cannot_be_encoded_is_printed_all_the_same(tmp_path: Path) -> None:
+    row = json.loads(run("tasks", "show", "quickstart", FIRST, "--json").stdout)
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({**row, "problem_statement": "\N{SNOWMAN}"}), encoding="utf-8")
+    done = run("tasks", "show", str(path), FIRST, PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert "\\u2603" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("number", "status", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
 )
@@ -190,9 +221,19 @@ def test_a_table_has_one_line_per_task_where_stdout_is_no_terminal() -> None:
     assert all(line == line.rstrip() for line in done.stdout.splitlines())
 
 
-def test_data_cannot_steer_the_terminal() -> None:
+def test_what_is_hidden_from_the_agent_is_shown() -> None:
+    row = json.loads(run("tasks", "show", "quickstart", FIRST, "--json").stdout)
+    assert row["form"] == "swesmith"
+    shown = run("tasks", "show", "quickstart", FIRST).stdout
+    assert f"hidden from the agent: {row['FAIL_TO_PASS'][0].partition('::')[0]}" in shown
+
+
+def test_data_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in clean("\x1b[31mred\x07\x9b")
     assert clean("tab\tline\n") == "tab\tline\n"
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"instance_id": "\\u001b[2J"}', encoding="ascii")
+    assert "\x1b" not in run("tasks", "ls", str(path)).stderr
 
 
 def test_plain_values() -> None:
@@ -228,6 +269,12 @@ def test_what_follows_two_dashes_belongs_to_the_command() -> None:
     done = run("sandbox", "run", "--limit", "nonsense=1", "--", "ls", "--debug", "--help")
     assert done.returncode == errors.InvalidValue.exit_code
     assert "Traceback" not in done.stderr
+    done = run("--debug", "sandbox", "run", "--limit", "nonsense=1", "--", "ls", "--debug")
+    assert "Traceback" in done.stderr
+    assert _split(["--debug", "sandbox", "run", "--", "ls", "--debug", "--"]) == (
+        ["--debug", "sandbox", "run"],
+        ["ls", "--debug", "--"],
+    )
 
 
 RECIPES = {

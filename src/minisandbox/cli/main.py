@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    _prepare_streams()
     words, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]  # wherever it stands
@@ -56,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _interrupted(error, args, debug)
     except BrokenPipeError:
-        # what is still buffered must not fail again when Python closes stdout (docs.python.org, library/signal)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return exits.BROKEN_PIPE
     except OSError as error:
         return _refused(error, debug)
@@ -69,11 +70,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def _prepare_streams() -> None:
+    """Let output be printed whatever it holds (paths need not be UTF-8, terminals neither) and wherever it goes."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us: Python has None for it then
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Take off what follows ``--`` where it is another program's command line: nested parsers lose track of it."""
-    if words[:1] == ["sandbox"] and "--" in words:
+    if _noun(words) == "sandbox" and "--" in words:
         return words[: words.index("--")], words[words.index("--") + 1 :]
     return words, []
+
+
+def _noun(words: Sequence[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")
 
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -89,7 +104,7 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"minisandbox {__version__}")
     top.add_argument("--debug", action="store_true", help="show where in the program an error came from; anywhere")
     nouns = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    wanted = next((word for word in words if not word.startswith("-")), "")
+    wanted = _noun(words)
     for noun, summary in COMMANDS.items():
         sub = nouns.add_parser(noun, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if noun == wanted:
@@ -138,8 +153,17 @@ def _interrupted(error: KeyboardInterrupt, args: argparse.Namespace, debug: bool
     return exits.TERMINATED if terminated else exits.INTERRUPTED
 
 
+def _drop_output() -> None:
+    """What is still buffered must not fail again when Python closes stdout (docs.python.org, library/signal)."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _refused(error: OSError, debug: bool) -> int:
     _trace(debug)
+    _drop_output()
     where = f"{error.filename}: " if error.filename else ""
     say(f"minisandbox: {where}{error.strerror or error}", "  what to do: run it again with --debug to see where")
     return exits.SYSTEM

@@ -56,8 +56,12 @@ def plain(value: object) -> object:
 
 def say(*lines: str) -> None:
     """Print lines to stderr; a reader that has gone is no reason to fail."""
-    with contextlib.suppress(BrokenPipeError):
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
+    _write_error("".join(f"{clean(line)}\n" for line in lines))
+
+
+def _write_error(text: str) -> None:
+    with contextlib.suppress(OSError):  # nothing that is worth doing can be told any more
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 def clean(text: str) -> str:
@@ -147,14 +151,14 @@ class Progress:
         """Print a line that stays."""
         with self._lock:
             self._wipe()
-            print(f"[{time.monotonic() - self._began:6.1f} s] {clean(text)}", file=sys.stderr, flush=True)
+            _write_error(f"[{time.monotonic() - self._began:6.1f} s] {clean(text)}\n")
 
     def status(self, text: str) -> None:
         """Say what goes on right now; nothing where stderr is not a terminal."""
         if self._terminal:
             with self._lock:
                 self._wipe()
-                print(clean(text)[:100], end="", file=sys.stderr, flush=True)
+                _write_error(clean(text)[:100])
                 self._shown = True
 
     def close(self) -> None:
@@ -172,5 +176,5 @@ class Progress:
 
     def _wipe(self) -> None:
         if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _write_error("\r\x1b[K")
             self._shown = False

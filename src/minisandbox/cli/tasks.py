@@ -83,7 +83,7 @@ def run_show(args: argparse.Namespace) -> int:
         f"python: {build.python or 'the host'}   requirements: {', '.join(build.requirements) or 'none'}",
         *(f"install: {command}" for command in build.install),
         f"tests: {task.test_command}   (at most {task.test_timeout:g} s)",
-        f"hidden from the agent: {', '.join(task.hidden_files) or 'test_patch' if task.test_patch else 'nothing'}",
+        f"hidden from the agent: {', '.join(task.hidden_files) or ('test_patch' if task.test_patch else 'nothing')}",
         f"FAIL_TO_PASS ({len(task.FAIL_TO_PASS)}):",
         *(f"  {test}" for test in task.FAIL_TO_PASS),
         f"PASS_TO_PASS: {len(task.PASS_TO_PASS)} tests",
