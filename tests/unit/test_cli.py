@@ -263,6 +263,39 @@ def test_limits() -> None:
             parse_limits([text])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("validate", "quickstart", "--runs", "0"),
+        ("validate", "quickstart", "--timeout", "nan"),
+        ("rollout", "quickstart", "--agent", "empty", "--workers", "0"),
+        ("image", "build", "quickstart", "--workers", "-1"),
+        ("image", "build", "quickstart", "--name", "x"),
+        ("image", "build", "x.toml", "--only", "x"),
+        ("quickstart", "--workers", "0"),
+    ],
+)
+def test_values_are_checked_before_any_work(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(*words, MINISANDBOX_STORE=str(tmp_path / "store"))
+    assert done.returncode == errors.InvalidValue.exit_code, done.stderr
+    assert words[-2] in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_fresh_removes_runs_and_nothing_else(tmp_path: Path) -> None:
+    from minisandbox.cli.quickstart import _forget_rollouts  # noqa: PLC0415 - loads the sandbox
+
+    (tmp_path / "oracle/trajectories").mkdir(parents=True)
+    (tmp_path / "oracle/run.json").write_text("{}", encoding="ascii")
+    kept = [tmp_path / "thesis.tex", tmp_path / "empty/not-a-run"]
+    kept[1].parent.mkdir()
+    for path in kept:
+        path.write_text("x", encoding="ascii")
+    _forget_rollouts(tmp_path)
+    assert all(path.exists() for path in kept)
+    assert not (tmp_path / "oracle").exists()
+
+
 def test_what_follows_two_dashes_belongs_to_the_command() -> None:
     args = parser(["sandbox"]).parse_args(["sandbox", "run", "--timeout", "3"])
     assert args.timeout == 3.0

@@ -17,6 +17,7 @@ from minisandbox.cli.output import (
     human_size,
     print_json,
     print_table,
+    require_positive,
     say,
 )
 from minisandbox.cli.tasks import add_tasks_arguments, load
@@ -52,9 +53,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run_build(args: argparse.Namespace) -> int:
     """Build images; the first failure decides the exit status, and costs the others nothing."""
+    require_positive(args, "workers")
+    is_recipe = args.tasks.endswith(".toml")
+    if is_recipe and args.only:
+        raise InvalidValue("--only chooses among tasks, and a recipe has none", hint="leave it out")
+    if args.name and not is_recipe:
+        raise InvalidValue("--name is for a recipe's image", hint="images of tasks are called after their ids")
     with Progress() as progress:
         builder = Builder(Store.open(), progress)
-        if args.tasks.endswith(".toml"):
+        if is_recipe:
             path = Path(args.tasks)
             images = [builder.build(args.name or path.stem, read_recipe(path))]
         else:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Self
 
+from minisandbox.errors import InvalidValue
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _WIDE = 500  # columns where stdout is a file or a pipe: programs like grep want one line per row
 _KIB = 1024
@@ -25,6 +27,22 @@ _KIB = 1024
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Give a reading command its ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def require_positive(args: argparse.Namespace, *options: str) -> None:
+    """Check numbers before any work is done with them.
+
+    Args:
+        args: the command line.
+        options: names of options; None as a value means that the option was not given.
+
+    Raises:
+        InvalidValue: one is zero, negative or not a number.
+    """
+    for option in options:
+        value = getattr(args, option)
+        if value is not None and not value > 0:
+            raise InvalidValue(f"--{option} {value}: not a positive number", hint=f"for instance --{option} 1")
 
 
 def print_json(value: object) -> None:

@@ -24,6 +24,7 @@ from minisandbox.cli.output import (
     human_size,
     print_json,
     print_table,
+    require_positive,
     say,
 )
 from minisandbox.cli.rollout import tell
@@ -38,6 +39,8 @@ from minisandbox.store import Store, default_root
 from minisandbox.tasks import Task, TaskSet
 
 _MOST_WORKERS = 8  # further ones wait for the disk
+_AGENTS = ("oracle", "empty", "replay")
+_UNUSED = 86400.0  # seconds; another quickstart may be at work in a directory that is younger
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +83,9 @@ class Row:
 def run(args: argparse.Namespace) -> int:
     """Do it all; 0 if every verdict is the expected one, 1 if not."""
     began = time.monotonic()
-    reason = doctor.missing_for("sandbox", default_root()) or doctor.missing_for("images", default_root())
+    require_positive(args, "workers")
+    checks = doctor.run_checks(default_root())
+    reason = doctor.explain("sandbox", checks) or doctor.explain("images", checks)
     if reason is not None:
         raise HostError(
             "this machine cannot make sandboxes", reason=reason, hint="minisandbox doctor has the whole list"
@@ -93,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         images = builder.build_all(tasks, workers)
         out = args.out or _run_directory(builder.store, tasks, images)
         if args.fresh:
-            shutil.rmtree(out, ignore_errors=True)
+            _forget_rollouts(out)
         rows = _check_all(tasks, builder, out, workers)
     _report(Report(tuple(rows), tuple(images.values()), out, time.monotonic() - began), args.json)
     for error in list(builder.failures.values())[1:]:
@@ -106,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 def _run_directory(store: Store, tasks: TaskSet, images: Mapping[str, Image]) -> Path:
     """Where the rollouts go: named after all that decides their verdicts, so that only those still true are taken over.
 
-    Directories of other tasks, images or versions are removed: nothing would read them again.
+    Directories of other selections, images or versions are removed when nobody has used them for a while.
     """
     digest = hashlib.sha256(tasks.to_jsonl().encode("utf-8", "surrogatepass"))
     digest.update(json.dumps(sorted(image.key for image in images.values())).encode())
@@ -115,9 +120,16 @@ def _run_directory(store: Store, tasks: TaskSet, images: Mapping[str, Image]) ->
     runs = store.root / "runs"
     chosen = runs / f"quickstart-{digest.hexdigest()[:16]}"
     for old in runs.glob("quickstart-*"):
-        if old != chosen:
+        if old != chosen and time.time() - max(path.stat().st_mtime for path in (old, *old.iterdir())) > _UNUSED:
             shutil.rmtree(old, ignore_errors=True)
     return chosen
+
+
+def _forget_rollouts(out: Path) -> None:
+    """Remove the runs of an earlier quickstart, and nothing else that may lie in a directory of the user's choice."""
+    for agent in _AGENTS:
+        if (out / agent / "run.json").is_file():
+            shutil.rmtree(out / agent)
 
 
 def _check_all(tasks: TaskSet, builder: Builder, out: Path, workers: int) -> list[Row]:
@@ -218,7 +230,7 @@ def _report(report: Report, as_json: bool) -> None:
             }
         )
         return
-    columns = ("task", "built in", "shared", "unique", "ready in", "task is", "oracle", "empty", "replay", "so")
+    columns = ("task", "built in", "shared", "unique", "ready in", "task is", *_AGENTS, "so")
     numbers = ("built in", "shared", "unique", "ready in")
     print_table(
         [Column(title, number=title in numbers, whole=title == "so") for title in columns],
@@ -237,7 +249,7 @@ def _report(report: Report, as_json: bool) -> None:
 def _cells(row: Row) -> tuple[str, ...]:
     built = "failed" if row.built_in is None else human_seconds(row.built_in) if row.built_in else "was there"
     size = (human_size(row.size.shared), human_size(row.size.unique)) if row.size else ("", "")
-    verdicts = (row.rollouts[agent].verdict or "none" for agent in ("oracle", "empty", "replay"))
+    verdicts = (row.rollouts[agent].verdict or "none" for agent in _AGENTS)
     so = "NOT as expected" if row.problems else "as expected"
     return (row.task, built, *size, human_seconds(row.sandbox_ready), row.validation.status, *verdicts, so)
 

@@ -10,7 +10,15 @@ from pathlib import Path
 from minisandbox.agents import Agent, EmptyAgent, OracleAgent, ReplayAgent
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
-from minisandbox.cli.output import Column, add_json_option, human_seconds, print_json, print_table, say
+from minisandbox.cli.output import (
+    Column,
+    add_json_option,
+    human_seconds,
+    print_json,
+    print_table,
+    require_positive,
+    say,
+)
 from minisandbox.cli.output import Progress as Output
 from minisandbox.cli.tasks import add_tasks_arguments, load
 from minisandbox.errors import GradingError, InvalidValue
@@ -41,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run rollouts: 0 if every one has a verdict, whichever, 30 if we failed at one."""
+    require_positive(args, "attempts", "workers", "timeout")
     agent, tasks = _agent(args.agent, args.recording), load(args)
     out = args.out or Path("runs", f"{tasks.name or 'tasks'}-{agent.name}")
     config = {"tasks": args.tasks} | ({"recording": str(args.recording)} if args.recording else {})

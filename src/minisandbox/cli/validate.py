@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
 from minisandbox.cli.image import KEPT
-from minisandbox.cli.output import Column, Progress, add_json_option, print_json, print_table
+from minisandbox.cli.output import Column, Progress, add_json_option, print_json, print_table, require_positive
 from minisandbox.cli.parallel import in_parallel
 from minisandbox.cli.tasks import add_tasks_arguments, load
 from minisandbox.errors import GradingError, MiniSandboxError
@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Validate tasks: 0 if all are valid, 1 if one is not, 30 if we could not find out about one."""
+    require_positive(args, "runs", "workers", "timeout")
     with Progress() as progress:
         builder = Builder(Store.open(), progress)
         found = validate_all(list(load(args)), builder, runs=args.runs, timeout=args.timeout, workers=args.workers)
