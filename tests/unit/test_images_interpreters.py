@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import InterpreterNotFound
+from minisandbox.errors import InterpreterNotFound, StoreError
 from minisandbox.images import Interpreter, find_interpreter, installed_interpreters
 from minisandbox.images import probe as probe_module
+from minisandbox.images.index import host_settings
 from minisandbox.images.interpreters import candidates, choose
 from minisandbox.images.prefix import copy_prefix
 from minisandbox.images.probe import probe
 from minisandbox.images.request import PythonRequest
-from minisandbox.store import Store
+from minisandbox.store import Store, default_root
 
 RUNNING = ".".join(map(str, sys.version_info[:3]))
 
@@ -50,6 +52,32 @@ def test_choice() -> None:
     assert choose(PythonRequest.parse("3.9"), [system]) == system
     request = PythonRequest.parse(">=2.7,<3.0")
     assert choose(request, [_one("2.8.1", "/a"), _one("2.7.3", "/b"), _one("2.7.18", "/c")]).prefix == Path("/c")
+
+
+def test_a_build_from_cpythons_repository_is_one_like_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = probe(Path(sys.executable).resolve())
+    assert answer is not None
+    text = json.dumps({**answer.to_json(), "version": "3.98.0+", "implementation": "CPython", "debug": False})
+    _program(tmp_path / "bin/python3.98", f"echo '{text}'")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert find_interpreter("3.98").version == "3.98.0+"
+    assert find_interpreter(RUNNING).version == RUNNING, "it must not stand in the way of the others"
+
+
+def test_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(Path, "home", nobody)
+    assert find_interpreter(RUNNING).version == RUNNING
+    assert host_settings({}).timeout == 60.0
+    assert default_root({"MINISANDBOX_STORE": str(tmp_path)}) == tmp_path
+    with pytest.raises(StoreError) as caught:
+        default_root({})
+    assert "MINISANDBOX_STORE" in str(caught.value)
 
 
 def test_not_found_says_what_was_found() -> None:

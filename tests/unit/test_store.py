@@ -16,6 +16,7 @@ import pytest
 
 from minisandbox.errors import DiskFull, InvalidValue, NotFound, StoreError
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, canonical_json, default_root, step_key
+from minisandbox.store.durable import write_atomic
 
 KEY = step_key(None, {"kind": "test"})
 
@@ -73,6 +74,39 @@ def test_open_refuses_a_later_version(store: Store) -> None:
     (store.root / "version").write_text("2\n")
     with pytest.raises(StoreError, match="version '2'"):
         Store.open(store.root)
+
+
+def test_what_a_killed_writer_left_is_removed(store: Store) -> None:
+    old, young = store.root / "images/.x.json.0123456789ab", store.root / "logs/.y.log.0123456789ab"
+    for path in (old, young):
+        path.write_text("half", encoding="ascii")
+    os.utime(old, (0, 0))
+    Store.open(store.root)
+    assert not old.exists()
+    assert young.exists(), "its writer may be at work"
+
+
+def test_an_empty_disk_of_its_own_will_do(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    assert Store.open(tmp_path).images() == []
+
+
+def test_an_interrupted_write_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(store.root / "images/x.json", b"x")
+    assert os.listdir(store.root / "images") == []
+
+
+def test_a_lock_that_cannot_be_made_is_said(store: Store) -> None:
+    shutil.rmtree(store.root / "locks")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(StoreError, match="lock"), store.lock("x"):
+        raise AssertionError("nothing is locked")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_open_names_a_file_in_the_way(tmp_path: Path) -> None:

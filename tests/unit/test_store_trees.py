@@ -27,6 +27,15 @@ def test_nothing_to_remove(tmp_path: Path) -> None:
     remove_tree(tmp_path / "nothing")
 
 
+def test_no_descriptor_leaks(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="ascii")
+    before = sorted(os.listdir("/proc/self/fd"))
+    remove_tree(tmp_path / "nothing")
+    with pytest.raises(NotADirectoryError):
+        remove_tree(tmp_path / "file")
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 def test_depth_costs_no_stack(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

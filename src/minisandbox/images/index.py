@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from minisandbox.errors import HostError
 from minisandbox.images.uvtool import find_uv
+from minisandbox.store.paths import home_directory
 
 _SECTIONS = ("global", "download", "install")
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -110,9 +111,10 @@ def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:
     for directory in reversed(env.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")):
         yield Path(directory) / "pip/pip.conf"
     yield Path("/etc/pip.conf")
-    home = Path(env.get("HOME") or Path.home())
-    yield home / ".pip/pip.conf"
-    yield Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "pip/pip.conf"
+    if (home := home_directory(env)) is not None:
+        yield home / ".pip/pip.conf"
+    if (own := _own_settings(env)) is not None:
+        yield own / "pip/pip.conf"
     yield Path(env.get("VIRTUAL_ENV") or sys.prefix) / "pip.conf"
     if chosen:
         yield Path(chosen)
@@ -180,8 +182,16 @@ def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
 def _uv_files(env: Mapping[str, str]) -> Iterable[Path]:
     if chosen := env.get("UV_CONFIG_FILE"):
         return [Path(chosen)]
-    home = Path(env.get("HOME") or Path.home())
-    return [Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "uv/uv.toml", Path("/etc/uv/uv.toml")]
+    own = _own_settings(env)
+    return [*([own / "uv/uv.toml"] if own is not None else []), Path("/etc/uv/uv.toml")]
+
+
+def _own_settings(env: Mapping[str, str]) -> Path | None:
+    """The directory of this user's settings (the XDG base directory specification), if there is one."""
+    if chosen := env.get("XDG_CONFIG_HOME"):
+        return Path(chosen)
+    home = home_directory(env)
+    return None if home is None else home / ".config"
 
 
 def _read_toml(path: Path) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from minisandbox.images.probe import Interpreter, probe, stamp_of
 from minisandbox.images.request import PythonRequest
 from minisandbox.store import Store
 from minisandbox.store.durable import write_atomic
+from minisandbox.store.paths import home_directory
 
 _CACHE = "interpreters.json"
 _NAME = re.compile(r"python(?:[23](?:\.\d{1,2})?)?")
@@ -47,7 +49,7 @@ def find_interpreter(text: str, store: Store | None = None) -> Interpreter:
     """
     request = PythonRequest.parse(text)
     found = installed_interpreters(store)
-    suitable = [one for one in found if request.accepts(one.version)]
+    suitable = [one for one in found if request.accepts(str(one.release))]
     if not suitable:
         raise _not_found(request, found)
     return choose(request, suitable)
@@ -59,7 +61,7 @@ def choose(request: PythonRequest, suitable: Iterable[Interpreter]) -> Interpret
     if not request.ranged:
         return ordered[0]
     running = Path(sys.base_prefix).resolve()
-    own = [one for one in ordered if one.prefix == running and one.version.split("+")[0] == _running_version()]
+    own = [one for one in ordered if one.prefix == running and one.version == platform.python_version()]
     if own:
         return own[0]
     oldest = min(Version(one.minor) for one in ordered)
@@ -103,7 +105,7 @@ def search_places(environment: Mapping[str, str]) -> Iterator[Path]:
     yield Path(sys.base_prefix) / "bin"
     shims = os.sep + "shims"
     yield from (Path(part) for part in environment.get("PATH", "").split(":") if part and not part.endswith(shims))
-    home = Path(environment.get("HOME") or Path.home())
+    home = home_directory(environment) or Path("/nonexistent")  # as passwd(5) has it for users without one
     for pattern in _patterns(environment, home):
         yield from sorted(Path("/").glob(str(pattern).lstrip("/")))
     yield from (Path("/usr/bin"), Path("/usr/local/bin"))
@@ -140,11 +142,7 @@ def _executables(directory: Path) -> list[Path]:
 
 
 def _newest_first(one: Interpreter) -> tuple[bool, Version, str]:
-    return one.own_prefix, Version(one.version.rstrip("+")), str(one.executable)
-
-
-def _running_version() -> str:
-    return ".".join(map(str, sys.version_info[:3]))
+    return one.own_prefix, one.release, str(one.executable)
 
 
 def _not_found(request: PythonRequest, found: list[Interpreter]) -> InterpreterNotFound:

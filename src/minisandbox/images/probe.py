@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 PROBE_TIMEOUT = 10.0
 
 # Runs on Python 2.7 to 3.14; prints one line of JSON.
@@ -54,6 +56,11 @@ class Interpreter:
     def minor(self) -> str:
         """Its minor version, such as ``"3.11"``."""
         return ".".join(self.version.split(".")[:2])
+
+    @property
+    def release(self) -> Version:
+        """Its version for comparisons: builds from CPython's repository end in a "+" that PEP 440 does not know."""
+        return Version(self.version.rstrip("+"))
 
     @property
     def own_prefix(self) -> bool:

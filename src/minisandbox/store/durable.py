@@ -25,7 +25,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except OSError:
+    except BaseException:  # Ctrl-C included: nothing half-written stays
         part.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)

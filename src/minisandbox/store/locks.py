@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from minisandbox.errors import StoreError
+from minisandbox.store.faults import store_faults
 
 _POLL = 0.05
 
@@ -35,9 +36,11 @@ def hold_lock(path: Path, *, timeout: float, on_wait: Callable[[], None] | None 
         on_wait: called once if there is another holder.
 
     Raises:
-        StoreError: another process still holds the lock after ``timeout``.
+        StoreError: another process still holds the lock after ``timeout``, or the kernel refused.
+        DiskFull: there is no space for the lock file.
     """
-    fd = _acquire(path, timeout, on_wait)
+    with store_faults(f"lock {path.name}"):
+        fd = _acquire(path, timeout, on_wait)
     try:
         yield
     finally:
@@ -49,9 +52,14 @@ def _acquire(path: Path, timeout: float, on_wait: Callable[[], None] | None) -> 
     deadline = time.monotonic() + timeout
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if try_flock(fd) and _still_named(fd, path):
+        held = False
+        try:
+            held = try_flock(fd) and _still_named(fd, path)
+        finally:
+            if not held:
+                os.close(fd)
+        if held:
             return fd
-        os.close(fd)
         if time.monotonic() >= deadline:
             raise StoreError(
                 f"lock {path.name} is still held after {timeout:.0f} s",

@@ -62,7 +62,11 @@ class Staging:
         with self._gate():  # between mkdir and flock nobody may take it for a leftover
             path.mkdir(mode=0o700)
             fd = os.open(path, _DIRECTORY)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BaseException:  # the descriptor must not leak, whatever ended it
+                os.close(fd)
+                raise
         return fd
 
     def _reclaim_one(self, path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,8 @@ VERSION = 1
 LOCK_TIMEOUT = 6 * 3600.0
 
 _PARTS = ("layers", "images", "staging", "locks", "logs", "downloads")
+_TORN = re.compile(r"\..+\.[0-9a-f]{12}")
+_TORN_AGE = 3600.0
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]{0,199}")
 
 
@@ -67,6 +69,7 @@ class Store:
             for part in _PARTS:
                 (path / part).mkdir(mode=0o700, exist_ok=True)
             Staging(path / "staging").reclaim()
+            _remove_torn(path)
         return cls(path)
 
     # --- layers ---
@@ -126,14 +129,14 @@ class Store:
         Raises:
             DiskFull: the disk is full; nothing was published.
             StoreError: the store refused, or another maker took longer than six hours.
-            BaseException: what ``make`` raised; nothing was published.
+            BaseException: what ``make`` raised, an ``OSError`` as StoreError; nothing was published.
         """
         if self.has_layer(key):
             return self.layer(key), False
         with self.lock(key, on_wait=on_wait):
             if self.has_layer(key):
                 return self.layer(key), False
-            with self.staging(key[:12]) as work:
+            with self.staging(f"layer-{key[:12]}") as work:
                 begun = time.monotonic()
                 made = make(work)
                 seconds = round(time.monotonic() - begun, 3)
@@ -196,8 +199,16 @@ class Store:
 
     @contextmanager
     def staging(self, label: str) -> Iterator[Path]:
-        """Make a private directory for half-made things, removed when the body ends or its process dies."""
-        with store_faults(f"prepare {label}"), Staging(self.root / "staging").directory(label) as path:
+        """Make a private directory for half-made things, removed when the body ends or its process dies.
+
+        Args:
+            label: what it is for: part of its name, and what errors call it.
+
+        Raises:
+            DiskFull: the disk is full, or the body found it so.
+            StoreError: any other refusal of the system, in the body too.
+        """
+        with store_faults(f"make {label}"), Staging(self.root / "staging").directory(label) as path:
             yield path
 
     def log_path(self, key: str) -> Path:
@@ -242,13 +253,22 @@ def check_name(name: str) -> str:
     return name
 
 
+def _remove_torn(root: Path) -> None:
+    """Remove what a killed process had not finished writing (:func:`.write_atomic`)."""
+    for directory in (root, root / "images", root / "logs"):
+        for path in directory.glob(".*"):
+            with suppress(OSError):  # its writer was quicker
+                if _TORN.fullmatch(path.name) and time.time() - path.stat().st_mtime > _TORN_AGE:
+                    path.unlink()
+
+
 def _check_version(root: Path) -> None:
     """Refuse a directory that is no store or a later one's; mark an empty one as ours."""
     file = root / "version"
     try:
         text = file.read_text("ascii", "replace").strip()
     except FileNotFoundError:
-        if any(not entry.name.startswith(".version.") for entry in root.iterdir()):
+        if any(not entry.name.startswith((".version.", "lost+found")) for entry in root.iterdir()):
             _check_unmarked(file)
             return
         write_atomic(file, f"{VERSION}\n".encode())

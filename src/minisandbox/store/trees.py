@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -37,16 +38,16 @@ def remove_tree(path: Path) -> None:
     Raises:
         OSError: the kernel refused, for instance an immutable file or a mount in the tree.
     """
-    try:
-        root = _open_directory(path.name, _parent := os.open(path.parent, _DIRECTORY & ~os.O_NOFOLLOW))
-    except FileNotFoundError:
-        return
-    try:
+    with contextlib.ExitStack() as opened:
+        try:
+            parent = os.open(path.parent, _DIRECTORY & ~os.O_NOFOLLOW)
+            opened.callback(os.close, parent)
+            root = _open_directory(path.name, parent)
+        except FileNotFoundError:
+            return
+        opened.callback(os.close, root)
         _empty(root)
-        os.rmdir(path.name, dir_fd=_parent)
-    finally:
-        os.close(root)
-        os.close(_parent)
+        os.rmdir(path.name, dir_fd=parent)
 
 
 def _empty(root: int) -> None:
