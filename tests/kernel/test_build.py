@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import tarfile
 import time
@@ -192,6 +193,19 @@ def test_build_products_are_no_part_of_a_patch(store: Store, project: Path) -> N
     assert b"+++ b/new.py" in patch
 
 
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        (BUG.replace("a/calc/core.py", "a/../../etc/passwd").replace("b/calc/core.py", "b/../../etc/passwd"), "leaves"),
+        ("--- a/.git/config\n+++ b/.git/config\n@@ -0,0 +1 @@\n+[x]\n", "git's own directory"),
+    ],
+)
+def test_patches_that_reach_outside_are_refused_before_anything_is_built(project: Path, patch: str, said: str) -> None:
+    for kind in ("patch", "test_patch"):
+        with pytest.raises(PatchError, match=said):
+            _recipe(project, **{kind: patch})
+
+
 def test_hidden_contents_are_nowhere(store: Store, project: Path) -> None:
     secret = FILES["tests/test_core.py"].splitlines()[-1].strip()
     install = ("mkdir -p build/lib/tests && cp tests/test_core.py build/lib/tests/",)
@@ -202,11 +216,15 @@ def test_hidden_contents_are_nowhere(store: Store, project: Path) -> None:
 
 
 def test_crlf_patches(store: Store, project: Path) -> None:
-    mangled = BUG.replace("\n", "\r\n")
-    image = build(_recipe(project, patch=mangled), store=store, name="crlf-patch")
-    assert "a - b\n" in _run(image, "cat calc/core.py")
+    with pytest.raises(PatchError, match="CRLF"):  # converted on its way: the loader of task files says the same
+        _recipe(project, patch=BUG.replace("\n", "\r\n"))
+    # the headers of git have LF whatever the files have
+    crlf = re.sub(r"(?m)^([-+ ](?!-- a|\+\+ b).*)$", "\\1\r", BUG)
+    with pytest.raises(PatchError, match="does not apply") as caught:
+        build(_recipe(project, patch=crlf), store=store, name="crlf-patch")
+    assert "CRLF line endings" in str(caught.value.reason)
     (project / "calc/core.py").write_bytes(FILES["calc/core.py"].replace("\n", "\r\n").encode())
-    image = build(_recipe(project, patch=mangled), store=store, name="crlf-both")
+    image = build(_recipe(project, patch=crlf), store=store, name="crlf-both")
     with Sandbox.create(image.spec()) as box:
         assert box.files.read_bytes("/testbed/calc/core.py") == b"def add(a, b):\r\n    return a - b\r\n"
         assert box.patch() == b""
@@ -217,8 +235,6 @@ def test_crlf_patches(store: Store, project: Path) -> None:
     [
         BUG.replace("return a + b", "return b + a"),
         BUG.replace("calc/core.py", "calc/gone.py"),
-        BUG.replace("a/calc/core.py", "a/../../etc/passwd").replace("b/calc/core.py", "b/../../etc/passwd"),
-        "--- a/.git/config\n+++ b/.git/config\n@@ -0,0 +1 @@\n+[x]\n",
     ],
 )
 def test_patches_that_do_not_apply(store: Store, project: Path, patch: str) -> None:

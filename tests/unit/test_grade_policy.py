@@ -7,7 +7,8 @@ import pytest
 from minisandbox.errors import PatchError
 from minisandbox.grade import MAX_SUBMISSION, Flag, Policy
 from minisandbox.grade.submission import screen
-from minisandbox.tasks import FileChange, FileStatus, Form, Task
+from minisandbox.patches import FileChange, FileStatus
+from minisandbox.tasks import Form, Task
 
 
 def patch_of(*paths: str) -> str:

@@ -29,6 +29,7 @@ BELOW_ROLLOUTS = (
     "launch", "host", "store", "sandbox", "images", "pool", "tasks", "grade", "models", "agents", "trajectories",
 )  # fmt: skip
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "patches": (),
     "launch": (),
     "host": ("launch",),
     "store": ("launch", "host"),
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
 }
 FREE = ("integrations", "view", "cli", "__main__")
-SHARED = ("errors", "types")
+SHARED = ("errors", "types", "patches")
 WITHOUT_THIRD_PARTY = ("launch", "host", "store", "sandbox")
 
 

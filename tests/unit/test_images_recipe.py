@@ -8,7 +8,6 @@ import pytest
 
 from minisandbox.errors import InvalidValue, PatchError
 from minisandbox.images import GitSource, LocalSource, Recipe, SdistSource
-from minisandbox.images.patches import readings
 from minisandbox.images.request import PythonRequest
 
 HERE = LocalSource(Path())
@@ -77,6 +76,10 @@ def test_timeouts_are_positive(timeout: float) -> None:
         ("diff --git a/m b/m\nnew file mode 160000\nindex 0000000..1234567\n", "submodule"),
         (PATCH.replace("+b", "+\0"), "NUL"),
         ("please add two numbers", "not a unified diff"),
+        (PATCH.replace("\n", "\r\n"), "CRLF"),
+        (PATCH.rstrip("\n"), "no newline"),
+        (PATCH.replace("b/", "b/../"), r"leaves the repository"),
+        ("--- /etc/passwd\n+++ /etc/passwd\n@@ -1 +1 @@\n-a\n+b\n", "absolute"),
     ],
 )
 def test_patches_that_are_refused(patch: str, message: str) -> None:
@@ -86,12 +89,9 @@ def test_patches_that_are_refused(patch: str, message: str) -> None:
         Recipe(source=HERE, test_patch=patch)
 
 
-def test_readings_of_line_endings() -> None:
-    assert readings(PATCH) == (PATCH,)
-    assert readings(PATCH.rstrip("\n")) == (PATCH,)
-    crlf_content = PATCH.replace("-a\n+b\n", "-a\r\n+b\r\n")
-    assert readings(crlf_content) == (crlf_content,), "a patch of a file with CRLF is left alone"
-    assert readings(PATCH.replace("\n", "\r\n")) == (PATCH, crlf_content)
+def test_a_patch_of_a_file_with_crlf_is_left_alone() -> None:
+    patch = PATCH.replace("-a\n+b\n", "-a\r\n+b\r\n")
+    assert Recipe(source=HERE, patch=patch).patch == patch
 
 
 @pytest.mark.parametrize("sha256", ["", "0" * 63, "g" * 64, "A" * 64])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisandbox.errors import PatchError
-from minisandbox.tasks import FileStatus, explain_line_endings, parse_patch, touched_files
+from minisandbox.patches import FileStatus, explain_line_endings, parse_patch, touched_files
 
 PLAIN = "--- a/src/x.py\n+++ b/src/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
 GIT = "diff --git a/src/x.py b/src/x.py\nindex 1111111..2222222 100644\n" + PLAIN

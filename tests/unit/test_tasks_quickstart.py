@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.tasks import Form, TaskSet, bundled_sets, parse_patch
+from minisandbox.patches import parse_patch
+from minisandbox.tasks import Form, TaskSet, bundled_sets
 
 ROOT = Path(__file__).resolve().parents[2]
 

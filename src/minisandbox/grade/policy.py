@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minisandbox.tasks import FileChange, FileStatus, Task, touched_files
+from minisandbox.patches import FileChange, FileStatus, touched_files
+from minisandbox.tasks import Task
 
 _CONFIGURATION = frozenset(
     {
@@ -24,9 +25,30 @@ _CONFIGURATION = frozenset(
         ".coveragerc",
     }
 )
-_START_UP = frozenset({"sitecustomize.py", "usercustomize.py"})
+_START_UP = frozenset({"sitecustomize", "usercustomize"})
 _COMPILED = (".pyc", ".pyo", ".pyd", ".so")
 _RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "py", "unittest", "coverage", "xdist"})
+# What pytest itself imports: a new module of such a name runs before our plugin does.
+_RUNNER_IMPORTS = frozenset(
+    {
+        "atomicwrites",
+        "attr",
+        "colorama",
+        "exceptiongroup",
+        "funcsigs",
+        "importlib_metadata",
+        "more_itertools",
+        "packaging",
+        "pathlib2",
+        "pygments",
+        "six",
+        "toml",
+        "tomli",
+        "typing_extensions",
+        "wcwidth",
+        "zipp",
+    }
+)
 _TEST_DIRECTORIES = frozenset({"test", "tests"})
 _IMPORT_ROOTS = frozenset({"", "src", "lib"})
 _NEW = frozenset({FileStatus.ADDED, FileStatus.RENAMED, FileStatus.COPIED})
@@ -87,7 +109,7 @@ class Policy:
         found = _runner_name(path, self.roots)
         if found is not None:
             return found not in self.allowed_names
-        return new and _standard_library_name(path)
+        return new and (_standard_library_name(path) or _new_module(path, self.roots) in _RUNNER_IMPORTS)
 
 
 def _kind_by_name(path: str) -> str | None:
@@ -96,9 +118,11 @@ def _kind_by_name(path: str) -> str | None:
     name = parts[-1]
     kinds = {
         "pytest_config": name == "conftest.py" or name in _CONFIGURATION,
-        "start_up_hook": name in _START_UP or name.endswith(".pth"),
+        # a package is imported as well as a module
+        "start_up_hook": name.endswith(".pth") or any(part.partition(".")[0] in _START_UP for part in parts),
         "compiled_code": name.endswith(_COMPILED) or "__pycache__" in parts,
-        "package_metadata": any(part.endswith((".egg-info", ".dist-info")) for part in parts),
+        # importlib.metadata reads entry points (pytest's plugins) from such directories in any case of letters
+        "package_metadata": any(part.lower().endswith((".egg-info", ".dist-info")) for part in parts),
         "git_metadata": any(part.startswith(".git") for part in parts),
     }
     return next((kind for kind, holds in kinds.items() if holds), None)
@@ -133,5 +157,11 @@ def _runner_name(path: str, roots: frozenset[str]) -> str | None:
 
 def _standard_library_name(path: str) -> bool:
     """Whether a file at the repository's root would be imported in place of a module of the standard library."""
-    name = path.removesuffix("/__init__.py").removesuffix(".py")
-    return name != path and name in sys.stdlib_module_names
+    return _new_module(path, frozenset({""})) in sys.stdlib_module_names
+
+
+def _new_module(path: str, roots: frozenset[str]) -> str | None:
+    """Return the top-level module that a file makes importable from one of the given directories, or None."""
+    stem = path.removesuffix("/__init__.py").removesuffix(".py")
+    root, _, name = stem.rpartition("/")
+    return name if stem != path and root in roots else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from minisandbox.errors import PatchError
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.verdict import Flag
-from minisandbox.tasks import parse_patch
+from minisandbox.patches import parse_patch
 from minisandbox.types import MiB
 
 MAX_SUBMISSION = 10 * MiB
@@ -58,6 +58,8 @@ def screen(submission: bytes, policy: Policy) -> Change:
             hint="leave generated files out of the repository, or name them in .git/info/exclude",
         )
     changes = parse_patch(submission, name="the submission")
+    if any("\0" in change.path + change.old_path for change in changes):
+        raise PatchError("a path in the submission has a NUL character", reason="the patch was edited by hand")
     kinds = {change.path: kind for change in changes if (kind := policy.why_protected(change)) is not None}
     return Change(
         submission,

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import InvalidRequirement, Requirement
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images.patches import check_patch
 from minisandbox.images.request import PythonRequest
+from minisandbox.patches import parse_patch
 
 _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -123,8 +123,8 @@ class Recipe:
         _check_environment(dict(self.environment))
         for path in self.hidden:
             check_repository_path(path)
-        check_patch(self.patch, "patch")
-        check_patch(self.test_patch, "test_patch")
+        parse_patch(self.patch, name="patch")
+        parse_patch(self.test_patch, name="test_patch")
         if not self.step_timeout > 0:
             raise InvalidValue(f"step_timeout is {self.step_timeout!r}", hint="give seconds, more than 0")
 

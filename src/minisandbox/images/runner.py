@@ -77,6 +77,7 @@ class Work:
         network: whether they reach the network.
         facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
         patch: what a patch that does not apply is called.
+        patch_note: what may be the reason if it does not.
     """
 
     commands: tuple[Command, ...]
@@ -86,6 +87,7 @@ class Work:
     network: bool = False
     facts: tuple[str, ...] = ()
     patch: str = "patch"
+    patch_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +194,9 @@ def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> 
     if "No space left on device" in tail and _is_full(place.staging):
         return disk_full(f"build step {place.step!r} of image {place.image!r}")
     if result.exit_code == PATCH_STATUS:
-        said = re.sub(r"/tmp/build/patch\.\d+", "the patch", tail)  # noqa: S108 - in the sandbox
+        reason = "\n".join(filter(None, (work.patch_note, tail.replace(str(BUILD / "patch"), "the patch"))))
         hint = "make it from the very source that the recipe names"
-        return PatchError(f"{work.patch} of image {place.image!r} does not apply", reason=said, hint=hint)
+        return PatchError(f"{work.patch} of image {place.image!r} does not apply", reason=reason, hint=hint)
     title = "" if command.title == place.step else f" at {command.title.splitlines()[0][:120]!r}"
     return BuildError(
         f"build step {place.step!r} of image {place.image!r} failed{title}: {result.fate}",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minisandbox.images.access import index_access
 from minisandbox.images.gitsource import fetch_commit
 from minisandbox.images.index import host_settings
 from minisandbox.images.localsource import take_snapshot
-from minisandbox.images.patches import readings
 from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
 from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource, Source
@@ -20,6 +19,7 @@ from minisandbox.images.runner import Command, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sdist import fetch_sdist
 from minisandbox.images.uvtool import find_uv
+from minisandbox.patches import explain_line_endings, parse_patch, touched_files
 from minisandbox.store import Store
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
@@ -139,9 +139,8 @@ def task_step(recipe: Recipe, source: Callable[[], Path]) -> Step:
     }
 
     def prepare(_: Path) -> Work:
-        files = (*_patch_files(recipe.patch), ("hidden", _list(recipe.hidden)))
-        mounts = mount_points([(source(), "source")])
-        return Work((Command("task", text),), files=files, mounts=mounts, facts=("commit", "copies"), patch="the patch")
+        work = _patching(Command("task", text), recipe.patch, recipe.hidden, "the patch")
+        return replace(work, mounts=mount_points([(source(), "source")]), facts=("commit", "copies"))
 
     return Step("task", definition, prepare)
 
@@ -157,8 +156,7 @@ def tests_step(recipe: Recipe) -> Step:
     }
 
     def prepare(_: Path) -> Work:
-        files = (*_patch_files(recipe.test_patch), ("hidden", _list(recipe.hidden)))
-        return Work((Command("tests", text),), files=files, patch="the test patch")
+        return _patching(Command("tests", text), recipe.test_patch, recipe.hidden, "the test patch")
 
     return Step("tests", definition, prepare)
 
@@ -204,14 +202,11 @@ def _networked(work: Work, step: str) -> Work:
     """The same work with the network, the host's package index settings, and uv."""
     access = index_access(host_settings(), step)
     tools = mount_points([(find_uv(), "uv")])
-    return Work(
-        work.commands,
-        files=work.files,
+    return replace(
+        work,
         mounts=(*work.mounts, *access.mounts, *tools),
         environment={**access.environment, **work.environment},
         network=True,
-        facts=work.facts,
-        patch=work.patch,
     )
 
 
@@ -228,14 +223,16 @@ def _importable(interpreter: Interpreter) -> tuple[str, ...]:
     return tuple(name for name in done.stdout.split() if name in _MODULES)
 
 
-def _patch_files(patch: str) -> tuple[tuple[str, bytes], ...]:
-    if not patch.strip():
-        return ()
-    texts = readings(patch)
-    return tuple((f"patch.{number}", text.encode("utf-8", "surrogateescape")) for number, text in enumerate(texts))
+def _patching(command: Command, patch: str, hidden: Sequence[str], name: str) -> Work:
+    """Work on a patch and on hidden files: what it reads of them, and what errors say of the patch."""
+    files = [("hidden", _list(hidden)), ("touched", _list(touched_files(patch)))]
+    if patch.strip():
+        files.append(("patch", patch.encode("utf-8", "surrogateescape")))
+    note = explain_line_endings(parse_patch(patch)) or ""
+    return Work((command,), files=tuple(files), patch=name, patch_note=note)
 
 
-def _list(paths: tuple[str, ...]) -> bytes:
+def _list(paths: Sequence[str]) -> bytes:
     return b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in sorted(paths))
 
 

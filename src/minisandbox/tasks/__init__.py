@@ -1,15 +1,12 @@
 """Tasks: dataset rows, how to build and test them, and the files they are read from."""
 
 from minisandbox.tasks.jsonl import read_tasks
-from minisandbox.tasks.patches import FileChange, FileStatus, explain_line_endings, parse_patch, touched_files
 from minisandbox.tasks.rows import build_spec, task_from_row
 from minisandbox.tasks.task import BuildSpec, Form, Reference, SourceSpec, Task
 from minisandbox.tasks.taskset import TaskSet, bundled_sets
 
 __all__ = [
     "BuildSpec",
-    "FileChange",
-    "FileStatus",
     "Form",
     "Reference",
     "SourceSpec",
@@ -17,9 +14,6 @@ __all__ = [
     "TaskSet",
     "build_spec",
     "bundled_sets",
-    "explain_line_endings",
-    "parse_patch",
     "read_tasks",
     "task_from_row",
-    "touched_files",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks.patches import touched_files
+from minisandbox.patches import touched_files
 
 if TYPE_CHECKING:
     from minisandbox.images import Recipe, Source

@@ -23,27 +23,11 @@ site_packages() {
         "$PYTHON" -E -s -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'
 }
 
-# The files that a patch changes, NUL-terminated; and where renamed ones come from.
-touched() {
-    git apply --numstat -z "$1" | while IFS= read -r -d '' line; do
-        line=${line#*$'\t'}
-        printf '%s\0' "${line#*$'\t'}"
-    done
-    sed -n -E 's/^(rename|copy) from ([^"].*)$/\2/p' "$1" | tr '\n' '\0'
-}
-
-# Apply the first reading of a patch that fits, and leave it as /tmp/build/applied; status 65 if none does.
+# Apply the patch, if there is one; status 65 if it does not fit. The files it changes are listed in /tmp/build/touched.
 apply_patch() {
-    local reading
-    for reading in "$1".*; do
-        if git apply --check "$reading" 2> /dev/null; then
-            git apply --whitespace=nowarn "$reading"
-            cp "$reading" /tmp/build/applied
-            return
-        fi
-    done
-    git apply --check "$1.0" || true
-    exit 65
+    [ -e /tmp/build/patch ] || return 0
+    git apply --check /tmp/build/patch || exit 65
+    git apply --whitespace=nowarn /tmp/build/patch
 }
 
 drop_bytecode() {

@@ -1,11 +1,7 @@
 # From the installed, clean source to what an agent gets: the patch applied, hidden files gone, one commit.
 clean=/run/minisandbox/source  # the source as it was unpacked
 cd /testbed
-: > /tmp/build/touched
-if [ -e /tmp/build/patch.0 ]; then
-    apply_patch /tmp/build/patch
-    touched /tmp/build/applied > /tmp/build/touched
-fi
+apply_patch
 
 # Copies of a file that some installation made: a hidden test or the unbroken code could be read there.
 copies() {

@@ -8,12 +8,8 @@ while IFS= read -r -d '' path; do
     [ -f "$path" ] || [ -h "$path" ] || { echo "hidden file $path is not in the source"; exit 66; }
     take "$path"
 done < /tmp/build/hidden
-if [ -e /tmp/build/patch.0 ]; then
-    for reading in /tmp/build/patch.*; do
-        { touched "$reading" || true; } | while IFS= read -r -d '' path; do take "$path"; done
-    done
-    cd /tmp/build/tests
-    apply_patch /tmp/build/patch
-fi
+while IFS= read -r -d '' path; do take "$path"; done < /tmp/build/touched
+cd /tmp/build/tests
+apply_patch
 cp -a --no-preserve=ownership /tmp/build/tests/. /hidden/
 settle /hidden

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from minisandbox.errors import PatchError
-from minisandbox.tasks._paths import BadPath, checked_path, header_path, same_path, text, unquoted
+from minisandbox.patches.paths import BadPath, checked_path, header_path, same_path, text, unquoted
 
 
 class FileStatus(enum.Enum):
