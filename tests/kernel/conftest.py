@@ -15,6 +15,7 @@ from minisandbox.types import ImageSpec
 @pytest.fixture(scope="session", autouse=True)
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Records of our own, so that counting dead owners counts ours."""
+    shut_down()  # tests of other directories may have started a launcher, with its records elsewhere
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINISANDBOX_RUNTIME", str(tmp_path_factory.mktemp("runtime")))
         yield
