@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from minisandbox.store.paths import default_root
 STRICT = os.environ.get("MINISANDBOX_TEST_STRICT", "") not in ("", "0")
 OFFLINE = os.environ.get("MINISANDBOX_TEST_OFFLINE", "") not in ("", "0")
 GRACE = 3.0  # seconds that ending processes may take: the promise is 2
+# Where a mount of ours would show if it leaked: the launcher's scratch point, and what tests make.
+OUR_PLACES = ("/tmp ", f"{tempfile.gettempdir()} ", f"{tempfile.gettempdir()}/pytest-of-")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -141,7 +144,7 @@ def leftovers(before: World) -> list[str]:
     """What is there now, was not before, and comes from this session; an empty list when all is clean."""
     now = look()
     found = [describe(pid) for pid, _ in now.processes - before.processes if is_ours(pid)]
-    found += [f"mount {mount}" for mount in now.mounts - before.mounts]
+    found += [f"mount {mount}" for mount in now.mounts - before.mounts if STRICT or mount.startswith(OUR_PLACES)]
     if STRICT:  # elsewhere, somebody else's may come and go meanwhile
         found += [f"user {name}" for name in now.users - before.users]
         found += [f"cgroup {path}" for path in now.cgroups - before.cgroups]
