@@ -17,6 +17,10 @@ KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 
+_MOST = 1 << 62
+_FEWEST_FILES = 16
+"""Open files without which a sandbox's own processes cannot start a command."""
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNIT = {"": 1, "K": KiB, "M": MiB, "G": GiB, "T": 1024 * GiB}
 
@@ -31,16 +35,19 @@ def parse_size(value: int | str) -> int:
         The size in bytes.
 
     Raises:
-        InvalidValue: the text is not a size, or the size is negative.
+        InvalidValue: the text is not a size, or the size is negative or larger than the kernel takes.
     """
     if isinstance(value, int) and not isinstance(value, bool):
-        if value < 0:
-            raise InvalidValue(f"size {value} is negative", hint="give bytes as a positive int, or text such as '2G'")
+        if not 0 <= value <= _MOST:
+            raise InvalidValue(f"size {value} is negative or too large", hint="give bytes, or text such as '2G'")
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise InvalidValue(f"{value!r} is not a size", hint="give bytes as an int, or text such as '512M' or '2G'")
-    return int(float(match[1]) * _UNIT[match[2].upper()])
+    size = float(match[1]) * _UNIT[match[2].upper()]
+    if size > _MOST:
+        raise InvalidValue(f"size {value!r} is more than any kernel takes", hint=f"give at most {_MOST} bytes")
+    return int(size)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -50,7 +57,7 @@ class Limits:
     Attributes:
         disk: bytes that all writes together may take (the size of the tmpfs upper, ``/tmp`` and ``/dev/shm`` included).
         processes: how many processes and threads may exist at once.
-        open_files: open descriptors per process.
+        open_files: open descriptors per process, at least 16.
         file_size: bytes of one file, or None for no limit of its own.
         output: bytes kept of each of a command's stdout and stderr (half from the head, half from the tail).
     """
@@ -71,8 +78,16 @@ class Limits:
         output: int | str = MiB,
     ) -> None:
         for name, count in (("processes", processes), ("open_files", open_files)):
-            if type(count) is not int or count < 1:  # True is an int too
+            if type(count) is not int or not 1 <= count <= _MOST:  # True is an int too
                 raise InvalidValue(f"Limits.{name} is {count!r}", hint="give a positive int")
+        if open_files < _FEWEST_FILES:
+            raise InvalidValue(
+                f"Limits.open_files is {open_files}",
+                reason=f"no command can be started with less than {_FEWEST_FILES}",
+                hint=f"give {_FEWEST_FILES} or more",
+            )
+        if parse_size(disk) == 0:  # of a tmpfs, 0 means no limit (tmpfs(5))
+            raise InvalidValue("Limits.disk is 0", hint="give a size, for instance '64M'")
         put = object.__setattr__
         put(self, "disk", parse_size(disk))
         put(self, "processes", processes)

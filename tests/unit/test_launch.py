@@ -114,6 +114,16 @@ def test_what_is_not_a_size(text: int | str) -> None:
 
 
 def test_limits_refuse_nonsense() -> None:
-    for options in ({"processes": 0}, {"open_files": -1}, {"processes": True}, {"disk": "lots"}):
+    for options in (
+        {"processes": 0},
+        {"processes": 1 << 70},  # setrlimit(2) takes 64 bits
+        {"processes": True},
+        {"open_files": -1},
+        {"open_files": 15},
+        {"disk": "lots"},
+        {"disk": 0},  # no limit at all, for a tmpfs
+        {"disk": "99999999T"},
+        {"file_size": 1 << 63},
+    ):
         with pytest.raises(InvalidValue):
             Limits(**options)
