@@ -115,6 +115,8 @@ def test_relative_local_paths_start_at_the_file(tmp_path: Path) -> None:
         pytest.param(b"[]\n", 1, "not a JSON object", id="list"),
         pytest.param(b'"x"\n', 1, "not a JSON object", id="string"),
         pytest.param(b'{"repo": "a", "repo": "b"}\n', 1, "'repo' is there twice", id="key-twice"),
+        pytest.param(b'{"a": ' + b"1" * 5000 + b"}\n", 1, "a number in it cannot be read", id="digits"),
+        pytest.param(text(row()).replace(b"300", b"3" * 400), 1, "'test.timeout' is too large", id="huge-number"),
         pytest.param(b"[" * 100_000 + b"\n", 1, "nested too deeply", id="deep"),
         pytest.param(b"\x1f\x8b\x08", None, "compressed", id="gzip"),
         pytest.param(b"PAR1\x15", None, "Parquet", id="parquet"),

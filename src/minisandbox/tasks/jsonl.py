@@ -102,6 +102,8 @@ def _row(raw: bytes, path: Path, number: int) -> dict[str, object]:
         raise bad(f"not JSON at column {error.colno} ({error.msg})", *_json_advice(raw, error)) from None
     except _DuplicateKeyError as error:
         raise bad(f"the key {error.args[0]!r} is there twice", None, "keep one of them") from None
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise bad(f"a number in it cannot be read ({error})", None, "write a number that a task can need") from None
     except RecursionError:
         raise bad("its JSON is nested too deeply", "it is not a task", None) from None
     if not isinstance(value, dict):

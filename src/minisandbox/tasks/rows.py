@@ -180,7 +180,10 @@ class _Fields:
         value = self.row.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong(key, value, "a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.error(key, "is too large a number", hint=_HINTS.get(self.prefix + key)) from None
 
     def table(self, key: str, *, default: Mapping[str, object] | None = None) -> Mapping[str, object]:
         """Return an object."""
@@ -242,6 +245,11 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (dict, "an object"),
 )
 _HINTS = {
+    "instance_id": "give the task an id of its own, e.g. 'owner__name-123'",
+    "repo": "give the repository as 'owner/name'",
+    "problem_statement": "say what the agent is told",
+    "patch": "give the fix (swebench) or the bug (swesmith) as a unified diff",
+    "test.timeout": "give seconds, e.g. 300",
     "build": 'say how the image is made: {"python": ">=3.11", "requirements": [], "source": {...}, "install": []}',
     "test": 'say how the tests are run: {"command": "python -m pytest", "timeout": 300}',
     "test.command": "say how the tests are run, e.g. 'python -m pytest'",
