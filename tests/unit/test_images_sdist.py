@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import threading
@@ -17,6 +18,7 @@ from minisandbox.images import SdistSource
 from minisandbox.images.index import IndexSettings
 from minisandbox.images.sdist import fetch_sdist
 from minisandbox.images.simple_api import find_archives
+from minisandbox.images.web import Web, copy_with_limit
 from minisandbox.store import Store
 
 CONTENT = b"an archive"
@@ -130,6 +132,19 @@ def test_a_download_that_breaks_off(server: Server, store: Store) -> None:
         fetch_sdist(SOURCE, store, server.settings)
     assert "broke off after 10 of 1000 bytes" in (caught.value.reason or "")
     assert list((store.root / "downloads").iterdir()) == []
+
+
+def test_a_full_disk_is_not_the_servers_fault(server: Server) -> None:
+    server.answers["/x"] = 200, {}, CONTENT
+
+    def fetch() -> None:
+        with Web(server.settings).open(f"{server.url}/x") as answer, open("/dev/full", "wb", buffering=0) as full:
+            assert answer is not None
+            copy_with_limit(answer, full, 1000)
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        fetch()
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_busy_server_is_asked_again(server: Server, store: Store) -> None:

@@ -55,7 +55,11 @@ def _choose(source: SdistSource, archives: list[Archive]) -> Archive:
         )
     matching = [one for one in archives if same_version(one.version, source.version)]
     if not matching:
-        raise SourceError(f"there is no source archive of {label}", reason=f"there are: {_versions(archives)}")
+        raise SourceError(
+            f"there is no source archive of {label}",
+            reason=f"there are: {_versions(archives)}",
+            hint="name one of these",
+        )
     ranked = sorted(matching, key=lambda one: (one.sha256 != source.sha256, one.sha256 != ""))
     if ranked[0].sha256 not in {"", source.sha256}:
         listed = ", ".join(f"{one.filename} {one.sha256}" for one in ranked)
@@ -83,7 +87,10 @@ def _fetch(url: str, path: Path, web: Web) -> str:
         else:
             with web.open(url) as answer:
                 if answer is None:
-                    raise SourceError(f"{url} is listed on the index, but not there")
+                    raise SourceError(
+                        f"{without_credentials(url)} is listed on the index, but not there",
+                        hint="try again, or name another version",
+                    )
                 _check_length(url, answer.headers.get("Content-Length"), copy_with_limit(answer, target, _LIMIT))
         target.flush()
         os.fsync(target.fileno())

@@ -20,6 +20,7 @@ from urllib.response import addinfourl
 
 from minisandbox.errors import SourceError
 from minisandbox.images.index import IndexSettings, without_credentials
+from minisandbox.store.faults import FULL
 
 _ATTEMPTS = 3
 _PAUSE = 0.5
@@ -169,6 +170,8 @@ def _named(url: str) -> Iterator[None]:
     except urllib.error.HTTPError as error:
         raise SourceError(f"cannot read {shown}", reason=f"the server answered {error.code} {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in FULL:  # what came could not be kept: no fault of the server
+            raise
         reason = str(getattr(error, "reason", "") or error) or type(error).__name__
         hint = "check the network, the proxy and the certificates: pip's settings (`pip config list`) are used"
         raise SourceError(f"cannot read {shown}", reason=reason, hint=hint) from None

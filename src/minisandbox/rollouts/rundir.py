@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ from typing import Self
 from minisandbox import __version__
 from minisandbox.errors import DiskFull, RunError
 from minisandbox.store.durable import write_atomic
+from minisandbox.store.faults import FULL
 from minisandbox.store.locks import try_flock
 from minisandbox.trajectories import Trajectory
 
@@ -163,7 +163,7 @@ def _write(path: Path, data: bytes) -> None:
     try:
         write_atomic(path, data)
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in FULL:
             raise DiskFull(
                 f"cannot write {path}: the disk is full",
                 reason=str(error),

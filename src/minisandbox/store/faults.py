@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 from minisandbox.errors import DiskFull, MiniSandboxError, StoreError
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the kernel says where a disk or a quota is full."""
+
 _HINTS = {
     errno.EACCES: "check who owns the store, or set MINISANDBOX_STORE to a directory of your own",
     errno.EPERM: "check who owns the store and for immutable files (lsattr)",
@@ -34,7 +36,7 @@ def store_faults(what: str) -> Iterator[None]:
     except MiniSandboxError:  # some of ours are OSErrors as well; they have said it already
         raise
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise disk_full(what, error) from error
         hint = _HINTS.get(error.errno or 0)
         raise StoreError(f"cannot {what}", reason=str(error), hint=hint) from error
