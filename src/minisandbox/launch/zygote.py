@@ -36,7 +36,7 @@ def main(connection: socket.socket, controller: int, lock_directory: str) -> Non
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor per live sandbox
     gc.disable()  # nothing here makes cycles, and a collection would copy every page it touches in each child
-    sc.overwrite_arguments("minisandbox-zygote")
+    sc.overwrite_arguments("minisandbox-launcher")  # reads /proc, which the first process loses below
     try:
         mapped = _enter_namespaces(connection)
         zygote = _Zygote(connection, controller, lock_directory, mapped=mapped)
@@ -58,14 +58,15 @@ def _enter_namespaces(connection: socket.socket) -> bool:
     sc.unshare(sc.CLONE_NEWNS | sc.CLONE_NEWPID)
     child = os.fork()
     if child:
-        sc.overwrite_arguments("minisandbox-launcher")
         connection.close()
         os.waitpid(child, 0)
         os._exit(0)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
     # helpers are named by their pids in the new namespace
+    # the first process shares this mount namespace, and from here on is not in the /proc that it sees
     sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV)
+    sc.overwrite_arguments("minisandbox-zygote")
     return mapped
 
 
