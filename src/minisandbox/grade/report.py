@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -72,9 +73,10 @@ class Report:
             The report up to its first damaged line; ``damage`` says what is wrong with that one.
         """
         draft = _Draft(nonce)
-        for number, line in enumerate(data.split(b"\n"), start=1):
-            if line and not draft.damage:
-                draft.take(line, number)
+        for number, line in enumerate(io.BytesIO(data), start=1):  # one line at a time: there may be millions
+            draft.take(line, number)
+            if draft.damage:
+                break
         draft.check_count()
         return cls(tuple(draft.records), draft.started, draft.end, draft.damage, draft.versions)
 

@@ -1,6 +1,7 @@
 # From the installed, clean source to what an agent gets: the patch applied, hidden files gone, one commit.
 clean=/run/minisandbox/source  # the source as it was unpacked
 cd /testbed
+[ "$(pwd -P)" = /testbed ] || { echo "/testbed is a link: what is made there would not be in the image"; exit 1; }
 apply_patch
 
 # Copies of a file that some installation made: a hidden test or the unbroken code could be read there.
