@@ -63,8 +63,7 @@ def _enter_namespaces(connection: socket.socket) -> bool:
         os._exit(0)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
-    # helpers are named by their pids in the new namespace
-    # the first process shares this mount namespace, and from here on is not in the /proc that it sees
+    # helpers are named by their pids in the new namespace; the first process, which shares the mounts, is not in it
     sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV)
     sc.overwrite_arguments("minisandbox-zygote")
     return mapped

@@ -11,6 +11,7 @@ import secrets
 import select
 import signal
 import socket
+import threading
 import time
 import types
 import warnings
@@ -60,6 +61,7 @@ class Sandbox:
         self._control: socket.socket | None = None
         self._pidfd = -1
         self._stopped = False
+        self._stopping = threading.Lock()
 
     @classmethod
     def create(
@@ -149,7 +151,7 @@ class Sandbox:
 
     def __del__(self) -> None:
         """Stop a sandbox that nobody can reach any more."""
-        if not self._stopped and self._pidfd >= 0:
+        if not self._stopped and self._pidfd >= 0 and self._controller.pid == os.getpid():
             warnings.warn(
                 f"sandbox {self.id} was never stopped; use a with block", ResourceWarning, stacklevel=2, source=self
             )
@@ -236,28 +238,32 @@ class Sandbox:
         Raises:
             SandboxGone: a process of it hangs in the kernel and did not end.
         """
-        if self._stopped or self._controller.pid != os.getpid():
+        with self._stopping:
+            if self._stopped or self._controller.pid != os.getpid():
+                self._stopped = True
+                return
             self._stopped = True
-            return
-        self._stopped = True
-        if self._control is not None:
-            self._control.close()
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            self._wait_for_end()
-            os.close(self._pidfd)
-        self._controller.remove(self)
+            if self._control is not None:
+                self._control.close()
+            try:
+                self._end_processes()
+            finally:
+                self._controller.remove(self)
         if self._upper is not None:
             uppers.finish(self._upper)
 
-    def _wait_for_end(self) -> None:
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        if not poll.poll(_STOP_TIMEOUT * 1000):
-            raise SandboxGone(
-                f"sandbox {self.id} did not end in {_STOP_TIMEOUT:.0f} s", reason="a process hangs in the kernel"
-            )
+    def _end_processes(self) -> None:
+        if self._pidfd < 0:
+            return
+        pidfd, self._pidfd = self._pidfd, -1
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            if not _ready(pidfd, _STOP_TIMEOUT):
+                reason = "a process hangs in the kernel"
+                raise SandboxGone(f"sandbox {self.id} did not end in {_STOP_TIMEOUT:.0f} s", reason=reason)
+        finally:
+            os.close(pidfd)
 
     @property
     def alive(self) -> bool:
@@ -295,27 +301,14 @@ class Sandbox:
             with theirs:
                 self._hand_over(self._control, theirs)
             ours.settimeout(timeout)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
-                for piece in call.outgoing():
-                    ours.sendall(piece)
-            while not call.done:
-                data = self._receive(ours)
-                if not data:
-                    self._check_alive()
-                    return False
-                call.feed(data)
-        return True
-
-    def _receive(self, connection: socket.socket) -> bytes:
-        for _ in range(2):  # reported once where the peer closed with our bytes unread; its answer still waits
             try:
-                return connection.recv(1 << 18)
-            except ConnectionResetError:
-                continue
+                _converse(call, ours)
             except TimeoutError:
                 self.stop()
                 raise SandboxGone(f"sandbox {self.id} did not answer and was stopped", reason="it hangs") from None
-        return b""
+        if not call.done:
+            self._check_alive()
+        return call.done
 
     def _hand_over(self, control: socket.socket, theirs: socket.socket) -> None:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]).tobytes())
@@ -326,7 +319,8 @@ class Sandbox:
 
     def _check_alive(self) -> None:
         # the kernel closes the workers' sockets a moment before pid 1 counts as ended
-        if _ready(self._pidfd, 0.2):
+        pidfd = self._pidfd
+        if self._stopped or _ready(pidfd, 0.2):
             raise SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside")
 
 
@@ -412,6 +406,22 @@ class Files:
 def live_sandboxes() -> tuple[reaper.Record, ...]:
     """Every live sandbox of this user, whoever owns it."""
     return tuple(reaper.live_records(reaper.runtime_directory()))
+
+
+def _converse(call: Call, connection: socket.socket) -> None:
+    """Send what a call has to say and feed it the answer, until it is done or the peer has hung up."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
+        for piece in call.outgoing():
+            connection.sendall(piece)
+    while not call.done and (data := _receive(connection)):
+        call.feed(data)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    for _ in range(2):  # reported once where the peer closed with our bytes unread; its answer still waits
+        with contextlib.suppress(ConnectionResetError):
+            return connection.recv(1 << 18)
+    return b""
 
 
 def _ready(descriptor: int, seconds: float) -> bool:
