@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Self
 
     from minisandbox.types import ExecResult
 
@@ -30,6 +31,12 @@ class MiniSandboxError(Exception):
         self.what = what
         self.reason = reason
         self.hint = hint
+
+    def about(self, subject: str) -> Self:
+        """Put a file or an id before the message, where it does not say so itself; returns this very error."""
+        if subject not in self.what:
+            self.what = f"{subject}: {self.what}"
+        return self
 
     def __str__(self) -> str:
         parts = [self.what]

@@ -296,6 +296,20 @@ def test_fresh_removes_runs_and_nothing_else(tmp_path: Path) -> None:
     assert not (tmp_path / "oracle").exists()
 
 
+def test_a_failure_names_the_task_or_the_file(tmp_path: Path) -> None:
+    row = json.loads(run("tasks", "show", "quickstart", FIRST, "--json").stdout)
+    row["build"]["python"] = "9.99"
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text('python = "9.99"', encoding="utf-8")
+    for name, subject in (("tasks.jsonl", FIRST), ("recipe.toml", "recipe.toml")):
+        done = run("image", "build", str(tmp_path / name), MINISANDBOX_STORE=str(tmp_path / "store"))
+        assert done.returncode == errors.InterpreterNotFound.exit_code, done.stderr
+        said = [line for line in done.stderr.splitlines() if line.startswith("minisandbox: ")]
+        assert len(said) == 1
+        assert subject in said[0]
+        assert "9.99" in said[0]
+
+
 def test_what_follows_two_dashes_belongs_to_the_command() -> None:
     args = parser(["sandbox"]).parse_args(["sandbox", "run", "--timeout", "3"])
     assert args.timeout == 3.0
@@ -316,6 +330,8 @@ RECIPES = {
     'pithon = "3.11"\n': "'pithon' is unknown",
     "python = 3.11\n": "'python'",
     "python =\n": "not TOML",
+    'python = "banana"\n': "'banana' is not a Python version",
+    'python = "3.11"\nrequirements = ["foo bar"]\n': "'foo bar' is not a requirement",
     '[source.git]\nurl = "x"\n': "commit",
 }
 

@@ -48,8 +48,8 @@ class Builder:
                 try:
                     self._images[name] = self.build(name, task.recipe())
                 except MiniSandboxError as error:
-                    self.failures[name] = error
                     self.progress.note(f"{name}: not built: {error.what}")
+                    self.failures[name] = error.about(name)
                     raise
             return self._images[name]
 

@@ -21,10 +21,10 @@ from minisandbox.cli.output import (
     say,
 )
 from minisandbox.cli.tasks import add_tasks_arguments, load
-from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.errors import InvalidValue, MiniSandboxError, TaskFileError
 from minisandbox.images import Image, Recipe, image_sizes, list_images, load_image, total_size
 from minisandbox.store import Store
-from minisandbox.tasks import build_spec
+from minisandbox.tasks import BuildSpec, build_spec
 
 KEPT = "finished layers are kept; the same command goes on from there"
 
@@ -63,7 +63,11 @@ def run_build(args: argparse.Namespace) -> int:
         builder = Builder(Store.open(), progress)
         if is_recipe:
             path = Path(args.tasks)
-            images = [builder.build(args.name or path.stem, read_recipe(path))]
+            try:
+                images = [builder.build(args.name or path.stem, read_recipe(path))]
+            except MiniSandboxError as failure:
+                failure.about(str(path))
+                raise
         else:
             images = list(builder.build_all(load(args), args.workers).values())
     if args.json:
@@ -87,14 +91,19 @@ def read_recipe(path: Path) -> Recipe:
         InvalidValue: it cannot be read, or a key or value in it cannot be used.
     """
     try:
-        spec = build_spec(tomllib.loads(path.read_text(encoding="utf-8")), base=path.absolute().parent)
+        return _recipe(build_spec(tomllib.loads(path.read_text(encoding="utf-8")), base=path.absolute().parent))
     except OSError as error:
         raise InvalidValue(f"{path}: {error.strerror}", hint="give a recipe (.toml) or a task set") from error
     except ValueError as error:
+        if isinstance(error, InvalidValue):
+            raise error.about(str(path)) from error
         if isinstance(error, TaskFileError):
             what = error.what.replace("'build.", "'")
             raise InvalidValue(f"{path}: {what}", reason=error.reason, hint=error.hint) from error
         raise InvalidValue(f"{path} is not TOML", reason=str(error)) from error
+
+
+def _recipe(spec: BuildSpec) -> Recipe:
     return Recipe(
         python=spec.python,
         requirements=spec.requirements,

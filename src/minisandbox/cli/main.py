@@ -137,7 +137,7 @@ def describe(error: MiniSandboxError) -> list[str]:
             first, *rest = text.splitlines() or [""]
             lines += [f"  {label}: {first}", *(f"    {line}" for line in rest)]
     log = getattr(error, "log", None)
-    return [*lines, f"  log: {log}"] if log else lines
+    return [*lines, f"  log: {log}"] if log and str(log) not in str(error.hint) else lines
 
 
 def _failed(error: MiniSandboxError, debug: bool) -> int:

@@ -197,13 +197,14 @@ def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> 
         reason = "\n".join(filter(None, (work.patch_note, tail.replace(str(BUILD / "patch"), "the patch"))))
         hint = "make it from the very source that the recipe names"
         return PatchError(f"{work.patch} of image {place.image!r} does not apply", reason=reason, hint=hint)
+    kept = "the head and the tail of its output are" if result.dropped_stdout else "the whole output is"
     title = "" if command.title == place.step else f" at {command.title.splitlines()[0][:120]!r}"
     return BuildError(
         f"build step {place.step!r} of image {place.image!r} failed{title}: {result.fate}",
         step=place.step,
         log=place.log,
         reason="\n".join(filter(None, (_likely(result, tail, place.timeout), tail))) or None,
-        hint=f"the whole output is in {place.log}",
+        hint=f"{kept} in {place.log}",
     )
 
 
