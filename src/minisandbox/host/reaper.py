@@ -29,7 +29,7 @@ def runtime_directory() -> Path:
     chosen = os.environ.get("MINISANDBOX_RUNTIME")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if chosen:
-        path = Path(chosen)
+        path = Path(chosen).absolute()  # the launcher works elsewhere
     elif runtime and os.access(runtime, os.W_OK) and os.stat(runtime).st_uid == os.geteuid():
         path = Path(runtime, "minisandbox")
     elif os.access("/run", os.W_OK):
@@ -88,6 +88,8 @@ class Records:
     def add(self, record: Record) -> None:
         """Make a sandbox visible to ``sandbox ls``."""
         row = {name: getattr(record, name) for name in Record.__slots__}
+        # a long-lived owner's directory may be gone: cleaners of /tmp remove what nobody has touched for days
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self._directory / f"{record.id}.json", "w", encoding="utf-8") as out:
             out.write(json.dumps(row))
 
@@ -135,8 +137,11 @@ def _is_alive(directory: Path) -> bool:
 
 
 def _remove_directory(directory: Path) -> None:
-    """Remove an owner's directory, which holds nothing but records; a racing remover is welcome."""
-    with contextlib.suppress(FileNotFoundError):
+    """Remove an owner's directory, which holds nothing but records; a racing remover is welcome.
+
+    Whatever else may lie there must not keep this user from making sandboxes.
+    """
+    with contextlib.suppress(OSError):
         for path in directory.iterdir():
             path.unlink(missing_ok=True)
         directory.rmdir()

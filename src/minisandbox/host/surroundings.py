@@ -20,6 +20,7 @@ _COMFORTABLE = (6, 6)  # user.* attributes on tmpfs
 _FILES = 4096  # what one sandbox's commands get by default
 _INSTANCES = 128
 _FREE_NEEDED, _FREE_WANTED = _GIB // 2, 10 * _GIB
+_ESCAPED = re.compile(rb"\\([0-7]{3})")  # how mountinfo has white space in paths
 _UNFIT_STORES = {"overlay", "nfs", "nfs4", "cifs", "smb3", "9p", "fuse", "vfat", "ramfs"}
 
 
@@ -127,9 +128,9 @@ def file_system(directory: Path) -> str:
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     found, longest = "unknown", -1
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        fields = line.split()
-        point = fields[4].encode("ascii", "replace").decode("unicode_escape")
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        fields = os.fsdecode(line).split()
+        point = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]))
         # by device first; btrfs subvolumes show another number than stat(2) does, so the longest prefix decides there
         inside = directory == Path(point) or Path(point) in directory.parents
         weight = len(point) + (10_000 if fields[2] == wanted else 0)

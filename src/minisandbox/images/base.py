@@ -151,7 +151,7 @@ def _top_level(host: Path, name: str) -> Iterator[Entry]:
     path = host / name
     if path.is_symlink():
         target = os.readlink(path)
-        if target.removeprefix("/").split("/")[0] == "usr":
+        if target.removeprefix("/").split("/")[0] in {"usr", *_USR_LINKS}:  # also lib64 -> lib, where lib is real
             yield Entry(name, stat.S_IFLNK | 0o777, os.fsencode(target))
     elif path.is_dir():
         yield Entry(name, stat.S_IFDIR | 0o755)
