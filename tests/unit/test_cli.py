@@ -366,8 +366,10 @@ def test_in_parallel_runs_several_at_once() -> None:
 
 def test_in_parallel_raises_the_first_error_without_waiting() -> None:
     release = threading.Event()
+    begun: list[int] = []
 
     def work(number: int) -> None:
+        begun.append(number)
         if number == 0:
             raise errors.InvalidValue("zero")
         release.wait(30)
@@ -376,4 +378,8 @@ def test_in_parallel_raises_the_first_error_without_waiting() -> None:
     with pytest.raises(errors.InvalidValue, match="zero"):
         in_parallel(work, range(4), 2)
     assert time.monotonic() - began < 20
+    workers = [thread for thread in threading.enumerate() if thread.name.startswith("worker-")]
     release.set()
+    for worker in workers:
+        worker.join(30)
+    assert {*begun} <= {0, 1}, "what nobody will look at is not begun"

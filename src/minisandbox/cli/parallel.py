@@ -35,8 +35,10 @@ def in_parallel(function: Callable[[Item], Result], items: Iterable[Item], worke
     for number in range(len(todo)):
         waiting.put(number)
 
+    stop = threading.Event()
+
     def serve() -> None:
-        while True:
+        while not stop.is_set():
             try:
                 number = waiting.get_nowait()
             except queue.Empty:
@@ -50,9 +52,12 @@ def in_parallel(function: Callable[[Item], Result], items: Iterable[Item], worke
     for number in range(min(workers, len(todo))):
         threading.Thread(target=serve, name=f"worker-{number}", daemon=True).start()
     results: dict[int, Result] = {}
-    while len(results) < len(todo):
-        news = ended.get()
-        if isinstance(news, BaseException):
-            raise news
-        results[news[0]] = news[1]
+    try:
+        while len(results) < len(todo):
+            news = ended.get()
+            if isinstance(news, BaseException):
+                raise news
+            results[news[0]] = news[1]
+    finally:
+        stop.set()  # what nobody will look at is not begun
     return [results[number] for number in range(len(todo))]

@@ -73,13 +73,18 @@ def _work(task: Task, image: Image, agent: Agent, limits: Limits | None, draft: 
     except (MiniSandboxError, OSError) as error:
         draft.fail("sandbox", error)
         return None
-    with box:
-        with draft.phase("agent"):
-            went_on = _run_agent(task, box, agent, draft)
-        if not went_on:
-            return None
-        with draft.phase("patch"):
-            return _take_patch(box, draft)
+    submission: bytes | None = None
+    try:
+        with box:
+            with draft.phase("agent"):
+                went_on = _run_agent(task, box, agent, draft)
+            if went_on:
+                with draft.phase("patch"):
+                    submission = _take_patch(box, draft)
+    except SandboxGone as error:  # it would not end: its processes may still be alive, so that nothing is graded
+        draft.fail("sandbox", error)
+        return None
+    return submission
 
 
 def _run_agent(task: Task, box: Sandbox, agent: Agent, draft: _Draft) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.agents import AgentResult, EmptyAgent, OracleAgent, ReplayAgent, perform
-from minisandbox.errors import BuildError, InvalidValue, RunError
+from minisandbox.errors import BuildError, InvalidValue, RunError, SandboxGone
 from minisandbox.grade import Reason, Verdict
 from minisandbox.images import Image
 from minisandbox.rollouts import EXIT_ENVIRONMENT_ERROR, Progress, rollout, run_batch
@@ -109,6 +109,23 @@ def test_a_sandbox_that_ends_under_the_agent_is_our_failure(smith: Task, smith_i
     assert (done.exit_status, done.grade, done.finished) == (EXIT_ENVIRONMENT_ERROR, None, False)
     assert done.failure is not None
     assert done.failure.kind == "SandboxGone"
+
+
+def test_a_sandbox_that_will_not_end_is_our_failure(
+    smith: Task, smith_image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Sandbox.stop
+
+    def hang(box: Sandbox) -> None:
+        stop(box)
+        raise SandboxGone(f"sandbox {box.id} did not end", reason="a process hangs in the kernel")
+
+    monkeypatch.setattr(Sandbox, "stop", hang)
+    done = rollout(smith, smith_image, EmptyAgent())
+    assert not done.finished
+    assert done.failure is not None
+    assert (done.failure.phase, done.failure.kind) == ("sandbox", "SandboxGone")
+    assert done.grade is None
 
 
 def test_nothing_of_the_agents_lives_on_when_it_is_graded(smith: Task, smith_image: Image) -> None:
