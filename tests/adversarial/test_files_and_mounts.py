@@ -13,7 +13,6 @@ from minisandbox.types import ImageSpec, Limits, Mount
 pytestmark = pytest.mark.kernel
 
 
-@pytest.mark.xfail(strict=True, reason="/proc/self is the worker's own for the file verbs, and its files are regular")
 @pytest.mark.parametrize("name", ["maps", "exe"])
 def test_a_link_to_the_workers_own_proc_files_is_not_read(box: Sandbox, name: str) -> None:
     """A worker runs the host's interpreter: its maps name the host's directories, its exe is a file of the host."""
@@ -22,7 +21,6 @@ def test_a_link_to_the_workers_own_proc_files_is_not_read(box: Sandbox, name: st
         box.files.read_bytes("/testbed/README")
 
 
-@pytest.mark.xfail(strict=True, reason="the mount table has the path below the file system of what was bound")
 def test_the_place_of_a_mount_on_the_host_is_not_shown(spec: ImageSpec, tmp_path: Path) -> None:
     source = tmp_path / "path-on-the-host"
     source.mkdir()
@@ -30,14 +28,12 @@ def test_the_place_of_a_mount_on_the_host_is_not_shown(spec: ImageSpec, tmp_path
         assert source.name not in box.exec("cat /proc/self/mountinfo").stdout
 
 
-@pytest.mark.xfail(strict=True, reason="device nodes are the host's, on a writable mount: touch(1) needs no owner")
 def test_the_hosts_devices_keep_their_times(box: Sandbox) -> None:
     before = Path("/dev/null").stat().st_mtime_ns
     box.exec("touch /dev/null")
     assert Path("/dev/null").stat().st_mtime_ns == before
 
 
-@pytest.mark.xfail(strict=True, reason="an upper keeps its mode; what is setuid inside is setuid on the host")
 def test_what_is_setuid_in_an_upper_is_out_of_others_reach(spec: ImageSpec, tmp_path: Path) -> None:
     upper = tmp_path / "upper"
     upper.mkdir(mode=0o755)
@@ -47,7 +43,6 @@ def test_what_is_setuid_in_an_upper_is_out_of_others_reach(spec: ImageSpec, tmp_
     assert upper.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.xfail(strict=True, reason="the tmpfs has a size, but as many inodes as half the machine's pages")
 def test_empty_files_count_against_the_disk_limit(spec: ImageSpec) -> None:
     disk = 16 << 20
     with Sandbox.create(spec, limits=Limits(disk=disk)) as box:

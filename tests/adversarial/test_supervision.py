@@ -20,13 +20,12 @@ from minisandbox.types import ImageSpec, Limits, Outcome
 pytestmark = pytest.mark.kernel
 
 
-@pytest.mark.xfail(strict=True, reason="Python's own handler of SIGINT is still there in pid 1: it is not ignored")
 def test_pid_1_outlives_an_interrupt(box: Sandbox) -> None:
     box.exec("kill -INT 1; sleep 0.2")
     assert box.exec("echo alive").stdout == "alive\n"
 
 
-@pytest.mark.xfail(strict=True, reason="prlimit(2) asks for equal ids only; pid 1 ends when fork or pipe fails")
+@pytest.mark.xfail(strict=True, reason="prlimit(2) asks for equal ids only; the system-call filter will refuse it")
 @pytest.mark.parametrize("limit", ["--nproc=0", "--nofile=0"])
 def test_pid_1_outlives_limits_set_from_inside(box: Sandbox, limit: str) -> None:
     box.exec(f"prlimit --pid 1 {limit}; kill -9 $PPID", timeout=5)
@@ -44,7 +43,6 @@ ctypes.CDLL(None).syscall(60, 0)  # exit(2): this thread alone ends, and /proc c
 """
 
 
-@pytest.mark.xfail(strict=True, reason="a process whose first thread has ended is taken for a zombie and not killed")
 def test_a_timeout_ends_a_process_without_its_first_thread(box: Sandbox) -> None:
     box.files.write_text("/tmp/leaderless.py", LEADERLESS)
     result = box.exec("python3 /tmp/leaderless.py", timeout=0.5)
@@ -78,7 +76,6 @@ def test_other_uids_do_not_get_round_the_limit_of_processes(spec: ImageSpec) -> 
         assert int(result.stdout) <= 60, "with pid 1 and the workers"
 
 
-@pytest.mark.xfail(strict=True, reason="pid 1 takes a dead worker's last note for that of a worker that waits")
 def test_a_worker_killed_before_its_note_is_read_loses_no_job(spec: ImageSpec) -> None:
     """Pid 1 is held so that both are there at once, as they may be on a busy machine: the note, and the end."""
     for _ in range(12):  # which of the two it sees first is chance
@@ -88,7 +85,7 @@ def test_a_worker_killed_before_its_note_is_read_loses_no_job(spec: ImageSpec) -
             answers: list[str] = []
             asking = threading.Thread(target=lambda box, answers: answers.append(fate(box)), args=(box, answers))
             asking.start()
-            asking.join(3.0)
+            asking.join(30.0)
             box.stop()
             asking.join()
             assert answers == ["exit status 0"]
@@ -109,7 +106,7 @@ def end_a_worker_unseen(box: Sandbox) -> None:
 
 def fate(box: Sandbox) -> str:
     try:
-        return box.exec("true", timeout=1.0).fate
+        return box.exec("true", timeout=20.0).fate
     except SandboxGone:
         return "gone"
 
@@ -136,7 +133,6 @@ def changed(**values: object) -> bytes:
     return encode({**GOOD, **values})
 
 
-@pytest.mark.xfail(strict=True, reason="feed() lets AssertionError, IndexError, OverflowError and RecursionError out")
 @pytest.mark.parametrize(
     "answer",
     [

@@ -55,14 +55,18 @@ class Command:
         """
         limit, timeout = request["output"], request["timeout"]
         assert isinstance(limit, int)
-        stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if request["stdin"] else (_null(), -1)
-        out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        opened: list[int] = []
         try:
+            stdin_read, stdin_write = _pipe(opened) if request["stdin"] else (_null(opened), -1)
+            out_read, out_write = _pipe(opened)
+            err_read, err_write = _pipe(opened)
             pid = _spawn(request, (stdin_read, out_write, err_write))
-        finally:
-            for descriptor in (stdin_read, out_write, err_write):
+        except OSError:
+            for descriptor in opened:
                 os.close(descriptor)
+            raise
+        for descriptor in (stdin_read, out_write, err_write):
+            os.close(descriptor)
         for descriptor in (stdin_write, out_read, err_read):
             if descriptor >= 0:
                 os.set_blocking(descriptor, False)
@@ -226,8 +230,15 @@ def _has_children() -> bool:
     return True
 
 
-def _null() -> int:
-    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+def _pipe(opened: list[int]) -> tuple[int, int]:
+    ends = os.pipe2(os.O_CLOEXEC)
+    opened += ends
+    return ends
+
+
+def _null(opened: list[int]) -> int:
+    opened.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    return opened[-1]
 
 
 def _spawn(request: Header, stdio: tuple[int, int, int]) -> int:
@@ -310,9 +321,14 @@ def _children() -> dict[int, list[int]]:
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
                 state, parent = stat.read().rpartition(b")")[2].split()[:2]
-                if state not in (b"Z", b"X"):
+                if state not in (b"Z", b"X") or _has_threads(name):
                     children.setdefault(int(parent), []).append(int(name))
     return children
+
+
+def _has_threads(pid: str) -> bool:
+    """Whether a process that looks like a zombie goes on: only its first thread has ended (proc(5))."""
+    return len(os.listdir(f"/proc/{pid}/task")) > 1
 
 
 def _signal_all(pids: set[int], number: int) -> None:

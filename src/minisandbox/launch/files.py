@@ -7,6 +7,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from . import syscalls as sc
+
 if TYPE_CHECKING:
     from .worker import Job
 
@@ -31,8 +33,7 @@ def serve(job: Job) -> None:
 
 
 def _read(job: Job, path: str) -> None:
-    # O_NONBLOCK: a FIFO that an agent put there must not hold us (open(2))
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    descriptor = _open(path, os.O_RDONLY)
     with open(descriptor, "rb", buffering=0) as source:
         _require_regular(descriptor)
         limit = job.request.get("limit")
@@ -47,7 +48,7 @@ def _read(job: Job, path: str) -> None:
 
 def _write(job: Job, path: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
+    descriptor = _open(path, os.O_WRONLY | os.O_CREAT)
     with open(descriptor, "wb", buffering=0) as target:
         _require_regular(descriptor)
         os.ftruncate(descriptor, 0)
@@ -66,9 +67,21 @@ def _write(job: Job, path: str) -> None:
         job.send({"event": "done", "size": total})
 
 
+def _open(path: str, flags: int) -> int:
+    """Open a path of the sandbox as an agent left it.
+
+    A FIFO must not hold us (O_NONBLOCK), and links of /proc must not lead to what is the worker's own: its program is
+    a file of the host (openat2(2), RESOLVE_NO_MAGICLINKS).
+    """
+    flags |= os.O_NONBLOCK | os.O_NOCTTY
+    return sc.openat2(sc.AT_FDCWD, path, flags, sc.RESOLVE_NO_MAGICLINKS, 0o644 if flags & os.O_CREAT else 0)
+
+
 def _require_regular(descriptor: int) -> None:
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISDIR(mode):
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
+    if status.st_dev == os.stat("/proc").st_dev:
+        raise PermissionError(errno.EACCES, "a file of /proc: read it by a command")

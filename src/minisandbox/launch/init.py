@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import struct
+import time
 
 from . import maker, worker
 from . import syscalls as sc
@@ -23,6 +24,7 @@ from .identity import Identity, become_inner_root
 
 _CONTROL, _LIFELINE, _USERNS, _FIRST_FREE = 3, 4, 5, 6
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
+_MAX_FAILURES = 12
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -52,7 +54,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str) 
             ours.close()
             maker.main(identity, _CONTROL, theirs, notes_write, failure)
         finally:
-            os._exit(70)
+            os._exit(worker.FAILED)
     theirs.close()
     rlimits = _await_birth(ours)
     try:
@@ -112,9 +114,9 @@ class _Init:
         self._notes, self._notes_write = notes, notes_write
         self._rlimits = rlimits
         self._workers = {first}
+        self._waiting = {first}
         self._primary = first
-        self._primary_waits = True
-        self._waiting_extra = 0
+        self._failures = 0
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # SIGCHLD has the zygote's handler, which does nothing: what counts is the byte on the pipe
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
@@ -127,8 +129,7 @@ class _Init:
         self._control.send(b'{"event":"ready"}')
         while True:
             # a job is only looked for while no worker waits for one; a hang-up always shows (poll(2))
-            nobody_waits = not (self._primary_waits or self._waiting_extra)
-            self._poll.register(_CONTROL, select.POLLIN if nobody_waits else 0)
+            self._poll.register(_CONTROL, 0 if self._waiting else select.POLLIN)
             events = dict(self._poll.poll())
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 os._exit(0)
@@ -141,13 +142,15 @@ class _Init:
                 self._fork_worker()
 
     def _take_notes(self, notes: bytes) -> None:
-        for number in notes:
-            note = bytes((number,))
-            if note == worker.EXTRA_BUSY:
-                self._waiting_extra = 0
+        for note, pid in worker.read_notes(notes):
+            self._failures = 0
+            if pid not in self._workers:  # the last word of one that has ended
+                continue
+            if note == worker.IDLE:
+                self._waiting.add(pid)
             else:
-                self._primary_waits = note == worker.IDLE
-            if note == worker.RETIRED:
+                self._waiting.discard(pid)
+            if note == worker.RETIRED and pid == self._primary:
                 self._primary = 0
 
     def _reap(self) -> None:
@@ -160,38 +163,51 @@ class _Init:
                     if pid in self._workers:  # stopped from inside, it could keep no deadline
                         os.kill(pid, signal.SIGKILL)
                     continue
+                orphan = pid not in self._workers
                 self._forget(pid)
-                if status or pid not in self._workers:
+                if os.WIFEXITED(status) and os.WEXITSTATUS(status) == worker.FAILED:
+                    self._count_failure()
+                if status or orphan:
                     self._end_orphans()
-                self._workers.discard(pid)
 
     def _forget(self, pid: int) -> None:
         """A child has ended: a worker that was idle for a while, or killed from inside, or an orphan."""
+        self._workers.discard(pid)
+        self._waiting.discard(pid)
         if pid == self._primary:
-            self._primary, self._primary_waits = 0, False
-        if pid == self._waiting_extra:
-            self._waiting_extra = 0
+            self._primary = 0
+
+    def _count_failure(self) -> None:
+        """Give up where no worker can be had any more: commands would wait for ever."""
+        self._failures += 1
+        if self._failures > _MAX_FAILURES:
+            os._exit(worker.FAILED)
+        time.sleep(0.02 * self._failures)  # for want of processes or memory: that may pass
 
     def _end_orphans(self) -> None:
         """End what fell to pid 1: a worker is the subreaper of its command, so these are a killed worker's.
 
         Their own children fall to pid 1 when they are reaped, and then it is the turn of those.
         """
-        for pid in child_processes(os.getpid()) - self._workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # /proc may not be readable for want of descriptors
+            for pid in child_processes(os.getpid()) - self._workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _fork_worker(self) -> None:
         primary = self._primary == 0
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            self._count_failure()
+            return
         if pid == 0:
             try:
                 os.close(_LIFELINE)
                 worker.main(self._control, self._notes_write, self._rlimits, primary=primary)
             finally:
-                os._exit(70)
+                os._exit(worker.FAILED)
         self._workers.add(pid)
+        self._waiting.add(pid)
         if primary:
-            self._primary, self._primary_waits = pid, True
-        else:
-            self._waiting_extra = pid
+            self._primary = pid

@@ -47,7 +47,7 @@ def main(identity: Identity, birth: int, init: socket.socket, notes: int, failur
         become_inner_root(identity)
         sc.prctl(sc.PR_SET_DUMPABLE, 0)
         _keep_only(control, notes, init.fileno())
-    except OSError as error:
+    except (OSError, ValueError) as error:
         report(control, error, step)
         os._exit(1)
     init.send(MADE)
@@ -73,9 +73,9 @@ def _keep_only(*kept: int) -> None:
     sc.close_range(first)
 
 
-def report(control: int, error: OSError, step: str) -> None:
+def report(control: int, error: OSError | ValueError, step: str) -> None:
     """Tell the controller why there will be no sandbox."""
-    message = {"event": "error", "errno": error.errno, "message": str(error), "operation": step}
+    message = {"event": "error", "errno": getattr(error, "errno", None), "message": str(error), "operation": step}
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(control)) as out:
         out.send(json.dumps(message).encode())
 

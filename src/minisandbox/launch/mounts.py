@@ -23,6 +23,7 @@ _DEVICE_LINKS = (
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 )
+_INODES = 1024
 _SAFE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV
 _NO_LINKS = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
 
@@ -79,7 +80,7 @@ class Executor:
         return tree
 
     def _make_scratch(self, size: int) -> None:
-        tmpfs = _new_filesystem("tmpfs", 0, size=str(size), mode="0755")
+        tmpfs = _new_filesystem("tmpfs", 0, size=str(size), nr_inodes=str(_INODES + size // 2048), mode="0755")
         point = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         sc.move_mount(tmpfs, point, "scratch")
         os.close(point)
@@ -124,27 +125,30 @@ class Executor:
 
     def _mount_overlay(self, overlay: p.Overlay) -> None:
         # userxattr always: layers stay usable by ordinary users (kernel documentation, overlayfs.rst)
+        fs = sc.fsopen("overlay")
         try:
-            fs = sc.fsopen("overlay")
             for lower in overlay.lowers:
                 sc.fsconfig(fs, "lowerdir+", lower)
-            sc.fsconfig(fs, "upperdir", overlay.upper)
-            sc.fsconfig(fs, "workdir", overlay.work)
+            if overlay.upper:
+                sc.fsconfig(fs, "upperdir", overlay.upper)
+                sc.fsconfig(fs, "workdir", overlay.work)
             sc.fsconfig(fs, "userxattr")
             if overlay.volatile:
                 sc.fsconfig(fs, "volatile")
             tree = sc.fsmount(fs, _SAFE, "overlay")
-            os.close(fs)
         except sc.CallError as error:
             if error.operation != "fsconfig" or not error.target.startswith("lowerdir+"):
                 raise
             self._mount_overlay_classic(overlay)
             return
+        finally:
+            os.close(fs)
         self._mount_at(tree, overlay.path)
 
     def _mount_overlay_classic(self, overlay: p.Overlay) -> None:
         """Kernels before 6.7 have no ``lowerdir+``; slot names need no escaping and keep the option string short."""
-        options = f"lowerdir={':'.join(overlay.lowers)},upperdir={overlay.upper},workdir={overlay.work},userxattr"
+        options = f"lowerdir={':'.join(overlay.lowers)},userxattr"
+        options += f",upperdir={overlay.upper},workdir={overlay.work}" if overlay.upper else ""
         options += ",volatile" if overlay.volatile else ""
         os.close(self._mount_point(overlay.path, directory=True))
         sc.mount("overlay", overlay.path, "overlay", sc.MS_NOSUID | sc.MS_NODEV, options)
@@ -152,7 +156,8 @@ class Executor:
     def _make_devices(self, path: str) -> None:
         for name in _DEVICE_NAMES:
             tree = sc.open_tree(f"/dev/{name}")
-            sc.mount_setattr(tree, sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC)
+            # read-only keeps the times of the host's node; writing to a device does not ask the mount
+            sc.mount_setattr(tree, sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_RDONLY)
             self._mount_at(tree, f"{path}/{name}")
         for name, target in _DEVICE_LINKS:
             os.symlink(target, f"{path}/{name}")

@@ -98,7 +98,7 @@ class Overlay:
     Attributes:
         path: scratch path to mount it at.
         lowers: scratch paths of the lower directories, topmost first.
-        upper: scratch path of the upper directory.
+        upper: scratch path of the upper directory; "" for a read-only overlay, which needs two lowers.
         work: scratch path of the work directory, on the same file system as ``upper``.
         volatile: skip syncing to disk on behalf of the sandbox (for uppers that are thrown away after a crash).
     """

@@ -106,20 +106,20 @@ def _checked(result: int, operation: str, target: object) -> int:
 def mount(source: str, target: str, fstype: str | None, flags: int, data: str | None = None) -> None:
     """mount(2): the old interface, for propagation changes and for kernels without the new one."""
     result = _libc.mount(
-        source.encode(), target.encode(), None if fstype is None else fstype.encode(), flags,
-        None if data is None else data.encode(),
+        os.fsencode(source), os.fsencode(target), None if fstype is None else fstype.encode(), flags,
+        None if data is None else os.fsencode(data),
     )  # fmt: skip
     _checked(result, "mount", f"{fstype or 'bind'} on {target}")
 
 
 def umount(target: str, flags: int = 0) -> None:
     """umount2(2)."""
-    _checked(_libc.umount2(target.encode(), flags), "umount2", target)
+    _checked(_libc.umount2(os.fsencode(target), flags), "umount2", target)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
     """pivot_root(2)."""
-    _checked(_libc.pivot_root(new_root.encode(), put_old.encode()), "pivot_root", new_root)
+    _checked(_libc.pivot_root(os.fsencode(new_root), os.fsencode(put_old)), "pivot_root", new_root)
 
 
 def unshare(flags: int) -> None:
@@ -149,7 +149,7 @@ def open_tree(path: str, *, clone: bool = True, recursive: bool = False, at: int
     """open_tree(2): a detached copy of the mount at ``path`` (``clone``), or a handle on it; returns a descriptor."""
     flags = OPEN_TREE_CLOEXEC | (OPEN_TREE_CLONE if clone else 0) | (AT_RECURSIVE if recursive else 0)
     flags |= AT_EMPTY_PATH if not path else 0
-    return _checked(_syscall(_SYS_OPEN_TREE, c_int(at), c_char_p(path.encode()), c_uint(flags)), "open_tree", path)
+    return _checked(_syscall(_SYS_OPEN_TREE, c_int(at), c_char_p(os.fsencode(path)), c_uint(flags)), "open_tree", path)
 
 
 def move_mount(mount_fd: int, target_fd: int, label: str = "") -> None:
@@ -192,7 +192,7 @@ def fsopen(fstype: str) -> int:
 def fsconfig(fs_fd: int, key: str, value: str | None = None) -> None:
     """fsconfig(2): one option, as a string or (``value`` None) as a flag."""
     command = FSCONFIG_SET_FLAG if value is None else FSCONFIG_SET_STRING
-    data = None if value is None else value.encode()
+    data = None if value is None else os.fsencode(value)
     result = _syscall(_SYS_FSCONFIG, c_int(fs_fd), c_uint(command), c_char_p(key.encode()), c_char_p(data), c_int(0))
     _checked(result, "fsconfig", f"{key}={value}" if value is not None else key)
 
@@ -209,9 +209,9 @@ class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", c_uint64), ("mode", c_uint64), ("resolve", c_uint64))
 
 
-def openat2(directory_fd: int, path: str, flags: int, resolve: int) -> int:
+def openat2(directory_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
     """openat2(2): open ``path`` below a directory under the given ``RESOLVE_*`` rules; returns a descriptor."""
-    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     size = ctypes.c_size_t(ctypes.sizeof(how))
     result = _syscall(_SYS_OPENAT2, c_int(directory_fd), c_char_p(os.fsencode(path)), ctypes.byref(how), size)
     return _checked(result, "openat2", path)

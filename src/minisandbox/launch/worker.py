@@ -15,15 +15,26 @@ import resource
 import select
 import signal
 import socket
+import struct
+from collections.abc import Iterator
 
 from . import files, frames
 from . import syscalls as sc
 from .command import Command, refusal
 
 _IDLE_PATIENCE = 1.0
+_LONGEST_WAIT = 3600.0
+FAILED = 70
+"""Exit status of a worker that broke: a mistake of ours, or too few resources left to take a job."""
 
-BUSY, IDLE, RETIRED, EXTRA_BUSY = b"b", b"i", b"r", b"B"
-"""Notes to pid 1: the primary worker took a job, waits for one, will take none again; an extra worker took its job."""
+BUSY, IDLE, RETIRED = b"b", b"i", b"r"
+"""Notes to pid 1: the worker took a job; waits for one; will take none again, because its command goes on."""
+_NOTE = struct.Struct("=c3xI")
+
+
+def read_notes(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Take notes apart: what, and the pid of the worker that says so. Notes are written whole (pipe(7))."""
+    yield from _NOTE.iter_unpack(data)
 
 
 class Job:
@@ -82,14 +93,18 @@ def main(control: socket.SocketType, notes: int, rlimits: tuple[tuple[str, int],
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     while True:
         connection = _take_job(control)
-        os.write(notes, BUSY if primary else EXTRA_BUSY)
+        _note(notes, BUSY)
         unfinished = _serve(connection, wakeup)
         if unfinished is not None:
-            os.write(notes, RETIRED if primary else b"")
+            _note(notes, RETIRED)
             _outlive(unfinished, wakeup)
         if unfinished is not None or not primary:
             os._exit(0)
-        os.write(notes, IDLE)
+        _note(notes, IDLE)
+
+
+def _note(notes: int, note: bytes) -> None:
+    os.write(notes, _NOTE.pack(note, os.getpid()))
 
 
 def _limit(kind: int, value: int) -> None:
@@ -166,7 +181,8 @@ def _watch(job: Job, command: Command, wakeup: int) -> bool:
     command.register(poll)
     while not command.ended:
         wait = command.time_left()
-        events = dict(poll.poll(None if wait is None else max(0.0, wait * 1000)))
+        # poll(2) takes an int of milliseconds; a distant deadline is looked at again
+        events = dict(poll.poll(None if wait is None else max(0.0, min(wait, _LONGEST_WAIT) * 1000)))
         if wakeup in events:
             os.read(wakeup, 4096)
             command.reap()

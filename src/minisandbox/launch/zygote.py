@@ -35,6 +35,7 @@ def main(connection: socket.socket, controller: int, lock_directory: str) -> Non
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor per live sandbox
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a sandbox interrupt its pid 1
     gc.disable()  # nothing here makes cycles, and a collection would copy every page it touches in each child
     sc.overwrite_arguments("minisandbox-launcher")  # reads /proc, which the first process loses below
     try:
@@ -118,8 +119,10 @@ class _Zygote:
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)
-        rights = ancillary[0][2]
-        control = array.array("i", rights[:4])[0]
+        if not ancillary:  # the controller ran out of descriptors, or the message was cut
+            self._connection.send(b'{"event":"error","errno":null,"message":"a request without a control socket"}')
+            return
+        control = array.array("i", ancillary[0][2][:4])[0]
         try:
             pidfd = self._create(data, control)
         except OSError as error:

@@ -27,7 +27,7 @@ class FileStatus(enum.Enum):
     COPIED = "copied"
 
 
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _MODE = re.compile(r"(?:100[0-7]{3}|120000|160000)")
 _STATUS_OF_MODE = {
     "old mode": None,
@@ -39,6 +39,8 @@ _HEADERS = (
     *_STATUS_OF_MODE,
     "rename from",
     "rename to",
+    "rename old",  # what git wrote before 2005 and still reads (apply.c)
+    "rename new",
     "copy from",
     "copy to",
     "similarity index",
@@ -260,11 +262,11 @@ class _Parser:
             self._mode(draft, text(value), deleted=key == "deleted file mode")
             draft.status = _STATUS_OF_MODE[key] or draft.status
             draft.content = True
-        elif key in {"rename from", "copy from"}:
+        elif key in {"rename from", "rename old", "copy from"}:
             draft.old = checked_path(text(unquoted(value)))
-        elif key in {"rename to", "copy to"}:
+        elif key in {"rename to", "rename new", "copy to"}:
             draft.new = checked_path(text(unquoted(value)))
-            draft.status = FileStatus.RENAMED if key == "rename to" else FileStatus.COPIED
+            draft.status = FileStatus.COPIED if key == "copy to" else FileStatus.RENAMED
             draft.content = True
         elif key == "index":
             mode = value.partition(b" ")[2]

@@ -45,7 +45,11 @@ class Launcher:
         with theirs:
             self._process = _start_zygote(theirs, runtime)
         self._connection.settimeout(_START_TIMEOUT)
-        hello, _ = self._receive()
+        try:
+            hello, _ = self._receive()
+        except OSError as error:
+            self.close()
+            raise error if isinstance(error, HostError) else HostError(f"the launcher process: {error}") from error
         self.mapped = bool(hello.get("mapped"))
         self.writable_usr = bool(hello.get("usr_idmap"))
 
@@ -82,8 +86,12 @@ class Launcher:
             raise BrokenPipeError(errno.EPIPE, "the launcher process ended")
         answer = json.loads(data)
         if answer["event"] == "error":
+            refused = answer["errno"] in (errno.ENOSPC, errno.EUSERS, errno.EPERM)  # unshare(2)
             raise SandboxCreationError(
-                f"no sandbox could be made: {answer['message']}", errno=answer["errno"], hint=_DOCTOR
+                f"no sandbox could be made: {answer['message']}",
+                errno=answer["errno"],
+                reason="user namespaces are refused here, or used up" if refused else None,
+                hint=_DOCTOR,
             )
         return answer, array.array("i", ancillary[0][2][:4])[0] if ancillary else -1
 

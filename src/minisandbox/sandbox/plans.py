@@ -61,7 +61,7 @@ def make_plan(request: Request) -> p.Plan:
         p.Attach("root/tmp", source="tmp"),
         p.Attach("root/run", source="run"),
         p.Proc("root/proc"),
-        *(p.Attach(f"root{mount.target}", slot=f"m{number}") for number, mount in enumerate(request.mounts)),
+        *_mounts(request.mounts),
         p.Enter(p.ROOT),
     )
     return p.Plan(operations, request.hostname, request.network.mode, tuple(_rlimits(request.limits)))
@@ -94,7 +94,21 @@ def _takes(request: Request) -> Iterator[p.Take]:
     if request.upper is not None:
         yield p.Take(str(request.upper), "disk", read_only=False)
     for number, mount in enumerate(request.mounts):
-        yield p.Take(str(mount.source), f"m{number}")
+        source = mount.source.resolve()
+        yield p.Take(str(source if source.is_dir() else source.parent), f"m{number}")
+
+
+def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
+    """Show each mount through an overlay: the mount table has the path of a bind's source, but not of a lower."""
+    if mounts:
+        yield p.Directory("mounts")
+        yield p.Directory("mounts/empty")
+    for number, mount in enumerate(mounts):
+        lower, merged = f"mounts/lower-{number}", f"mounts/{number}"
+        yield p.Attach(lower, slot=f"m{number}")
+        yield p.Overlay(merged, (lower, "mounts/empty"), "", "")
+        source = mount.source.resolve()
+        yield p.Attach(f"root{mount.target}", source=merged if source.is_dir() else f"{merged}/{source.name}")
 
 
 def _real_directories() -> list[str]:

@@ -16,6 +16,7 @@ def prepare(upper: Path) -> None:
     """
     if not upper.is_absolute() or not upper.is_dir() or any(upper.iterdir()):
         raise InvalidValue(f"upper {upper} is not an absolute path of an empty directory")
+    upper.chmod(0o700)  # what is setuid inside is so on disk, and nobody else's business
     for name in ("tree", "work", "usr", "usr-work"):
         (upper / name).mkdir()
         (upper / name).chmod(0o755)

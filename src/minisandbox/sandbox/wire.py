@@ -16,6 +16,7 @@ from minisandbox.launch import frames
 from minisandbox.types import ExecResult, Outcome, Usage
 
 _CHUNK = 1 << 20
+_LONGEST_TIMEOUT = 1e8
 _DROPPED_LINE = 80
 """Bytes that the line about missing output may add."""
 
@@ -43,7 +44,7 @@ class Call:
         try:
             for header, payload in self._decoder.feed(data):
                 self._take(header, payload)
-        except (frames.FrameError, KeyError, ValueError, TypeError) as error:
+        except (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise SandboxGone(f"the sandbox answered nonsense: {error!r}") from error
 
     def _take(self, header: frames.Header, payload: bytes) -> None:
@@ -59,11 +60,11 @@ class Call:
     def _raise_error(self) -> None:
         if self._error is None:
             return
-        number = self._error["errno"]
-        path, operation = str(self._error["path"]), self._error["operation"]
+        number = self._error.get("errno")
+        path, operation = str(self._error.get("path")), self._error.get("operation")
         what = f"cannot enter {path}" if operation == "exec" else f"cannot {operation} {path}"
         raise FileAccessError(
-            f"{what}: {self._error['message']}", path=path, errno=number if isinstance(number, int) else None
+            f"{what}: {self._error.get('message')}", path=path, errno=number if isinstance(number, int) else None
         )
 
 
@@ -134,8 +135,9 @@ def _check_command(command: str | tuple[str, ...], env: Mapping[str, str], timeo
         raise InvalidValue("a NUL character in a command or its environment", hint="pass such data by stdin or a file")
     if any(not name or "=" in name for name in env):
         raise InvalidValue("an environment variable's name is empty or contains '='")
-    if timeout is not None and not timeout > 0:
-        raise InvalidValue(f"timeout {timeout!r} is not a positive number of seconds")
+    if timeout is not None and not 0 < timeout <= _LONGEST_TIMEOUT:
+        hint = f"give at most {_LONGEST_TIMEOUT:.0f}, or None for no limit"
+        raise InvalidValue(f"timeout {timeout!r} is not a positive number of seconds", hint=hint)
 
 
 def _exec_result(command: str | tuple[str, ...], header: frames.Header, payload: bytes) -> ExecResult:
