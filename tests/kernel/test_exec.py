@@ -203,6 +203,10 @@ def test_an_idle_sandbox_is_one_process_and_wakes_up(box: Sandbox) -> None:
     assert box.exec("echo awake", timeout=20).stdout == "awake\n"
 
 
+def test_a_distant_deadline(box: Sandbox) -> None:
+    assert box.exec("sleep 0.1; echo done", timeout=3_000_000).stdout == "done\n"
+
+
 def test_usage_is_reported(box: Sandbox) -> None:
     usage = box.exec(["python3", "-c", "x = bytearray(50_000_000); sum(range(2_000_000))"]).usage
     assert usage.user + usage.system > 0.01
@@ -241,6 +245,9 @@ def test_limits_hold_for_every_command(spec: ImageSpec) -> None:
         (["a\0b"], {}),
         ("true", {"timeout": 0}),
         ("true", {"timeout": -1.0}),
+        ("true", {"timeout": float("inf")}),
+        ("true", {"timeout": float("nan")}),
+        ("true", {"timeout": 1e10}),
         ("true", {"env": {"A=B": "c"}}),
         ("true", {"env": {"": "c"}}),
     ],

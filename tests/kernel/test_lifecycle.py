@@ -46,6 +46,27 @@ def test_an_image_without_layers_is_refused() -> None:
         Sandbox.create(ImageSpec("x", ()))
 
 
+def test_layers_with_odd_paths(spec: ImageSpec, tmp_path: Path) -> None:
+    for name in ("with space", "co:lon,comma", "b\\ack", "caf\udce9", "ünïcode", "n" * 200):
+        tree = tmp_path / name / "tree"
+        tree.mkdir(parents=True)
+        (tree / "odd").write_text(name, errors="surrogateescape")
+        with Sandbox.create(ImageSpec("odd", (*spec.layers, tree))) as box:
+            assert box.files.read_bytes("/odd") == name.encode("utf-8", "surrogateescape")
+
+
+def test_many_layers(spec: ImageSpec, tmp_path: Path) -> None:
+    layers = []
+    for number in range(120):
+        tree = tmp_path / str(number)
+        tree.mkdir()
+        (tree / "top").write_text(str(number))
+        (tree / f"file-{number}").touch()
+        layers.append(tree)
+    with Sandbox.create(ImageSpec("many", (*spec.layers, *layers))) as box:
+        assert box.exec("cat /top; ls / | grep -c ^file-").stdout == "119120\n"
+
+
 def test_many_at_once(spec: ImageSpec) -> None:
     boxes: list[Sandbox] = []
 
