@@ -1,4 +1,4 @@
-"""The Python in the documents works as it stands there."""
+"""The Python in the documents, and the examples, work as they stand there."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ BLOCKS = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     for number, block in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), 1)
     if "import" in block and "minisandbox" in block  # others are fragments
+] + [
+    pytest.param(path.read_text(encoding="utf-8"), id=str(path.relative_to(ROOT)))
+    for path in sorted((ROOT / "examples").glob("*.py"))
 ]
 
 
