@@ -6,7 +6,7 @@ VENV ?= .venv-$(shell id -u)
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # What an ordinary user runs when root runs the tests: all that touches the kernel.
-KERNEL_TESTS := tests/kernel tests/conformance tests/e2e
+KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
 SOURCES := src tests benchmarks tools examples
 
 .PHONY: help quickstart test test-as-user test-kernel lint format lock bench clean

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from minisandbox.host import doctor
+from minisandbox.images.base import base_entries, write_base
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import shut_down
 from minisandbox.store.paths import default_root
+from minisandbox.types import ImageSpec
 
 # Set by .ci/run and tests/as_user.py, where nothing else runs sandboxes: what is new on the machine is then ours.
 STRICT = os.environ.get("MINISANDBOX_TEST_STRICT", "") not in ("", "0")
@@ -46,6 +49,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"doctor: {reason}")
     if OFFLINE and item.get_closest_marker("index"):
         pytest.skip("MINISANDBOX_TEST_OFFLINE is set: no package index")
+
+
+# --- sandboxes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Records of our own, so that counting dead owners counts ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINISANDBOX_RUNTIME", str(tmp_path_factory.mktemp("runtime")))
+        yield
+        shut_down()
+
+
+@pytest.fixture(scope="session")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ImageSpec:
+    """The smallest image: nothing but the made base layer and the host's /usr."""
+    tree = tmp_path_factory.mktemp("base") / "tree"
+    write_base(base_entries(), tree)
+    return ImageSpec("base", (tree,))
+
+
+@pytest.fixture
+def box(spec: ImageSpec) -> Iterator[Sandbox]:
+    """A sandbox of its own for each test."""
+    with Sandbox.create(spec) as made:
+        yield made
 
 
 # --- what was left behind --------------------------------------------------------------------------------------------
@@ -171,19 +201,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail a session that leaves processes, mounts, users or cgroups behind, whatever its tests said."""
-    close_launcher()
+    shut_down()
     before = session.config.stash[_before]
     found = wait_until_clean(lambda: leftovers(before), GRACE)
     session.config.stash[_left] = found
     if found and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def close_launcher() -> None:
-    """End the launcher that this process may have started: it lives as long as its controller, which is us."""
-    module = sys.modules.get("minisandbox.sandbox.controller")
-    if module is not None:
-        module.shut_down()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
