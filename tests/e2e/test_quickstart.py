@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 pytestmark = [pytest.mark.kernel, pytest.mark.index]
 
 TASKS = 14
-SECOND_RUN = 30.0  # seconds that a second run may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +73,12 @@ def test_first_run(place: Place) -> None:
 
 def test_second_run_rebuilds_nothing(place: Place) -> None:
     before = layers(place)
-    began = time.monotonic()
     report = place.json("quickstart")
-    seconds = time.monotonic() - began
     assert isinstance(report, dict)
     assert layers(place) == before
     assert report["as_expected"] == TASKS
     assert report["resumed"] == 3 * TASKS
     assert all(task["built_in"] == 0 for task in report["tasks"])
-    assert seconds < SECOND_RUN
 
 
 def test_the_table(place: Place) -> None:

@@ -141,7 +141,7 @@ def test_the_source_becomes_one_commit(store: Store, project: Path) -> None:
     assert image.spec().base_commit == image.commit
 
 
-def test_a_second_build_rebuilds_nothing_and_is_quick(store: Store, project: Path) -> None:
+def test_a_second_build_rebuilds_nothing(store: Store, project: Path) -> None:
     recipe = _recipe(project, install=("touch made",), patch=BUG)
     first: list[BuildEvent] = []
     image = build(recipe, store=store, name="twice", progress=first.append)
@@ -149,9 +149,7 @@ def test_a_second_build_rebuilds_nothing_and_is_quick(store: Store, project: Pat
     finished = [event for event in first if event.state is StepState.FINISHED]
     assert all(event.seconds > 0 and event.bytes > 0 for event in finished)
     second: list[BuildEvent] = []
-    begun = time.perf_counter()
     again = build(recipe, store=store, name="twice", progress=second.append)
-    assert time.perf_counter() - begun < 0.5
     assert again == image
     assert {event.state for event in second} == {StepState.CACHED}
 
