@@ -113,14 +113,17 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
     from rich.table import Table  # noqa: PLC0415 - the same
     from rich.text import Text  # noqa: PLC0415 - the same
 
+    rows = [[clean(cell) for cell in row] for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         justify = "right" if column.number else "left"
         table.add_column(column.title, justify=justify, no_wrap=column.whole or column.number, overflow="fold")  # type: ignore[arg-type] # rich wants literals
     for row in rows:
-        table.add_row(*(Text(clean(cell), style=_STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     if sys.stdout.isatty():
-        Console(highlight=False).print(table)
+        # a terminal too narrow for what must stay whole breaks the lines itself: better than columns of letters
+        least = _least_width(columns, rows)
+        Console(highlight=False, width=max(Console().width, least)).print(table)
         return
     console = Console(file=io.StringIO(), width=_WIDE, highlight=False)
     with console.capture() as text:
@@ -128,6 +131,16 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
     print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
+def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """How wide a table is whose columns are whole where they must be, and narrow where they may."""
+    total = 0
+    for column, *cells in zip(columns, *rows, strict=True):
+        natural = max(len(cell) for cell in (column.title, *cells))
+        total += 2 + (natural if column.whole or column.number else min(natural, _NARROW))
+    return total
+
+
+_NARROW = 16
 _STYLES = {
     "ok": "green", "valid": "green", "resolved": "green", "as expected": "green",
     "degraded": "yellow", "untried": "yellow", "missing": "bold red", "invalid": "bold red", "error": "bold red",

@@ -233,7 +233,7 @@ def _report(report: Report, as_json: bool) -> None:
     columns = ("task", "built in", "shared", "unique", "ready in", "task is", *_AGENTS, "so")
     numbers = ("built in", "shared", "unique", "ready in")
     print_table(
-        [Column(title, number=title in numbers, whole=title == "so") for title in columns],
+        [Column(title, number=title in numbers, whole=True) for title in columns],
         [_cells(row) for row in report.rows],
     )
     for row in report.rows:

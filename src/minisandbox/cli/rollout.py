@@ -71,10 +71,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_summaries(summaries)
         counts = Counter(summary.verdict or "not graded" for summary in summaries)
-        print(f"\n{', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}; trajectories in {out}")
+        resumed = sum(summary.resumed for summary in summaries)
+        before = f"; {resumed} of them finished before" if resumed else ""
+        print(
+            f"\n{', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}{before}; trajectories in {out}"
+        )
     failed = [summary for summary in summaries if not summary.finished]
     if failed:
-        say(f"minisandbox: {len(failed)} rollouts have no verdict", "  what to do: the same command does them again")
+        say(
+            f"minisandbox: rollouts without a verdict: {len(failed)}",
+            "  what to do: the same command does them again; if a task is at fault, minisandbox validate says how",
+        )
         return GradingError.exit_code
     return exits.OK
 

@@ -29,7 +29,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
         data = path.read_bytes()
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
-        hint = "check the path; 'minisandbox tasks ls' knows the bundled sets by name" if missing else None
+        hint = "check the path; the bundled set is called 'quickstart'" if missing else None
         raise TaskFileError(
             f"task file {path} cannot be read", path=path, reason=error.strerror or str(error), hint=hint
         ) from error
