@@ -109,9 +109,11 @@ def store(directory: Path) -> Finding:
             "missing", f"{directory} may not be written", "export MINISANDBOX_STORE=DIRECTORY  # of your own"
         )
     kind = file_system(directory)
-    free = shutil.disk_usage(directory).free
+    size, _, free = shutil.disk_usage(directory)
     detail = f"{kind}, {free / _GIB:.1f} GiB free at {directory}"
     elsewhere = "export MINISANDBOX_STORE=DIRECTORY  # on "
+    if not size:  # proc, sysfs and the like keep no files
+        return Finding("missing", detail, elsewhere + "a disk")
     if kind in _UNFIT_STORES or kind.startswith("fuse."):
         return Finding("degraded", detail, elsewhere + "a local ext4, xfs or btrfs")
     if kind == "tmpfs":
