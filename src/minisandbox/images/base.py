@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minisandbox.sandbox.plans import USR_LINKS
+
 _MARK = b"minisandbox base 1\n"
 
 _COPIED = (
@@ -50,7 +52,6 @@ _DIRECTORIES = (
     ("var/log", 0o755),
     ("var/tmp", 0o1777),
 )
-_USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _MADE = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\n"
     "daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
@@ -136,7 +137,7 @@ def write_base(entries: tuple[Entry, ...], tree: Path) -> None:
 def _entries(host: Path) -> Iterator[Entry]:
     for path, mode in _DIRECTORIES:
         yield Entry(path, stat.S_IFDIR | mode)
-    for name in _USR_LINKS:
+    for name in USR_LINKS:
         yield from _top_level(host, name)
     for name in _COPIED:
         yield from _copied(host, f"etc/{name}")
@@ -151,7 +152,7 @@ def _top_level(host: Path, name: str) -> Iterator[Entry]:
     path = host / name
     if path.is_symlink():
         target = os.readlink(path)
-        if target.removeprefix("/").split("/")[0] in {"usr", *_USR_LINKS}:  # also lib64 -> lib, where lib is real
+        if target.removeprefix("/").split("/")[0] in {"usr", *USR_LINKS}:  # also lib64 -> lib, where lib is real
             yield Entry(name, stat.S_IFLNK | 0o777, os.fsencode(target))
     elif path.is_dir():
         yield Entry(name, stat.S_IFDIR | 0o755)
@@ -185,4 +186,4 @@ def _shown(target: str, name: str) -> bool:
     """Whether a link's target is in the sandbox: below /usr or what links there, or beside the link itself."""
     resolved = os.path.normpath(os.path.join("/", os.path.dirname(name), target))
     beside = "/" not in target and target not in {".", ".."}
-    return beside or resolved.split("/")[1] in {"usr", *_USR_LINKS}
+    return beside or resolved.split("/")[1] in {"usr", *USR_LINKS}

@@ -11,7 +11,6 @@ import errno
 import os
 from ctypes import c_char_p, c_int, c_uint, c_uint32, c_uint64, c_ulong, c_void_p
 
-MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
 MS_REC = 0x4000
@@ -145,11 +144,11 @@ def setfsids(number: int) -> None:
             raise CallError(errno.EPERM, call.__name__, str(number))
 
 
-def open_tree(path: str, *, clone: bool = True, recursive: bool = False, at: int = AT_FDCWD) -> int:
-    """open_tree(2): a detached copy of the mount at ``path`` (``clone``), or a handle on it; returns a descriptor."""
-    flags = OPEN_TREE_CLOEXEC | (OPEN_TREE_CLONE if clone else 0) | (AT_RECURSIVE if recursive else 0)
-    flags |= AT_EMPTY_PATH if not path else 0
-    return _checked(_syscall(_SYS_OPEN_TREE, c_int(at), c_char_p(os.fsencode(path)), c_uint(flags)), "open_tree", path)
+def open_tree(path: str, *, recursive: bool = False) -> int:
+    """open_tree(2): a detached copy of the mount at ``path``; returns a descriptor."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    result = _syscall(_SYS_OPEN_TREE, c_int(AT_FDCWD), c_char_p(os.fsencode(path)), c_uint(flags))
+    return _checked(result, "open_tree", path)
 
 
 def move_mount(mount_fd: int, target_fd: int, label: str = "") -> None:
@@ -163,9 +162,7 @@ class _MountAttr(ctypes.Structure):
     _fields_ = (("attr_set", c_uint64), ("attr_clr", c_uint64), ("propagation", c_uint64), ("userns_fd", c_uint64))
 
 
-def mount_setattr(
-    mount_fd: int, set_flags: int, *, userns_fd: int = 0, recursive: bool = False, propagation: int = 0
-) -> None:
+def mount_setattr(mount_fd: int, set_flags: int, *, userns_fd: int = 0, recursive: bool = False) -> None:
     """mount_setattr(2) on the mount behind a descriptor.
 
     Args:
@@ -173,9 +170,8 @@ def mount_setattr(
         set_flags: ``MOUNT_ATTR_*`` to switch on.
         userns_fd: the user namespace whose map is used with ``MOUNT_ATTR_IDMAP``.
         recursive: also for the mounts below.
-        propagation: ``MS_PRIVATE`` and the like, or 0.
     """
-    attr = _MountAttr(set_flags, 0, propagation, userns_fd)
+    attr = _MountAttr(set_flags, 0, 0, userns_fd)
     flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
     result = _syscall(
         _SYS_MOUNT_SETATTR, c_int(mount_fd), c_char_p(b""), c_uint(flags), ctypes.byref(attr),

@@ -11,7 +11,7 @@ from minisandbox.errors import InvalidValue
 from minisandbox.launch import plan as p
 from minisandbox.types import ImageSpec, Limits, Mount, Network
 
-_USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _HOSTS = "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
 
@@ -113,7 +113,7 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
 
 def _real_directories() -> list[str]:
     """Top-level directories that most hosts link into /usr and this one does not."""
-    return [name for name in _USR_LINKS if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
+    return [name for name in USR_LINKS if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
 
 
 def _root(request: Request) -> Iterator[p.Operation]:
