@@ -9,15 +9,20 @@ PYTEST_ARGS ?=
 KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
 SOURCES := src tests benchmarks tools examples
 
-.PHONY: help quickstart test test-as-user test-kernel lint format lock bench clean
+.PHONY: help quickstart test test-as-user test-kernel fuzz adversarial adversarial-load soak lint format lock reference bench clean
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
 	@echo "make test         lint, then all tests (as root: the kernel tests as an ordinary user first)"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"
+	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
+	@echo "make adversarial  250 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
+	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
+	@echo "make soak         200 times: kill -9 among 50 busy sandboxes, and see what is left"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the sources"
 	@echo "make lock         write requirements.lock and requirements-dev.lock anew from pyproject.toml"
+	@echo "make reference    write docs/reference/api.md anew from the docstrings"
 	@echo "make bench        the benchmarks of docs/benchmarks.md"
 	@echo "make clean        remove environments and caches of this checkout (never the store)"
 	@echo "Variables: VENV=$(VENV)  PYTHON=a Python >= 3.11  PYTEST_ARGS=..."
@@ -44,9 +49,22 @@ test-as-user: $(VENV)/.dev
 # Directories that hold no test yet are left out: pytest calls an empty run a failure.
 test-kernel: $(VENV)/.dev
 	@set -e; \
-	with_tests=$$(find $(KERNEL_TESTS) -name 'test_*.py' -printf '%h\n' 2>/dev/null | sort -u); \
+	with_tests=$$(find $(KERNEL_TESTS) -name 'test_*.py' -printf '%H\n' 2>/dev/null | sort -u); \
 	if [ -z "$$with_tests" ]; then echo "no kernel tests in this checkout"; exit 0; fi; \
 	"$(BIN)/python" -m pytest $(PYTEST_ARGS) $$with_tests
+
+fuzz: $(VENV)/.dev
+	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/conformance/test_fuzz.py
+
+# ATTACKS: names or kinds of probes, --brief
+adversarial: $(VENV)/.dev
+	@"$(BIN)/python" tests/adversarial/everywhere.py $(ATTACKS)
+
+adversarial-load: $(VENV)/.dev
+	@"$(BIN)/python" tests/adversarial/load.py
+
+soak: $(VENV)/.dev
+	@"$(BIN)/python" tests/adversarial/soak.py
 
 lint: $(VENV)/.dev
 	"$(BIN)/ruff" check .
@@ -63,6 +81,9 @@ lock: $(VENV)/.dev
 	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --output-file requirements.lock
 	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --extra dev \
 		--constraint requirements.lock --output-file requirements-dev.lock
+
+reference: $(VENV)/.dev
+	"$(BIN)/python" tools/make_reference.py
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/bench_*.py; do \

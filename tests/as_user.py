@@ -1,8 +1,9 @@
 """Run the tests that touch the kernel as an ordinary user, from root: `make test` calls it.
 
 Makes a user of its own, gives it a copy of this working tree, and runs `make test-kernel` as that user, with nothing of
-root's: no groups, no environment but the package-index settings, no descriptor, no file. Removes the user and all it
-made, however it ends; what a killed run left is removed by the next.
+root's: no groups, no environment but the package-index settings, no descriptor, no file. First with the user's own id
+alone; then, where newuidmap(1) can be had, those tests again that a range of ids makes a difference to. Removes the
+user and all it made, however it ends; what a killed run left is removed by the next.
 
 Exit status: that of the tests; 0 with the reason where they cannot be run (no interpreter that others may execute).
 """
@@ -40,6 +41,10 @@ PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 PYTHONS = ("python3", "python3.14", "python3.13", "python3.12", "python3.11")
 PROBE = "import sys, ctypes, ssl, venv; sys.exit(sys.version_info < (3, 11))"
 LONGEST = 20 * 60.0  # seconds
+RANGE_TESTS = (
+    "tests/conformance tests/kernel/test_isolation.py tests/kernel/test_users.py tests/kernel/test_snapshots.py"
+)
+RANGE_SIZE = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +221,68 @@ def copy_tree(user: User) -> Path:
     return target
 
 
-def run_tests(user: User, python: str) -> int:
-    """`make test-kernel` as the user; its output is ours."""
+def run_both_ways(user: User, python: str) -> int:
+    """All kernel tests with one id, then some with a range of ids."""
     tree = copy_tree(user)
+    print(f"== tests as an ordinary user with one id: uid {user.uid}, {python}", flush=True)
+    status = run_tests(user, python, tree, {"MINISANDBOX_ONE_ID": "1", "MINISANDBOX_TEST_IDS": "one"})
+    if status:
+        return status
+    try:
+        mappers = find_mappers(user)
+        give_range(user)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"== tests with a range of ids are skipped: {error}", flush=True)
+        return 0
+    print(f"== tests as an ordinary user with a range of ids: uid {user.uid}, {mappers}/newuidmap", flush=True)
+    settings = {"PATH": f"{mappers}:{PATH}", "MINISANDBOX_TEST_IDS": "range"}
+    return run_tests(user, python, tree, settings, f"KERNEL_TESTS={RANGE_TESTS}")
+
+
+def find_mappers(user: User) -> Path:
+    """Where newuidmap and newgidmap are; taken from their Debian package where they are not installed."""
+    installed = shutil.which("newuidmap", path=PATH)
+    if installed:
+        return Path(installed).parent
+    place = user.base / "uidmap"
+    place.mkdir()
+    if not succeeds(["apt-get", "download", "uidmap"], place):
+        succeeds(["apt-get", "update"], place)
+        succeeds(["apt-get", "download", "uidmap"], place)
+    packages = sorted(place.glob("uidmap_*.deb"))
+    if not packages or not succeeds(["dpkg-deb", "-x", packages[-1].name, "."], place):
+        raise FileNotFoundError("no newuidmap here, and no Debian package of it can be had")
+    for name in ("newuidmap", "newgidmap"):
+        (place / "usr/bin" / name).chmod(0o4755)
+    place.chmod(0o755)
+    return place / "usr/bin"
+
+
+def succeeds(command: list[str], directory: Path) -> bool:
+    """Whether a program is there and does what it should."""
+    try:
+        return subprocess.run(command, cwd=directory, capture_output=True, check=False, timeout=120).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def give_range(user: User) -> None:
+    """See to it that the user has subordinate ids; userdel takes them away again."""
+    for kind in ("uid", "gid"):
+        table = Path(f"/etc/sub{kind}")
+        table.touch(mode=0o644)
+        rows = [row.split(":") for row in table.read_text().splitlines() if row.count(":") == 2]
+        if not any(name == user.name for name, _, _ in rows):
+            first = max([1 << 20, *(int(start) + int(count) for _, start, count in rows)])
+            ids = f"{first}-{first + RANGE_SIZE - 1}"
+            subprocess.run(["usermod", f"--add-sub{kind}s", ids, user.name], check=True, capture_output=True)
+
+
+def run_tests(user: User, python: str, tree: Path, settings: dict[str, str], *variables: str) -> int:
+    """`make test-kernel` as the user; its output is ours."""
     venv = user.base / "home" / "venv"
-    print(f"== tests as an ordinary user: uid {user.uid}, {python}", flush=True)
     command = ["make", "--no-print-directory", "-C", str(tree), "test-kernel", f"PYTHON={python}", f"VENV={venv}"]
-    tests = user.run(command)
+    tests = user.run(["env", *(f"{name}={value}" for name, value in settings.items()), *command, *variables])
     try:
         status = tests.wait(LONGEST)
     except subprocess.TimeoutExpired:
@@ -259,7 +319,7 @@ def main() -> int:
         if python is None:
             print("== tests as an ordinary user are skipped: no Python >= 3.11 that other users can execute was found")
             return 0
-        return run_tests(user, python)
+        return run_both_ways(user, python)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOME = {
+    "AsyncFiles": "sandbox",
+    "AsyncProcess": "sandbox",
+    "AsyncSandbox": "sandbox",
+    "AsyncShell": "sandbox",
+    "Change": "types",
+    "ChangeKind": "types",
     "ExecResult": "types",
+    "FileInfo": "types",
+    "FileType": "types",
+    "Files": "sandbox",
     "Grade": "grade",
     "Image": "images",
     "ImageSpec": "types",
@@ -19,11 +28,21 @@ _HOME = {
     "Mount": "types",
     "Network": "types",
     "Outcome": "types",
+    "Output": "types",
+    "Process": "sandbox",
     "Recipe": "images",
+    "Refusals": "types",
     "Sandbox": "sandbox",
+    "SandboxInfo": "types",
+    "SandboxUsage": "types",
+    "Shell": "sandbox",
+    "ShellResult": "types",
+    "Snapshot": "sandbox",
     "Store": "store",
     "Task": "tasks",
     "TaskSet": "tasks",
+    "Terminal": "types",
+    "Transfer": "types",
     "Usage": "types",
     "Verdict": "grade",
     "build": "images",
@@ -42,16 +61,35 @@ if TYPE_CHECKING:
     from minisandbox.images import build as build
     from minisandbox.images import host_image as host_image
     from minisandbox.images import load_image as load_image
+    from minisandbox.sandbox import AsyncFiles as AsyncFiles
+    from minisandbox.sandbox import AsyncProcess as AsyncProcess
+    from minisandbox.sandbox import AsyncSandbox as AsyncSandbox
+    from minisandbox.sandbox import AsyncShell as AsyncShell
+    from minisandbox.sandbox import Files as Files
+    from minisandbox.sandbox import Process as Process
     from minisandbox.sandbox import Sandbox as Sandbox
+    from minisandbox.sandbox import Shell as Shell
+    from minisandbox.sandbox import Snapshot as Snapshot
     from minisandbox.store import Store as Store
     from minisandbox.tasks import Task as Task
     from minisandbox.tasks import TaskSet as TaskSet
+    from minisandbox.types import Change as Change
+    from minisandbox.types import ChangeKind as ChangeKind
     from minisandbox.types import ExecResult as ExecResult
+    from minisandbox.types import FileInfo as FileInfo
+    from minisandbox.types import FileType as FileType
     from minisandbox.types import ImageSpec as ImageSpec
     from minisandbox.types import Limits as Limits
     from minisandbox.types import Mount as Mount
     from minisandbox.types import Network as Network
     from minisandbox.types import Outcome as Outcome
+    from minisandbox.types import Output as Output
+    from minisandbox.types import Refusals as Refusals
+    from minisandbox.types import SandboxInfo as SandboxInfo
+    from minisandbox.types import SandboxUsage as SandboxUsage
+    from minisandbox.types import ShellResult as ShellResult
+    from minisandbox.types import Terminal as Terminal
+    from minisandbox.types import Transfer as Transfer
     from minisandbox.types import Usage as Usage
 
 

@@ -168,6 +168,18 @@ class CommandFailed(MiniSandboxError):
         self.result = result
 
 
+class OwnerOnly(MiniSandboxError):
+    """Only the process that owns the sandbox can do this (snapshot, fork, reset, changes, refusals)."""
+
+    exit_code = 16
+
+
+class WaitTimeout(MiniSandboxError, TimeoutError):
+    """A process had not ended when its waiter's time was over; it runs on."""
+
+    exit_code = 17
+
+
 # --- images and the store (20 to 29) ---------------------------------------------------------------------------------
 
 

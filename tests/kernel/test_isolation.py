@@ -10,6 +10,7 @@ import pytest
 
 from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.sandbox import Sandbox, live_sandboxes
+from minisandbox.sandbox.controller import current_controller
 from minisandbox.types import ImageSpec, Mount, Network
 
 pytestmark = pytest.mark.kernel
@@ -28,17 +29,36 @@ def test_it_is_root_of_its_own_ids_with_the_one_capability_set(box: Sandbox) -> 
     assert status["NoNewPrivs"] == "1"
 
 
-def test_host_uid_0_is_not_mapped(box: Sandbox) -> None:
-    inside_first, outside_first, count = map(int, box.exec("cat /proc/self/uid_map").stdout.split())
-    assert inside_first == 0
+def id_map(text: str) -> list[tuple[int, ...]]:
+    """Rows of a uid_map: first id inside, first outside, how many (user_namespaces(7))."""
+    return [tuple(map(int, line.split())) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["uid", "gid"])
+def test_host_id_0_is_not_mapped(box: Sandbox, kind: str) -> None:
+    pid = next(record.pid for record in live_sandboxes() if record.id == box.id)
+    # the map as the namespace of this test sees it is that of a process of the sandbox
+    outside = id_map(Path(f"/proc/{pid}/{kind}_map").read_text())
+    assert [row[0] for row in outside] == sorted({0, *([1] if len(outside) > 1 else [])})
+    assert all(first > 0 for _, first, _ in outside)
     if os.geteuid() == 0:
-        assert count == 65536
-        # the map as the initial namespace sees it is that of a process of the sandbox
-        pid = next(record.pid for record in live_sandboxes() if record.id == box.id)
-        host_first = int(Path(f"/proc/{pid}/uid_map").read_text().split()[1])
-        assert host_first >= 0x70000000
+        assert outside[0][1] >= 0x70000000
     else:
-        assert (outside_first, count) == (1, 1)
+        own = os.getuid() if kind == "uid" else os.getgid()
+        assert outside[0] == (0, own, 1)
+        assert id_map(box.exec(f"cat /proc/self/{kind}_map").stdout)[0] == (0, 1, 1)
+
+
+def test_as_many_ids_as_were_asked_for(box: Sandbox) -> None:
+    """`tests/as_user.py` says what this run is about; elsewhere the launcher says what it found."""
+    counted = sum(count for *_, count in id_map(box.exec("cat /proc/self/uid_map").stdout))
+    expected = {"range": 65536, "one": 1}.get(os.environ.get("MINISANDBOX_TEST_IDS", ""))
+    assert counted == (expected or current_controller().launcher.ids)
+    if counted > 1:
+        box.exec("touch /tmp/f; chown 4242:17 /tmp/f").check()
+        assert box.exec("stat -c %u:%g /tmp/f; id -G").stdout == "4242:17\n0\n"
+    else:
+        assert not box.exec("touch /tmp/f; chown 4242 /tmp/f").ok
 
 
 def test_every_namespace_is_its_own(box: Sandbox) -> None:
@@ -218,3 +238,33 @@ def test_a_mount_is_not_redirected_by_a_link_in_the_image(spec: ImageSpec, tmp_p
 def test_mounts_that_cannot_be(spec: ImageSpec, source: str, target: str, read_only: bool) -> None:
     with pytest.raises(InvalidValue):
         Sandbox.create(spec, mounts=(Mount(Path(source), PurePosixPath(target), read_only),))
+
+
+@pytest.mark.parametrize("name", ["kcore", "kallsyms", "keys", "timer_list", "cmdline", "sysrq-trigger", "interrupts"])
+def test_the_hosts_part_of_proc_is_empty(box: Sandbox, name: str) -> None:
+    if Path("/proc", name).exists():
+        assert box.exec(f"cat /proc/{name}").stdout_bytes == b""
+        assert not box.exec(f"echo x > /proc/{name}").ok
+
+
+@pytest.mark.parametrize("name", ["sys", "irq", "bus", "fs"])
+def test_settings_of_the_kernel_are_read_only(box: Sandbox, name: str) -> None:
+    if Path("/proc", name).exists():
+        mounted = [line.split()[4:6] for line in box.exec("cat /proc/self/mountinfo").stdout.splitlines()]
+        assert any(point == f"/proc/{name}" and options.startswith("ro") for point, options in mounted)
+
+
+def test_what_programs_need_of_proc_is_there(box: Sandbox) -> None:
+    box.exec("grep -q processor /proc/cpuinfo; grep -q MemTotal /proc/meminfo; cat /proc/sys/kernel/ostype").check()
+    box.exec(
+        "head -c 1 /proc/self/maps; ls /proc/self/fd; cat /proc/mounts /proc/stat /proc/loadavg /proc/uptime"
+    ).check()
+
+
+def test_there_is_no_keyring_to_look_into(box: Sandbox) -> None:
+    script = (
+        "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
+        "libc.syscall(250 if os.uname().machine == 'x86_64' else 219, 0, -3, 1)\n"
+        "print(os.strerror(ctypes.get_errno()))"
+    )
+    assert "not permitted" in box.exec(["python3", "-c", script]).stdout

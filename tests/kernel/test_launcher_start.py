@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
+from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import current_controller, shut_down
+from minisandbox.types import ImageSpec
 
 pytestmark = pytest.mark.kernel
 
@@ -16,3 +21,28 @@ def test_it_starts_every_time() -> None:
         shut_down()
         assert current_controller().launcher.alive
     shut_down()
+
+
+def test_the_callers_umask_changes_nothing_inside(spec: ImageSpec) -> None:
+    shut_down()
+    previous = os.umask(0o077)
+    try:
+        with Sandbox.create(spec) as box:
+            assert box.exec("umask; touch /tmp/f; stat -c %a /tmp/f").stdout == "0022\n644\n"
+            box.files.write_text("/testbed/new/file", "x")
+            assert box.exec("stat -c %a /testbed/new /testbed/new/file").stdout == "755\n644\n"
+    finally:
+        os.umask(previous)
+        shut_down()
+
+
+def test_signals_that_the_caller_ignores_are_not_ignored_inside(spec: ImageSpec) -> None:
+    shut_down()
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Sandbox.create(spec) as box:
+            ignored = int(box.exec(["grep", "SigIgn", "/proc/self/status"]).stdout.split()[1], 16)
+            assert ignored & ~(0b11 << 31) == 0  # posix_spawn(3) of the C library ignores its own two
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+        shut_down()

@@ -8,7 +8,8 @@ from pathlib import PurePosixPath
 import pytest
 
 from minisandbox.errors import CommandFailed, FileAccessError
-from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox import Sandbox, handles
+from minisandbox.sandbox.drive import converse
 from minisandbox.types import ImageSpec
 
 pytestmark = pytest.mark.kernel
@@ -95,3 +96,70 @@ def test_a_patch_larger_than_the_limit_is_an_error(repo: Sandbox) -> None:
     with pytest.raises(FileAccessError, match="larger than 1000 bytes"):
         repo.patch(limit=1000)
     assert len(repo.patch(limit=10_000_000)) > 500_000
+
+
+def test_who_is_interrupted_can_let_go_of_a_patch_at_any_call(repo: Sandbox) -> None:
+    for carried_out in range(3):
+        operation = handles.make_patch(repo._core, None, base=None, limit=None)
+        for _ in range(carried_out):
+            with repo._core.open_job() as connection:
+                converse(next(operation), connection)
+        next(operation)
+        operation.close()
+
+
+def round_trip(repo: Sandbox, patch: bytes) -> str:
+    """Apply a patch to the clean base and list every file with its content."""
+    repo.exec("git reset -q --hard; git clean -fdqx; find . -mindepth 2 -name .git -exec rm -rf {} +; git clean -fdqx")
+    repo.exec(["git", "apply", "--binary", "-"], stdin=patch).check()
+    return repo.exec("find . -path ./.git -prune -o -type f -print | sort | xargs -d '\n' sha256sum").check().stdout
+
+
+def test_repositories_made_inside_come_along_as_their_files(repo: Sandbox) -> None:
+    repo.exec(
+        "set -e; mkdir -p lib/new; git init -q lib/new; echo body > 'lib/new/a b.py'; ln -s 'a b.py' lib/new/link;"
+        "git init -q empty; git init -q cloned; cd cloned; git config user.email a@b; git config user.name n;"
+        "echo one > committed; git add -A; git commit -qm x; echo two > fresh;"
+        "mkdir deep; git init -q deep; echo d > deep/f;"
+        "cd ..; git init -q sub; rm sub/s.txt; echo t > sub/t.txt"
+    ).check()
+    patch = repo.patch()
+    assert b"Subproject" not in patch
+    listed = round_trip(repo, patch)
+    for name in ("lib/new/a b.py", "cloned/committed", "cloned/fresh", "cloned/deep/f", "sub/t.txt"):
+        assert f"./{name}\n" in listed
+    assert "sub/s.txt" not in listed
+    assert repo.exec(["readlink", "lib/new/link"]).stdout == "a b.py\n"
+
+
+def test_repositories_in_ignored_directories_stay_out(repo: Sandbox) -> None:
+    repo.exec("echo venv/ >> .gitignore; mkdir -p venv/src/x; git init -q venv/src/x; echo x > venv/src/x/f").check()
+    patch = repo.patch()
+    assert b".gitignore" in patch
+    assert b"venv/src" not in patch
+
+
+def test_submodules_of_the_base_are_left_out(repo: Sandbox) -> None:
+    repo.exec(
+        "set -e; git init -q /tmp/other; cd /tmp/other; git config user.email a@b; git config user.name n; echo 1 > f;"
+        "git add -A; git commit -qm 1; cd /testbed;"
+        "git -c protocol.file.allow=always submodule --quiet add /tmp/other dep;"
+        "git commit -qm with-submodule; cd dep; git config user.email a@b; git config user.name n; echo 2 > f;"
+        "git commit -qam 2; cd ..; echo more >> a.txt"
+    ).check()
+    patch = repo.patch()
+    assert b"a/a.txt" in patch
+    assert b"dep" not in patch
+
+
+def test_a_mode_change_and_a_rename_are_carried(repo: Sandbox) -> None:
+    repo.exec(
+        "git config core.fileMode false; chmod +x a.txt; git mv gone.txt here.txt; mv mode.sh 'm o d e.sh'"
+    ).check()
+    patch = repo.patch()
+    assert b"old mode 100644\nnew mode 100755" in patch
+    listed = round_trip(repo, patch)
+    assert "./here.txt\n" in listed
+    assert "./m o d e.sh\n" in listed
+    assert "./gone.txt\n" not in listed
+    assert repo.exec("test -x a.txt").ok

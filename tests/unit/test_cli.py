@@ -19,7 +19,7 @@ from minisandbox.cli import exits
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.cli.output import clean, human_seconds, human_size, plain
 from minisandbox.cli.parallel import in_parallel
-from minisandbox.cli.sandbox import parse_limits
+from minisandbox.cli.sandbox_options import parse_limits
 from minisandbox.types import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]

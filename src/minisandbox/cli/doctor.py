@@ -8,17 +8,28 @@ from minisandbox.cli import exits
 from minisandbox.cli.output import Column, add_json_option, print_json, print_table
 from minisandbox.errors import HostError
 from minisandbox.host import doctor
+from minisandbox.launch import seccomp
 from minisandbox.store.paths import default_root
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_json_option(parser)
+    parser.add_argument(
+        "--seccomp",
+        nargs="?",
+        metavar="ARCHITECTURE",
+        const="",
+        choices=("", *seccomp.AUDIT_ARCHITECTURES),
+        help="print the system-call filter of a sandbox instead, with the reason for every call",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Try everything and print what was found; exit status 10 where no sandbox can be made."""
+    if args.seccomp is not None:
+        return _print_filter(args.seccomp, as_json=args.json)
     checks = doctor.run_checks(default_root())
     ready = doctor.is_ready(checks)
     if args.json:
@@ -26,6 +37,18 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(checks, ready)
     return exits.OK if ready else HostError.exit_code
+
+
+def _print_filter(architecture: str, *, as_json: bool) -> int:
+    try:
+        lines = list(seccomp.describe(architecture or None))
+    except ValueError as error:
+        raise HostError(str(error), hint="name one: --seccomp x86_64") from error
+    if as_json:
+        print_json(lines)
+    else:
+        print("\n".join(lines))
+    return exits.OK
 
 
 def _print(checks: tuple[doctor.Check, ...], ready: bool) -> None:

@@ -12,7 +12,7 @@ INTERNAL = 70
 SYSTEM = 74
 """The operating system refused something that no class of error covers (sysexits.h: EX_IOERR)."""
 TIMEOUT = 124
-"""The command of ``sandbox run`` ran into its timeout, as timeout(1) has it."""
+"""The command of ``sandbox run`` or ``exec`` ran into its timeout, as timeout(1) has it."""
 INTERRUPTED = 130
 """Ctrl-C: 128 and SIGINT."""
 BROKEN_PIPE = 141
@@ -27,7 +27,7 @@ MEANINGS: dict[int, str] = {
     USAGE: "the command line itself is wrong: an unknown option, a missing argument",
     INTERNAL: "a mistake of MiniSandbox; `--debug` shows where",
     SYSTEM: "the operating system refused something that no class of error covers",
-    TIMEOUT: "`sandbox run`: the command ran into `--timeout`",
+    TIMEOUT: "`sandbox run`, `sandbox exec`: the command ran into `--timeout`",
     INTERRUPTED: "Ctrl-C; the last line says what was kept",
     BROKEN_PIPE: "whoever read the output has gone, as `head` does",
     TERMINATED: "SIGTERM; as after Ctrl-C",

@@ -22,7 +22,7 @@ COMMANDS = {
     "doctor": "what this machine allows, and the exact fix for what it does not",
     "quickstart": "build the bundled tasks, check them, run agents on them, print a table",
     "image": "build, list and show environment images",
-    "sandbox": "run a command in an isolated workspace; list live ones",
+    "sandbox": "run commands in isolated workspaces; list, enter and end live ones",
     "tasks": "list and show the tasks of a set",
     "validate": "check that tasks tell a solution from none",
     "rollout": "let an agent work on tasks, and grade what it submits",
@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _prepare_streams() -> None:
     """Let output be printed whatever it holds (paths need not be UTF-8, terminals neither) and wherever it goes."""
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY)  # nothing else of ours may be taken for it: the lowest number that is free, 0
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by whoever started us: Python has None for it then

@@ -1,31 +1,28 @@
-"""``minisandbox sandbox run|ls``."""
+"""``minisandbox sandbox run|shell|exec|ls|kill``."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+import contextlib
+import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator, Sequence
 
 from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, human_seconds, print_json, print_table, say
-from minisandbox.errors import InvalidValue
+from minisandbox.cli import sandbox_options as options
+from minisandbox.cli.output import Column, add_json_option, human_seconds, plain, print_json, print_table, say
+from minisandbox.cli.sandbox_options import Start
+from minisandbox.cli.streams import follow, has_terminal, window
+from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.images import host_image, load_image
 from minisandbox.sandbox import Sandbox, live_sandboxes
 from minisandbox.store import Store
-from minisandbox.types import ExecResult, ImageSpec, Limits, Mount, Network, Outcome, parse_size
+from minisandbox.types import ImageSpec, SandboxInfo
 
-# name on the command line -> how its value is read; the names are those of Limits
-_LIMITS: dict[str, Callable[[str], int]] = {
-    "disk": parse_size,
-    "processes": int,
-    "open_files": int,
-    "file_size": parse_size,
-    "output": parse_size,
-}
-_OUTPUT = 64 << 20  # bytes kept of each stream: here the output is the point
+_STATUS = (
+    "Its output is passed on as it comes, and the exit status is its own (124 after a timeout, 128 and the signal's "
+    "number after a signal). Ctrl-C ends it."
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,37 +32,107 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "run",
         help="run one command in a new sandbox",
         usage="minisandbox sandbox run [options] -- CMD [ARGUMENT ...]",
-        description="Run one command in a new sandbox. Its output is passed on when it ends; the exit status is its "
-        "own (124 after a timeout, 128 and the signal's number after a signal).",
+        description=f"Run one command in a new sandbox, which ends with it. {_STATUS}",
     )
-    run.add_argument("--image", metavar="NAME", help="an image of the store (default: nothing but the host's /usr)")
-    run.add_argument("--network", choices=("off", "host"), default="off", help="default: off, but for its own loopback")
-    run.add_argument("--timeout", metavar="SECONDS", type=float, help="end the command after so many seconds")
-    run.add_argument("--limit", metavar="NAME=VALUE", action="append", default=[], help=f"one of {', '.join(_LIMITS)}")
-    run.add_argument("--mount", metavar="HOST:INSIDE", action="append", default=[], help="show a host path, read-only")
-    run.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable for the command")
-    run.add_argument("--cwd", metavar="DIR", help="where the command starts (default: the image's workdir)")
-    run.add_argument("-i", "--stdin", action="store_true", help="give the command what stdin holds, read to its end")
-    run.add_argument("command", metavar="CMD", nargs="*", help="the command and its arguments, after --")
+    options.add_creation(run)
+    options.add_command(run)
     run.set_defaults(run=run_run, kept="the sandbox and everything in it is gone")
+    shell = verbs.add_parser(
+        "shell",
+        help="work in a sandbox by hand: a new one, or a live one",
+        usage="minisandbox sandbox shell [options] [ID]",
+        description="An interactive bash in a live sandbox, or in a new one that ends with it. Where stdin is no "
+        "terminal, commands are read from it.",
+    )
+    shell.add_argument("id", metavar="ID", nargs="?", help="a live sandbox: its id, or the beginning of it")
+    options.add_creation(shell)
+    options.add_start(shell)
+    shell.set_defaults(run=run_shell, kept="a sandbox made for the shell is gone, another goes on")
+    execute = verbs.add_parser(
+        "exec",
+        help="run one command in a live sandbox",
+        usage="minisandbox sandbox exec [options] ID -- CMD [ARGUMENT ...]",
+        description=f"Run one command in a live sandbox, whoever made it. {_STATUS}",
+    )
+    execute.add_argument("id", metavar="ID", help="the sandbox: its id, or the beginning of it")
+    options.add_command(execute)
+    execute.set_defaults(run=run_exec, kept="the sandbox goes on")
+    _configure_management(verbs)
+
+
+def _configure_management(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     ls = verbs.add_parser("ls", help="list the live sandboxes of this user")
+    options.add_label(ls, "only those with this label")
     add_json_option(ls)
     ls.set_defaults(run=run_ls)
+    kill = verbs.add_parser(
+        "kill",
+        help="end live sandboxes",
+        usage="minisandbox sandbox kill (ID ... | --all | --label NAME=VALUE)",
+        description="End live sandboxes of this user, whoever made them, and everything that runs in them.",
+    )
+    kill.add_argument("id", metavar="ID", nargs="*", help="a sandbox: its id, or the beginning of it")
+    kill.add_argument("--all", action="store_true", help="all of this user")
+    options.add_label(kill, "those with this label")
+    kill.set_defaults(run=run_kill, kept="sandboxes that were named above have ended")
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
 
 
 def run_run(args: argparse.Namespace) -> int:
     """Run a command in a new sandbox; its fate is the exit status."""
-    command = [*args.command, *args.rest]
-    if not command:
-        raise InvalidValue("no command was given", hint="minisandbox sandbox run -- python3 --version")
-    limits, network = parse_limits(args.limit), Network.off() if args.network == "off" else Network.host()
-    mounts = [_mount(text) for text in args.mount]
-    env = dict(_pair(text, "--env") for text in args.env)
-    with Sandbox.create(_image(args.image), limits=limits, network=network, mounts=mounts) as box:
-        stdin = sys.stdin.buffer.read() if args.stdin else None
-        result = box.exec(command, timeout=args.timeout, cwd=args.cwd, env=env, stdin=stdin)
-    _pass_on(result)
-    return _status(result)
+    command, start = options.command_of(args, "minisandbox sandbox run"), options.parse_start(args)
+    with _new(args) as box:
+        return _run(box, command, start, stdin=args.stdin, terminal=args.tty)
+
+
+def run_exec(args: argparse.Namespace) -> int:
+    """Run a command in a live sandbox; its fate is the exit status."""
+    command, start = options.command_of(args, f"minisandbox sandbox exec {args.id}"), options.parse_start(args)
+    with Sandbox.attach(options.find(args.id).id) as box:
+        return _run(box, command, start, stdin=args.stdin, terminal=args.tty)
+
+
+def run_shell(args: argparse.Namespace) -> int:
+    """Give a person, or a script on stdin, a bash in a sandbox; its exit status is ours."""
+    if args.rest:
+        raise InvalidValue("'sandbox shell' takes no command", hint="use 'sandbox run' or 'sandbox exec'")
+    terminal, start = has_terminal(), options.parse_start(args)
+    with _chosen(args) as box:
+        if terminal:
+            end = "the sandbox goes on" if args.id else "the sandbox ends with it"
+            say(f"minisandbox: sandbox {box.id}; exit or ^D leaves the shell, and {end}")
+        return _run(box, ["bash"], start, stdin=True, terminal=terminal)
+
+
+def _run(box: Sandbox, command: Sequence[str], start: Start, *, stdin: bool, terminal: bool) -> int:
+    env = {"TERM": os.environ.get("TERM", "xterm"), **start.env} if terminal else start.env
+    pty = window() if terminal else None
+    with box.start(command, timeout=start.timeout, cwd=start.cwd, env=env, user=start.user, pty=pty) as process:
+        return follow(process, stdin=stdin, terminal=terminal)
+
+
+@contextlib.contextmanager
+def _chosen(args: argparse.Namespace) -> Iterator[Sandbox]:
+    if args.id is None:
+        with _new(args) as box:
+            yield box
+        return
+    given = [name for name in ("image", "allow", "limit", "mount", "label", "lifetime") if getattr(args, name)]
+    if given:
+        raise InvalidValue(f"--{given[0]} is for a new sandbox, {args.id} is a live one", hint="leave out one of them")
+    with Sandbox.attach(options.find(args.id).id) as box:
+        yield box
+
+
+def _new(args: argparse.Namespace) -> Sandbox:
+    limits, labels = options.parse_limits(args.limit), options.parse_pairs(args.label, "--label")
+    mounts = [options.parse_mount(text) for text in args.mount]
+    network = options.parse_network(args)
+    return Sandbox.create(
+        _image(args.image), limits=limits, network=network, mounts=mounts, labels=labels, lifetime=args.lifetime
+    )
 
 
 def _image(name: str | None) -> ImageSpec:
@@ -73,74 +140,47 @@ def _image(name: str | None) -> ImageSpec:
     return (host_image(store) if name is None else load_image(store, name)).spec()
 
 
-def _pass_on(result: ExecResult) -> None:
-    for stream, data in ((sys.stdout, result.stdout_bytes), (sys.stderr, result.stderr_bytes)):
-        stream.flush()
-        stream.buffer.write(data)
-        stream.buffer.flush()
-    if result.dropped_stdout or result.dropped_stderr:
-        dropped = f"{result.dropped_stdout} bytes of stdout and {result.dropped_stderr} of stderr"
-        say(f"minisandbox: {dropped} were not kept; raise --limit output=SIZE")
-    if result.outcome is not Outcome.EXITED:
-        say(
-            f"minisandbox: the command was {result.fate}"
-            if result.signal
-            else f"minisandbox: the command {result.fate}"
-        )
-
-
-def _status(result: ExecResult) -> int:
-    if result.outcome is Outcome.TIMEOUT:
-        return exits.TIMEOUT
-    if result.signal is not None:
-        return 128 + result.signal
-    return result.exit_code if result.exit_code is not None else exits.INTERNAL
-
-
-def parse_limits(texts: Iterable[str]) -> Limits:
-    """Read ``NAME=VALUE`` texts.
-
-    Raises:
-        InvalidValue: a name is not a limit's, or a value is not one for it.
-    """
-    values: dict[str, int] = {"output": _OUTPUT}
-    for text in texts:
-        name, value = _pair(text, "--limit")
-        if name not in _LIMITS:
-            raise InvalidValue(
-                f"--limit {text}: there is no limit {name!r}", hint=f"the limits are {', '.join(_LIMITS)}"
-            )
-        try:
-            values[name] = _LIMITS[name](value)
-        except ValueError as error:
-            hint = error.hint if isinstance(error, InvalidValue) else "give a whole number"
-            raise InvalidValue(f"--limit {text}: {value!r} cannot be used", hint=hint) from error
-    return Limits(**values)
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise InvalidValue(f"{option} {text}: no NAME=VALUE", hint=f"for instance {option} NAME=VALUE")
-    return name, value
-
-
-def _mount(text: str) -> Mount:
-    source, colon, target = text.rpartition(":")
-    if not colon or not source:
-        raise InvalidValue(f"--mount {text}: no HOST:INSIDE", hint="for instance --mount ./data:/data")
-    return Mount(Path(source).absolute(), PurePosixPath(target))
+# --- management ------------------------------------------------------------------------------------------------------
 
 
 def run_ls(args: argparse.Namespace) -> int:
     """List live sandboxes."""
-    records = live_sandboxes()
+    live = live_sandboxes(labels=options.parse_pairs(args.label, "--label"))
     if args.json:
-        print_json([asdict(record) for record in records])
+        print_json([{**_fields(one), "labels": dict(one.labels)} for one in live])
         return exits.OK
-    columns = ("id", "image", "network", "owner", "pid", "age")
+    numbers = ("owner", "pid", "age", "expires in")
+    titles = ("id", "image", "network", "labels", *numbers)
     print_table(
-        [Column(title, number=title in ("owner", "pid", "age"), whole=title == "id") for title in columns],
-        [(r.id, r.image, r.network, str(r.owner), str(r.pid), human_seconds(time.time() - r.created)) for r in records],
+        [Column(title, number=title in numbers, whole=title == "id") for title in titles],
+        [_row(one, time.time()) for one in live],
     )
+    return exits.OK
+
+
+def _fields(info: SandboxInfo) -> dict[str, object]:
+    fields = plain(info)
+    assert isinstance(fields, dict)
+    return fields
+
+
+def _row(info: SandboxInfo, now: float) -> tuple[str, ...]:
+    labels = ", ".join(f"{name}={value}" for name, value in info.labels)
+    left = "-" if info.expires is None else human_seconds(max(0.0, info.expires - now))
+    age = human_seconds(now - info.created)
+    return info.id, info.image, info.network, labels or "-", str(info.owner), str(info.pid), age, left
+
+
+def run_kill(args: argparse.Namespace) -> int:
+    """End live sandboxes, and name them."""
+    if bool(args.id) + args.all + bool(args.label) != 1:
+        raise InvalidValue(
+            "which sandboxes to end is not clear", hint="give ids, or --all, or --label NAME=VALUE; one of the three"
+        )
+    labels = options.parse_pairs(args.label, "--label")
+    chosen = [options.find(text) for text in args.id] if args.id else live_sandboxes(labels=labels)
+    for info in dict.fromkeys(chosen):
+        with contextlib.suppress(NotFound):  # it has ended since it was found
+            Sandbox.attach(info.id).stop()
+        print(info.id, flush=True)
     return exits.OK

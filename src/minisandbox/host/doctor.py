@@ -66,7 +66,7 @@ _NEEDED_FOR: dict[str, tuple[str, ...]] = {
     "no-nesting": ("sandbox",),
     "idmap-store": ("sandbox", "root"),
     "idmap-usr": ("a writable /usr",),
-    "id-ranges": ("more than one uid inside, for ordinary users",),
+    "id-ranges": ("user= and chown, for ordinary users",),
     "seccomp": ("the system-call filter",),
     "pidfd": ("sandbox",),
 }
@@ -214,6 +214,8 @@ def _mode(answer: Answer, checks: Sequence[Check]) -> Check:
     blocking = list(_blocking(checks))
     if answer.privileged:
         detail = "root: each sandbox has a range of 65,536 host ids of its own"
+    elif answer.trials["id-ranges"].ok:
+        detail = "ordinary user: each sandbox has 65,536 ids; yours is uid 0 inside, the rest is of /etc/subuid"
     else:
         detail = "ordinary user: each sandbox has one id, which is yours outside and uid 0 inside"
     if blocking:

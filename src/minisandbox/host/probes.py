@@ -11,12 +11,10 @@ import contextlib
 import errno
 import json
 import os
-import pwd
 import select
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from pathlib import Path
 from minisandbox.launch import plan as p
 from minisandbox.launch import syscalls as sc
 from minisandbox.launch.identity import (
+    RANGE_SIZE,
     Identities,
     Identity,
     act_as_owner,
@@ -84,7 +83,7 @@ def _as_launcher() -> bool:
 
 
 def _identity(lab: Lab, mapped: bool) -> Identity:
-    return Identities(mapped=mapped, lock_directory=lab.locks).make()
+    return Identities(mapped=mapped, count=RANGE_SIZE if mapped else 1, lock_directory=lab.locks).make()
 
 
 def _executor(identity: Identity) -> Executor:
@@ -358,54 +357,15 @@ def _loopback(_: Lab) -> str:
 
 
 def _id_ranges(_: Lab) -> str:
-    """Map the range that /etc/subuid gives to this user, through newuidmap."""
+    """Map the range that /etc/subuid gives to this user, as the launcher does."""
     if has_privileges():
         return "not needed: root gives each sandbox a range of its own"
-    if shutil.which("newuidmap") is None:
+    mappers = [shutil.which(name) or "" for name in ("newuidmap", "newgidmap")]
+    if not all(mappers):
         raise FileNotFoundError(errno.ENOENT, "there is no newuidmap")
-    first, count = _subordinate_ids()
-    ready_read, ready_write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
-            sc.unshare(sc.CLONE_NEWUSER)
-            os.write(ready_write, b"r")
-            signal.pause()
-        finally:
-            os._exit(1)
-    try:
-        os.close(ready_write)
-        if os.read(ready_read, 1) != b"r":
-            raise PermissionError(errno.EPERM, "a user namespace was refused")
-        command = ["newuidmap", str(child), "0", str(os.geteuid()), "1", "1", str(first), str(count)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE, check=False)
-        if done.returncode != 0:
-            raise PermissionError(errno.EPERM, f"newuidmap refuses: {done.stderr.strip()}")
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return f"{count} ids from {first}"
-
-
-def _subordinate_ids() -> tuple[int, int]:
-    """The first range of this user in /etc/subuid (subuid(5)).
-
-    Raises:
-        Unfit: there is none.
-    """
-    uid = os.geteuid()
-    names = {str(uid)}
-    with contextlib.suppress(KeyError):  # a uid without a name
-        names.add(pwd.getpwuid(uid).pw_name)
-    try:
-        rows = [line.strip().split(":") for line in Path("/etc/subuid").read_text(encoding="utf-8").splitlines()]
-    except FileNotFoundError:
-        rows = []
-    for row in rows:
-        if len(row) == 3 and row[0] in names and int(row[2]) >= 65536:
-            return int(row[1]), 65536
-    raise Unfit("/etc/subuid gives this user no range of 65536 ids")
+    if enter_outer_namespace(mappers) == 1:
+        raise Unfit(f"/etc/subuid and /etc/subgid give this user no range of {RANGE_SIZE} ids, or newuidmap refuses it")
+    return f"{RANGE_SIZE} ids"
 
 
 PROBES: dict[str, Probe] = {

@@ -148,6 +148,7 @@ def _limits() -> Limits:
         return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
     return Limits(
+        memory=None,
         disk=_DISK,
         processes=at_most(_PROCESSES, resource.RLIMIT_NPROC),
         open_files=at_most(_OPEN_FILES, resource.RLIMIT_NOFILE),

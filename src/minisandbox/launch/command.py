@@ -3,43 +3,138 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import os
 import resource
 import select
 import signal
+import struct
+import termios
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Self
 
+from . import descendants
 from .capture import Capture
 from .frames import Header
+from .ledger import PROCESSES, Ledger
+from .spawn import RefusedError, Stdio, spawn
 
-_CHUNK = 1 << 16
-_DRAIN = 0.02
+if TYPE_CHECKING:
+    from .worker import Job
+
+CHUNK = 1 << 16
+DRAIN = 0.02
 """Seconds that output of background children is still waited for once the leader has ended."""
-_KILL_PATIENCE = 10.0
-_ARGUMENT_MAX = 120_000
-"""Longest single argument: MAX_ARG_STRLEN is 128 KiB (execve(2)); longer scripts go by a descriptor."""
-_RESET = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT]
+LONGEST_WAIT = 3600.0
+"""poll(2) takes an int of milliseconds; what is more distant is looked at again."""
+
+
+class Leader:
+    """A command's first process: its end, its deadline, its tree.
+
+    Args:
+        pid: the process, a child of ours.
+        timeout: wall seconds it has, or None.
+
+    Attributes:
+        pid: the process.
+        status: how it ended (wait(2)), or None.
+        timed_out: whether its deadline ended it.
+        usage: what it used, once it has ended by itself or was killed.
+        duration: seconds from its start to its end.
+        ledger: tells which limits it ran into, if anybody keeps one.
+    """
+
+    def __init__(self, pid: int, timeout: float | None = None) -> None:
+        self.pid = pid
+        self.ledger: Ledger | None = None
+        self.status: int | None = None
+        self.timed_out = False
+        self.usage: resource.struct_rusage | None = None
+        self.duration = 0.0
+        self._started = time.monotonic()
+        self._deadline = None if timeout is None else self._started + timeout
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self.status is not None
+
+    def time_left(self) -> float | None:
+        """Seconds until the deadline, or None without one."""
+        return None if self._deadline is None else self._deadline - time.monotonic()
+
+    def reap(self) -> None:
+        """Collect whatever has ended: the leader, and orphans that fell to us as their subreaper."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid and not self.ended:
+                self.status, self.usage = status, usage
+                self.duration = time.monotonic() - self._started
+
+    def check_deadline(self) -> None:
+        """End the whole tree if the deadline has passed before the leader ended."""
+        left = self.time_left()
+        if self.ended or left is None or left > 0.0:
+            return
+        self.timed_out = True
+        self.kill_tree()
+        self.duration = time.monotonic() - self._started
+
+    def kill_tree(self) -> None:
+        """End the leader and everything that descends from it, daemons included."""
+        descendants.kill_all(self.reap)
+        if self.status is None:
+            self.status = signal.SIGKILL
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the leader alone."""
+        if not self.ended:  # not reaped: the number is still its own
+            with contextlib.suppress(OSError):  # it has just ended
+                os.kill(self.pid, number)
+
+    def has_left_running(self) -> bool:
+        """Whether any of its processes is alive; at the price of one call, not of a look at each."""
+        self.reap()
+        return descendants.have_children()
+
+    def count_left_running(self) -> int:
+        """How many of its processes are alive."""
+        self.reap()
+        return len(descendants.descendants()) if descendants.have_children() else 0
+
+    def fate(self, left_running: int) -> Header:
+        """The final frame's header: how it ended; nothing about output yet."""
+        assert self.status is not None
+        usage = self.usage
+        return {
+            "event": "exit",
+            "status": self.status,
+            "timed_out": self.timed_out,
+            "duration": self.duration,
+            "usage": [usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024] if usage else [0.0, 0.0, 0],
+            "left_running": left_running,
+            "dropped": [0, 0],
+            "stdout_size": 0,
+            "hit": self.ledger.hits() if self.ledger else [],
+        }
 
 
 class Command:
     """A running command. Make one with :meth:`start`."""
 
-    def __init__(
-        self, pid: int, stdin: int, outputs: Mapping[int, Capture], data: bytes, timeout: float | None
-    ) -> None:
-        self._pid = pid
+    def __init__(self, leader: Leader, stdin: int, outputs: Mapping[int, Capture], data: bytes) -> None:
+        self._leader = leader
         self._stdin = stdin
         self._unwritten = memoryview(data)
         self._outputs = dict(outputs)
         self._open = set(outputs)
-        self._started = time.monotonic()
-        self._deadline = None if timeout is None else self._started + timeout
-        self._duration = 0.0
-        self._status: int | None = None
-        self._usage: resource.struct_rusage | None = None
-        self._timed_out = False
 
     @classmethod
     def start(cls, request: Header, data: bytes) -> Command:
@@ -51,67 +146,50 @@ class Command:
             data: bytes for its standard input.
 
         Raises:
+            RefusedError: there is no such user or directory.
             OSError: no process could be made, for example because the limit of processes is reached.
         """
-        limit, timeout = request["output"], request["timeout"]
+        limit = request["output"]
         assert isinstance(limit, int)
-        opened: list[int] = []
-        try:
-            stdin_read, stdin_write = _pipe(opened) if request["stdin"] else (_null(opened), -1)
-            out_read, out_write = _pipe(opened)
-            err_read, err_write = _pipe(opened)
-            pid = _spawn(request, (stdin_read, out_write, err_write))
-        except OSError:
-            for descriptor in opened:
-                os.close(descriptor)
-            raise
-        for descriptor in (stdin_read, out_write, err_write):
-            os.close(descriptor)
-        for descriptor in (stdin_write, out_read, err_read):
-            if descriptor >= 0:
-                os.set_blocking(descriptor, False)
+        with Pipes() as pipes:
+            stdin, stdin_write = pipes.make() if request["stdin"] else (pipes.null(), -1)
+            (out_read, out), (err_read, err) = pipes.make(), pipes.make()
+            pid = spawn(request, Stdio([(stdin, 0), (out, 1), (err, 2)]))
+            kept = (stdin_write, out_read, err_read) if stdin_write >= 0 else (out_read, err_read)
+            pipes.keep(*kept)
         outputs = {out_read: Capture(limit), err_read: Capture(limit)}
-        return cls(pid, stdin_write, outputs, data, float(timeout) if isinstance(timeout, int | float) else None)
+        return cls(Leader(pid, timeout_of(request)), stdin_write, outputs, data)
 
-    @property
-    def ended(self) -> bool:
-        """Whether the leader has ended."""
-        return self._status is not None
-
-    def time_left(self) -> float | None:
-        """Seconds until the deadline, or None without one."""
-        return None if self._deadline is None else self._deadline - time.monotonic()
-
-    def register(self, poll: select.poll) -> None:
+    def _register(self, poll: select.poll) -> None:
         """Have its pipes watched."""
         for descriptor in self._open:
             poll.register(descriptor, select.POLLIN)
         if self._stdin >= 0:
             poll.register(self._stdin, select.POLLOUT)
 
-    def handle(self, events: Mapping[int, int], poll: select.poll) -> None:
+    def _handle(self, events: Mapping[int, int], poll: select.poll) -> None:
         """Move bytes on the pipes that are ready."""
         for descriptor in self._open & events.keys():
             self._read(descriptor, poll)
         if self._stdin in events:
             self._feed(poll)
 
-    def _read(self, descriptor: int, poll: select.poll) -> bool:
-        """Read once; returns whether there may be more right now."""
+    def _read(self, descriptor: int, poll: select.poll) -> int:
+        """Read once; returns how many bytes there were."""
         try:
-            data = os.read(descriptor, _CHUNK)
+            data = os.read(descriptor, CHUNK)
         except BlockingIOError:
-            return False
+            return 0
         if data:
             self._outputs[descriptor].add(data)
-            return True
-        poll.unregister(descriptor)
-        self._open.discard(descriptor)
-        return False
+        else:
+            poll.unregister(descriptor)
+            self._open.discard(descriptor)
+        return len(data)
 
     def _feed(self, poll: select.poll) -> None:
         try:
-            written = os.write(self._stdin, self._unwritten[:_CHUNK]) if self._unwritten else 0
+            written = os.write(self._stdin, self._unwritten[:CHUNK]) if self._unwritten else 0
             self._unwritten = self._unwritten[written:]
         except BlockingIOError:
             return
@@ -122,80 +200,22 @@ class Command:
             os.close(self._stdin)
             self._stdin = -1
 
-    def reap(self) -> None:
-        """Collect whatever has ended: the leader, and orphans that fell to us as their subreaper."""
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid == self._pid:
-                self._status, self._usage = status, usage
-                self._duration = time.monotonic() - self._started
-
-    def check_deadline(self) -> None:
-        """End the whole tree if the deadline has passed before the leader ended."""
-        left = self.time_left()
-        if self.ended or left is None or left > 0.0:
-            return
-        self._timed_out = True
-        self.kill_tree()
-        if self._status is None:
-            self._status = signal.SIGKILL
-        self._duration = time.monotonic() - self._started
-
-    def kill_tree(self) -> None:
-        """End the command and everything that descends from it, daemons included.
-
-        Stopping first keeps a tree that forks faster than we look from outrunning us.
-        """
-        give_up = time.monotonic() + _KILL_PATIENCE
-        stopped: set[int] = set()
-        while fresh := _descendants() - stopped:
-            _signal_all(fresh, signal.SIGSTOP)
-            stopped |= fresh
-        while time.monotonic() < give_up:
-            _signal_all(_descendants(), signal.SIGKILL)
-            self.reap()
-            if not _has_children():
-                return
-            time.sleep(0.0005)
-
     def drain(self) -> None:
         """Read what the leader left in its pipes; wait a moment for its background children, never for long."""
-        deadline = time.monotonic() + _DRAIN
+        deadline = time.monotonic() + DRAIN
         poll = select.poll()
         for descriptor in tuple(self._open):
             poll.register(descriptor, select.POLLIN)
-            while self._read(descriptor, poll):
-                pass
+            left = readable(descriptor)
+            while left > 0 and (taken := self._read(descriptor, poll)):
+                left -= taken
         while self._open and (wait := deadline - time.monotonic()) > 0:
             for descriptor, _ in poll.poll(wait * 1000):
                 self._read(descriptor, poll)
 
-    def count_left_running(self) -> int:
-        """How many of its processes are alive."""
-        self.reap()
-        return len(_descendants()) if _has_children() else 0
-
     def report(self, left_running: int) -> tuple[Header, bytes]:
         """The final frame: how it ended, and what was kept of its output (stdout, then stderr)."""
-        assert self._status is not None
-        kept = [capture.result() for capture in self._outputs.values()]
-        usage = self._usage
-        header: Header = {
-            "event": "exit",
-            "status": self._status,
-            "timed_out": self._timed_out,
-            "duration": self._duration,
-            "usage": [usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024] if usage else [0.0, 0.0, 0],
-            "left_running": left_running,
-            "dropped": [capture.dropped for capture in self._outputs.values()],
-            "stdout_size": len(kept[0]),
-        }
-        return header, b"".join(kept)
+        return with_output(self._leader.fate(left_running), list(self._outputs.values()))
 
     def close(self) -> None:
         """Close its pipes."""
@@ -204,134 +224,126 @@ class Command:
                 os.close(descriptor)
         self._outputs, self._stdin = {}, -1
 
+    def watch(self, job: Job, wakeup: int) -> bool:
+        """Follow it until its leader has ended, its deadline has passed, or the controller has hung up.
+
+        Returns:
+            Whether processes of it are still running.
+        """
+        leader = self._leader
+        poll = select.poll()
+        poll.register(wakeup, select.POLLIN)
+        poll.register(job.connection, select.POLLIN | select.POLLRDHUP)
+        self._register(poll)
+        while not leader.ended:
+            events = dict(poll.poll(milliseconds(leader.time_left())))
+            if wakeup in events:
+                os.read(wakeup, 4096)
+                leader.reap()
+            if job.connection.fileno() in events:
+                leader.kill_tree()
+                return False
+            self._handle(events, poll)
+            leader.check_deadline()
+        self.drain()
+        left_running = leader.count_left_running()
+        job.send(*self.report(left_running))
+        return left_running > 0
+
+    def record_in(self, ledger: Ledger) -> None:
+        """Have its report tell which limits it ran into."""
+        self._leader.ledger = ledger
+
+    def outlive(self, wakeup: int) -> None:
+        """Keep its background processes reaped and their output flowing, until the last has ended."""
+        poll = select.poll()
+        poll.register(wakeup, select.POLLIN)
+        self._register(poll)
+        while self._leader.has_left_running():
+            events = dict(poll.poll())
+            if wakeup in events:
+                os.read(wakeup, 4096)
+            self._handle(events, poll)
+
+
+def serve(job: Job, wakeup: int) -> Command | None:
+    """Carry out an ``exec`` request; returns the command if processes of it are still running."""
+    try:
+        command = Command.start(job.request, job.payload)
+    except RefusedError as error:
+        job.fail(error, error.operation, error.path)
+        return None
+    except OSError as error:
+        job.send(*refusal(error))
+        return None
+    command.record_in(job.ledger)
+    if command.watch(job, wakeup):
+        return command
+    command.close()
+    return None
+
 
 def refusal(error: OSError) -> tuple[Header, bytes]:
     """The final frame of a command that could not be started for want of processes or memory: a shell's 126."""
-    complaint = f"cannot start a process: {error.strerror}\n".encode()
-    header: Header = {
-        "event": "exit",
-        "status": 126 << 8,
-        "timed_out": False,
-        "duration": 0.0,
-        "usage": [0.0, 0.0, 0],
-        "left_running": 0,
-        "dropped": [0, 0],
-        "stdout_size": 0,
-    }
-    return header, complaint
+    leader = Leader(0)
+    leader.status = 126 << 8
+    return leader.fate(0) | {"hit": [PROCESSES]}, f"cannot start a process: {error.strerror}\n".encode()
 
 
-def _has_children() -> bool:
-    """Whether any process below this one exists: as a subreaper it is the parent of every orphan."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
+def with_output(header: Header, captures: list[Capture]) -> tuple[Header, bytes]:
+    """A final frame with what was kept of stdout and stderr."""
+    kept = [capture.result() for capture in captures]
+    header |= {"dropped": [capture.dropped for capture in captures], "stdout_size": len(kept[0])}
+    return header, b"".join(kept)
 
 
-def _pipe(opened: list[int]) -> tuple[int, int]:
-    ends = os.pipe2(os.O_CLOEXEC)
-    opened += ends
-    return ends
+def timeout_of(request: Header) -> float | None:
+    """The seconds that a request gives, or None."""
+    timeout = request["timeout"]
+    return float(timeout) if isinstance(timeout, int | float) else None
 
 
-def _null(opened: list[int]) -> int:
-    opened.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-    return opened[-1]
+def milliseconds(seconds: float | None) -> float | None:
+    """A wait for poll(2)."""
+    return None if seconds is None else max(0.0, min(seconds, LONGEST_WAIT) * 1000)
 
 
-def _spawn(request: Header, stdio: tuple[int, int, int]) -> int:
-    """Start the process, in a session of its own; what cannot be executed becomes a shell's 127 or 126."""
-    pairs, script, argv = request["env"], request.get("script"), request.get("argv")
-    assert isinstance(pairs, list)
-    environment = {str(name): str(value) for name, value in pairs}
-    actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, descriptor, n) for n, descriptor in enumerate(stdio)]
-    holder = -1
-    if isinstance(script, str):
-        arguments = ["bash", "-c", script]
-        if len(script) > _ARGUMENT_MAX // 4 and len(os.fsencode(script)) > _ARGUMENT_MAX:
-            holder = _script_file(os.fsencode(script))
-            actions.append((os.POSIX_SPAWN_DUP2, holder, 3))
-            arguments = ["bash", "/dev/fd/3"]
-    else:
-        assert isinstance(argv, list)
-        arguments = [str(part) for part in argv]
-    try:
-        return _spawn_found(arguments, environment, actions)
-    finally:
-        if holder >= 0:
-            os.close(holder)
+def readable(descriptor: int) -> int:
+    """How many bytes wait in a pipe. A writer that goes on could keep us reading for ever; these it wrote before."""
+    count: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
+    return count
 
 
-def _spawn_found(arguments: list[str], environment: dict[str, str], actions: list[tuple[int, ...]]) -> int:
-    failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for path in _candidates(arguments[0], environment.get("PATH", os.defpath)):
-        try:
-            return os.posix_spawn(
-                path, arguments, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
-            )
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                raise
-            failure = error
-    code, message = (127, "not found") if failure.errno == errno.ENOENT else (126, str(failure.strerror))
-    complaint = ["sh", "-c", 'printf "%s: %s\\n" "$1" "$2" >&2; exit "$3"', "sh", arguments[0], message, str(code)]
-    return os.posix_spawn("/bin/sh", complaint, environment, file_actions=actions, setsid=True, setsigdef=_RESET)
+class Pipes:
+    """Descriptors that are closed at the end of a ``with`` block, but for those that are kept."""
 
+    def __init__(self) -> None:
+        self._opened: set[int] = set()
 
-def _candidates(program: str, search_path: str) -> list[str]:
-    if "/" in program:
-        return [program]
-    return [os.path.join(directory or ".", program) for directory in search_path.split(":")]
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._opened:
+            os.close(descriptor)
 
-def _script_file(script: bytes) -> int:
-    """An unnamed file that holds a script too long for an argument."""
-    descriptor = os.memfd_create("script")
-    with open(os.dup(descriptor), "wb") as out:
-        out.write(script)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
+    def make(self) -> tuple[int, int]:
+        """A pipe: (end to read, end to write)."""
+        ends = os.pipe2(os.O_CLOEXEC)
+        self._opened.update(ends)
+        return ends
 
+    def null(self) -> int:
+        """An empty input."""
+        return self.add(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
 
-def child_processes(pid: int) -> set[int]:
-    """The live children of a process, from the parents that /proc names."""
-    return set(_children().get(pid, ()))
+    def add(self, descriptor: int) -> int:
+        """Take charge of a descriptor."""
+        self._opened.add(descriptor)
+        return descriptor
 
-
-def _descendants() -> set[int]:
-    """Every live process below this one."""
-    children = _children()
-    found: set[int] = set()
-    queue = [os.getpid()]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found.update(below)
-        queue += below
-    return found
-
-
-def _children() -> dict[int, list[int]]:
-    """The live processes of this sandbox by their parents."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-                state, parent = stat.read().rpartition(b")")[2].split()[:2]
-                if state not in (b"Z", b"X") or _has_threads(name):
-                    children.setdefault(int(parent), []).append(int(name))
-    return children
-
-
-def _has_threads(pid: str) -> bool:
-    """Whether a process that looks like a zombie goes on: only its first thread has ended (proc(5))."""
-    return len(os.listdir(f"/proc/{pid}/task")) > 1
-
-
-def _signal_all(pids: set[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+    def keep(self, *descriptors: int) -> None:
+        """Leave these open, for use without waiting."""
+        for descriptor in descriptors:
+            os.set_blocking(descriptor, False)
+            self._opened.discard(descriptor)

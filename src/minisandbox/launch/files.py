@@ -1,70 +1,308 @@
-"""File verbs, carried out inside the sandbox by a worker: the host never opens a path that an agent can shape."""
+"""File verbs, carried out inside the sandbox by a worker: the host never opens a path that an agent can shape.
+
+Each answers ``error`` where the kernel refused. Paths on the way are followed as any program inside would follow them,
+but for the links of /proc that lead to what is the worker's own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from . import frames, moving, trees, usage
 from . import syscalls as sc
+from .building import Attributes, Builder
 
 if TYPE_CHECKING:
     from .worker import Job
 
-_CHUNK = 1 << 20
+_PATH_MAX = 4096
+_PAGE = 500
+_MOST_TEXT = 1 << 26
+"""Characters of names and targets in a whole list: hard links give one long target to a million names."""
+_PAGE_SIZE = 1 << 18
+"""Characters of names and targets in one frame of a list: whatever they are, it stays below ``frames.MAX_HEADER``."""
 
 
 def serve(job: Job) -> None:
-    """Carry out a ``read`` or ``write`` request.
-
-    ``read``: answers ``data`` frames and then ``end``. ``write``: takes ``data`` frames up to ``end``, answers
-    ``done``. Either answers ``error`` where the kernel refused or the path is not a regular file.
-    """
-    request = job.request
-    path = os.path.join(str(request["cwd"]), str(request["path"]))
+    """Carry out a request that is about files, or ``usage``."""
+    verb = str(job.request["verb"])
     try:
-        if request["verb"] == "read":
-            _read(job, path)
-        else:
-            _write(job, path)
+        _VERBS[verb](job)
     except OSError as error:
-        job.fail(error, str(request["verb"]), request["path"])
+        _fail(job, error, verb)
+    except ValueError as error:  # a path with a NUL, or text that is none
+        job.fail(OSError(errno.EINVAL, str(error)), verb, job.request.get("path"))
 
 
-def _read(job: Job, path: str) -> None:
-    descriptor = _open(path, os.O_RDONLY)
-    with open(descriptor, "rb", buffering=0) as source:
-        _require_regular(descriptor)
-        limit = job.request.get("limit")
-        total = 0
-        while data := source.read(_CHUNK):
-            total += len(data)
-            if isinstance(limit, int) and total > limit:
-                raise OSError(errno.EFBIG, f"larger than {limit} bytes")
-            job.send({"event": "data"}, data)
-        job.send({"event": "end", "size": total})
+def _fail(job: Job, error: OSError, verb: str) -> None:
+    path, inner = str(job.request.get("path", "")), error.filename
+    if isinstance(inner, str) and verb in ("send_tree", "take_tree"):
+        path = os.path.join(path, inner) if inner else path
+    if isinstance(inner, str) and verb == "remove":  # relative to where the removed is
+        path = os.path.join(os.path.dirname(path.rstrip("/")), inner)
+    job.fail(OSError(error.errno, error.strerror or str(error)), verb, path)
 
 
-def _write(job: Job, path: str) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+def _path(job: Job, key: str = "path") -> str:
+    path = os.path.join(str(job.request["cwd"]), str(job.request[key]))
+    if "\0" in path:
+        raise OSError(errno.EINVAL, "a NUL character in a path")
+    return path
+
+
+# --- content ---------------------------------------------------------------------------------------------------------
+
+
+def _read(job: Job) -> None:
+    """``read``: answers ``data`` and ``hole`` frames, then ``end``."""
+    descriptor = _open(_path(job), os.O_RDONLY)
+    try:
+        size = _require_regular(descriptor).st_size
+        tally = trees.Tally(_limit(job), 1)
+        tally.check(size)
+        for header, payload in trees.content_frames(descriptor, size, tally):
+            _send(job, header, payload)
+    finally:
+        os.close(descriptor)
+    _send(job, {"event": "end", "size": tally.size})
+
+
+def _limit(job: Job) -> int | None:
+    limit = job.request.get("limit")
+    return limit if isinstance(limit, int) else None
+
+
+def _write(job: Job) -> None:
+    """``write``: takes ``data`` and ``hole`` frames up to ``end``, answers ``done``."""
+    path = _path(job)
+    _make_parents(path)
     descriptor = _open(path, os.O_WRONLY | os.O_CREAT)
-    with open(descriptor, "wb", buffering=0) as target:
+    try:
         _require_regular(descriptor)
         os.ftruncate(descriptor, 0)
-        total = 0
-        while True:
-            header, data = job.receive()
-            view = memoryview(data)
-            while view:
-                view = view[target.write(view) :]
-            total += len(data)
-            if header["event"] == "end":
-                break
-        mode = job.request.get("mode")
+        size = _take_content(job, descriptor)
+        mode, mtime = job.request.get("mode"), job.request.get("mtime")
         if isinstance(mode, int):
             os.fchmod(descriptor, mode)
-        job.send({"event": "done", "size": total})
+        if isinstance(mtime, int):
+            os.utime(descriptor, ns=(mtime, mtime))
+    finally:
+        os.close(descriptor)
+    _send(job, {"event": "done", "size": size})
+
+
+def _take_content(job: Job, descriptor: int) -> int:
+    position = 0
+    while True:
+        header, data = job.receive()
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, position)
+            position += written
+            view = view[written:]
+        if header["event"] == "hole":
+            position += _integer(header, "size")
+        if header["event"] == "end":
+            os.ftruncate(descriptor, position)
+            return position
+
+
+# --- one path --------------------------------------------------------------------------------------------------------
+
+
+def _list(job: Job) -> None:
+    """``list``: answers ``entries`` frames of several hundred each, then ``end``."""
+    descriptor = _open(_path(job), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if os.fstat(descriptor).st_dev == _proc():
+            raise PermissionError(errno.EACCES, "a directory of /proc: list it by a command")
+        count, most = 0, _integer(job.request, "most")
+        for page in _pages(descriptor):
+            count += len(page)
+            if count > most:
+                raise OSError(errno.EFBIG, f"more than {most} entries")
+            _send(job, {"event": "entries", "entries": page})
+    finally:
+        os.close(descriptor)
+    _send(job, {"event": "end"})
+
+
+def _pages(descriptor: int) -> Iterator[list[object]]:
+    page: list[object] = []
+    size = total = 0
+    with os.scandir(descriptor) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                facts = _facts(entry.name, descriptor)
+                page.append(facts)
+                size += sum(len(fact) for fact in facts if isinstance(fact, str))
+            if len(page) >= _PAGE or size > _PAGE_SIZE:
+                total += size
+                if total > _MOST_TEXT:
+                    raise OSError(errno.EFBIG, f"more than {_MOST_TEXT} characters of names and targets")
+                yield page
+                page, size = [], 0
+    if page:
+        yield page
+
+
+def _facts(name: str, directory: int) -> list[object]:
+    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    target = os.readlink(name, dir_fd=directory) if stat.S_ISLNK(status.st_mode) else None
+    return _numbers(name, status, target)
+
+
+def _numbers(name: str, status: os.stat_result, target: str | None) -> list[object]:
+    return [name, status.st_mode, status.st_size, status.st_mtime_ns, status.st_uid, status.st_gid, target]
+
+
+def _stat(job: Job) -> None:
+    """``stat``: answers ``entries`` with one entry of no name."""
+    flags = os.O_PATH | (0 if job.request["follow"] else os.O_NOFOLLOW)
+    descriptor = _open(_path(job), flags)
+    try:
+        status = os.fstat(descriptor)
+        target = None
+        if stat.S_ISLNK(status.st_mode):
+            if status.st_dev == _proc():
+                raise PermissionError(errno.EACCES, "a link of /proc: read it by a command")
+            target = os.readlink("", dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+    _send(job, {"event": "entries", "entries": [_numbers("", status, target)]})
+
+
+def _mkdir(job: Job) -> None:
+    """``mkdir``: answers ``done``."""
+    path = _path(job)
+    if job.request["parents"]:
+        _make_parents(path)
+    try:
+        with _parent(path) as (directory, name):
+            os.mkdir(name, 0o700, dir_fd=directory)
+            made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+        try:
+            os.fchmod(made, _integer(job.request, "mode"))
+        finally:
+            os.close(made)
+    except OSError as error:
+        if not (job.request["exist_ok"] and error.errno in (errno.EEXIST, errno.EINVAL) and os.path.isdir(path)):
+            raise
+    _send(job, {"event": "done"})
+
+
+def _remove(job: Job) -> None:
+    """``remove``: answers ``done``."""
+    try:
+        with _parent(_path(job)) as (directory, name):
+            moving.remove(directory, name, recursive=bool(job.request["recursive"]))
+    except FileNotFoundError:
+        if not job.request["missing_ok"]:
+            raise
+    _send(job, {"event": "done"})
+
+
+def _move(job: Job) -> None:
+    """``move``: answers ``done``."""
+    target = _path(job, "target")
+    with _parent(_path(job)) as (directory, name):
+        os.stat(name, dir_fd=directory, follow_symlinks=False)  # nothing is made for a source that is not there
+        _make_parents(target)
+        with _parent(target) as (target_directory, target_name):
+            moving.move(directory, name, target_directory, target_name)
+    _send(job, {"event": "done"})
+
+
+# --- trees -----------------------------------------------------------------------------------------------------------
+
+
+def _send_tree(job: Job) -> None:
+    """``send_tree``: answers the frames of a file or tree of no name, then ``end``."""
+    descriptor = _open(_path(job), os.O_RDONLY)
+    cursor = trees.Cursor(descriptor)
+    tally = trees.Tally(_limit(job), _integer(job.request, "most"))
+    try:
+        for batch in trees.batches(trees.tree_frames(_whole(cursor), tally)):
+            _send_bytes(job, batch)
+    finally:
+        cursor.close()
+    _send(job, {"event": "end"})
+
+
+def _whole(cursor: trees.Cursor) -> Iterator[trees.Step]:
+    status = os.fstat(cursor.fd)
+    if not stat.S_ISDIR(status.st_mode):
+        yield trees.Step("file", "", _require_regular(cursor.fd), descriptor=cursor.fd)
+        return
+    if status.st_dev == _proc():
+        raise PermissionError(errno.EACCES, "a directory of /proc")
+    yield trees.Step("directory", "", status)
+    yield from trees.walk(cursor, avoid=_proc())
+    yield trees.Step("up")
+
+
+def _take_tree(job: Job) -> None:
+    """``take_tree``: takes the frames of what is below a directory, then ``end``; answers ``done``."""
+    path = _path(job)
+    _make_parents(path)
+    made = True
+    try:
+        os.mkdir(path, _integer(job.request, "mode") & 0o777 | 0o700)
+    except FileExistsError:
+        made = False
+    root = _open(path, os.O_RDONLY | os.O_DIRECTORY)
+    builder = Builder(os.dup(root), replace=True, exact=True)
+    try:
+        _build(job, builder)
+        if made:
+            os.fchmod(root, _integer(job.request, "mode"))
+            os.utime(root, ns=(_integer(job.request, "mtime"),) * 2)
+    finally:
+        builder.close()
+        os.close(root)
+    _send(job, {"event": "done"})
+
+
+def _build(job: Job, builder: Builder) -> None:
+    name = ""
+    try:
+        while (header := _take_frame(job, builder)) is not None:
+            name = str(header.get("name", name))
+    except OSError as error:
+        inner = error.filename if isinstance(error.filename, str) else name
+        raise OSError(error.errno, error.strerror, builder.cursor.path(inner)) from error
+
+
+def _take_frame(job: Job, builder: Builder) -> frames.Header | None:
+    header, payload = job.receive()
+    event, name = header["event"], str(header.get("name"))
+    if event == "data":
+        builder.data(payload)
+    elif event == "hole":
+        builder.hole(_integer(header, "size"))
+    elif event == "eof":
+        builder.end()
+    elif event == "up":
+        builder.up()
+    elif event == "end":
+        return None
+    else:
+        attributes = Attributes(_integer(header, "mode"), _integer(header, "mtime"))
+        if event == "directory":
+            builder.directory(name, attributes)
+        elif event == "file":
+            builder.file(name, attributes)
+        else:
+            builder.link(name, str(header["detail"]), attributes)
+    return header
+
+
+# --- what they share -------------------------------------------------------------------------------------------------
 
 
 def _open(path: str, flags: int) -> int:
@@ -73,15 +311,86 @@ def _open(path: str, flags: int) -> int:
     A FIFO must not hold us (O_NONBLOCK), and links of /proc must not lead to what is the worker's own: its program is
     a file of the host (openat2(2), RESOLVE_NO_MAGICLINKS).
     """
-    flags |= os.O_NONBLOCK | os.O_NOCTTY
-    return sc.openat2(sc.AT_FDCWD, path, flags, sc.RESOLVE_NO_MAGICLINKS, 0o644 if flags & os.O_CREAT else 0)
+    if not flags & os.O_PATH:
+        flags |= os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        return sc.openat2(sc.AT_FDCWD, path, flags, sc.RESOLVE_NO_MAGICLINKS, 0o644 if flags & os.O_CREAT else 0)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads (open(2))
+            raise OSError(errno.EINVAL, "not a regular file") from error
+        raise
 
 
-def _require_regular(descriptor: int) -> None:
+@contextlib.contextmanager
+def _parent(path: str) -> Iterator[tuple[int, str]]:
+    """The directory that a path's last name is in, as a descriptor, and that name."""
+    above, name = os.path.split(path.rstrip("/"))
+    if name in ("", ".", ".."):
+        raise OSError(errno.EINVAL, "not the name of something in a directory")
+    directory = _open(above or "/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield directory, name
+    finally:
+        os.close(directory)
+
+
+def _make_parents(path: str) -> None:
+    """Make the directories that lead to a path; links among them are followed."""
+    above = os.path.dirname(path.rstrip("/")) or "/"
+    if os.path.isdir(above):
+        return
+    if len(os.fsencode(path)) >= _PATH_MAX:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    parts = above.split("/")
+    for end in range(2, len(parts) + 1):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir("/".join(parts[:end]), 0o755)
+    if not os.path.isdir(above):  # a file, or a link that leads nowhere
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+
+def _require_regular(descriptor: int) -> os.stat_result:
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
-    if status.st_dev == os.stat("/proc").st_dev:
+    if status.st_dev == _proc():
         raise PermissionError(errno.EACCES, "a file of /proc: read it by a command")
+    return status
+
+
+def _proc() -> int:
+    return os.stat("/proc").st_dev
+
+
+def _integer(header: frames.Header, key: str) -> int:
+    value = header[key]
+    assert isinstance(value, int)
+    return value
+
+
+def _send(job: Job, header: frames.Header, payload: bytes = b"") -> None:
+    _send_bytes(job, frames.encode(header, payload))
+
+
+def _send_bytes(job: Job, data: bytes) -> None:
+    """Answer; ends the job where nobody wants the answer any more."""
+    try:
+        job.connection.sendall(data)
+    except (BrokenPipeError, ConnectionResetError):
+        raise EOFError from None
+
+
+_VERBS: dict[str, Callable[[Job], None]] = {
+    "read": _read,
+    "write": _write,
+    "list": _list,
+    "stat": _stat,
+    "mkdir": _mkdir,
+    "remove": _remove,
+    "move": _move,
+    "send_tree": _send_tree,
+    "take_tree": _take_tree,
+    "usage": usage.serve,
+}

@@ -17,18 +17,22 @@ import socket
 import struct
 import time
 
-from . import maker, worker
+from . import limits, maker, seccomp, watchdog, worker
 from . import syscalls as sc
-from .command import child_processes
+from .descendants import child_processes
 from .identity import Identity, become_inner_root
+from .ledger import Ledger
 
 _CONTROL, _LIFELINE, _USERNS, _FIRST_FREE = 3, 4, 5, 6
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
 _MAX_FAILURES = 12
+_MOST_AT_ONCE = 1000
+"""Children that are collected before anything else is looked at."""
+_LONGEST_WAIT = 3600.0
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
-def main(identity: Identity, birth: socket.socket, lifeline: int, network: str) -> None:
+def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, group: limits.Group | None) -> None:
     """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
 
     Args:
@@ -36,11 +40,16 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str) 
         birth: socket on which the plan and the control socket arrive.
         lifeline: pipe whose other end only the zygote holds.
         network: ``off`` or ``host``.
+        group: the control group that it joins, if there are any.
     """
     failure: OSError | None = None
+    counters: list[int] = []
     try:
         sc.overwrite_arguments("minisandbox-init")
         _move_descriptors(birth, lifeline, identity)
+        if group:  # before there is a namespace of groups, which then begins at this one
+            counters = group.open_counters()
+            group.join()
         sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
         if network == "off":
             _raise_loopback()
@@ -48,43 +57,45 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str) 
         failure = error
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     notes, notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    ledger = Ledger(counters)
     first = os.fork()
     if first == 0:
         try:
             ours.close()
-            maker.main(identity, _CONTROL, theirs, notes_write, failure)
+            maker.main(identity, _CONTROL, theirs, (notes_write, ledger), failure)
         finally:
             os._exit(worker.FAILED)
     theirs.close()
-    rlimits = _await_birth(ours)
+    numbers, door = _await_birth(ours)
     try:
         become_inner_root(identity)
         os.close(_USERNS)
         # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         sc.prctl(sc.PR_SET_DUMPABLE, 0)
+        seccomp.install()
     except OSError as error:
         maker.report(_CONTROL, error, "enter its user namespace")
         os._exit(1)
-    _Init(socket.SocketType(fileno=_CONTROL), notes, notes_write, rlimits, first).serve()
+    _Init(socket.SocketType(fileno=_CONTROL), door, (notes, notes_write), numbers, ledger, first).serve()
 
 
-def _await_birth(maker_socket: socket.socket) -> tuple[tuple[str, int], ...]:
-    """Wait until the sandbox is made; returns the limits of its commands.
+def _await_birth(maker_socket: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
+    """Wait until the sandbox is made; returns the limits of its commands, with its lifetime, and its door.
 
     The control socket takes the place of the birth socket. Where making failed, or the zygote died first, there is
     nothing to be pid 1 of.
     """
-    data, ancillary, _, _ = maker_socket.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = maker_socket.recvmsg(4096, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
     if not data:
         os._exit(0)
-    control = array.array("i", ancillary[0][2][:4])[0]
+    control, door = array.array("i", ancillary[0][2])
     os.dup2(control, _CONTROL, inheritable=False)
     os.close(control)
     if maker_socket.recv(16) != maker.MADE:
         os._exit(1)
     maker_socket.close()
-    return maker.unpack_limits(data)
+    return dict(maker.unpack_numbers(data)), socket.SocketType(fileno=door)
 
 
 def _move_descriptors(birth: socket.socket, lifeline: int, identity: Identity) -> None:
@@ -108,18 +119,29 @@ class _Init:
     """The event loop of pid 1."""
 
     def __init__(
-        self, control: socket.SocketType, notes: int, notes_write: int, rlimits: tuple[tuple[str, int], ...], first: int
+        self,
+        control: socket.SocketType,
+        door: socket.SocketType,
+        notes: tuple[int, int],
+        numbers: dict[str, int],
+        ledger: Ledger,
+        first: int,
     ) -> None:
         self._control = control
-        self._notes, self._notes_write = notes, notes_write
-        self._rlimits = rlimits
+        self._door = door
+        self._notes, self._notes_write = notes
+        self._ledger = ledger
+        self._memory = numbers.pop(maker.MEMORY, 0)
+        lifetime = numbers.pop(maker.LIFETIME)
+        self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
+        self._rlimits = tuple(numbers.items())
         self._workers = {first}
         self._waiting = {first}
         self._primary = first
         self._failures = 0
-        self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # SIGCHLD has the zygote's handler, which does nothing: what counts is the byte on the pipe
-        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._poll = select.poll()
         for descriptor in (self._notes, self._wakeup, _LIFELINE):
             self._poll.register(descriptor, select.POLLIN)
@@ -129,17 +151,30 @@ class _Init:
         self._control.send(b'{"event":"ready"}')
         while True:
             # a job is only looked for while no worker waits for one; a hang-up always shows (poll(2))
-            self._poll.register(_CONTROL, 0 if self._waiting else select.POLLIN)
-            events = dict(self._poll.poll())
+            for jobs in (_CONTROL, self._door.fileno()):
+                self._poll.register(jobs, 0 if self._waiting else select.POLLIN)
+            events = dict(self._poll.poll(self._patience()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 os._exit(0)
+            if self._memory and watchdog.enforce(self._memory, self._workers | {os.getpid()}):
+                self._ledger.note_memory()
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()
             if self._notes in events:
                 self._take_notes(os.read(self._notes, 4096))
-            elif events.get(_CONTROL, 0) & select.POLLIN:
+            elif (events.get(_CONTROL, 0) | events.get(self._door.fileno(), 0)) & select.POLLIN:
                 self._fork_worker()
+
+    def _patience(self) -> float | None:
+        """Milliseconds that the next wait may take; there is none after the end of the sandbox's lifetime."""
+        waits = [watchdog.INTERVAL] if self._memory and self._workers - self._waiting else []
+        if self._ends_at is not None:
+            left = self._ends_at - time.monotonic()
+            if left <= 0:
+                os._exit(0)
+            waits.append(min(left, _LONGEST_WAIT))
+        return min(waits) * 1000 + 1 if waits else None
 
     def _take_notes(self, notes: bytes) -> None:
         for note, pid in worker.read_notes(notes):
@@ -154,21 +189,26 @@ class _Init:
                 self._primary = 0
 
     def _reap(self) -> None:
+        """Collect what has ended; then look for orphans, once: a killed worker can leave thousands of processes."""
+        orphans = False
         with contextlib.suppress(ChildProcessError):
-            while True:
+            for _ in range(_MOST_AT_ONCE):
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
                 if pid == 0:
-                    return
+                    break
                 if os.WIFSTOPPED(status):
                     if pid in self._workers:  # stopped from inside, it could keep no deadline
                         os.kill(pid, signal.SIGKILL)
                     continue
-                orphan = pid not in self._workers
+                orphans = orphans or status != 0 or pid not in self._workers
                 self._forget(pid)
                 if os.WIFEXITED(status) and os.WEXITSTATUS(status) == worker.FAILED:
                     self._count_failure()
-                if status or orphan:
-                    self._end_orphans()
+            else:
+                with contextlib.suppress(BlockingIOError):  # it is full: that wakes as well
+                    os.write(self._wakeup_write, b"\0")  # there may be more; the rest of the loop has its turn first
+        if orphans:
+            self._end_orphans()
 
     def _forget(self, pid: int) -> None:
         """A child has ended: a worker that was idle for a while, or killed from inside, or an orphan."""
@@ -176,6 +216,15 @@ class _Init:
         self._waiting.discard(pid)
         if pid == self._primary:
             self._primary = 0
+
+    def _make_room(self) -> None:
+        """End what took every process there may be: otherwise nobody could do anything here any more."""
+        with contextlib.suppress(OSError):
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                if int(name) not in self._workers | {os.getpid()}:
+                    with contextlib.suppress(OSError):
+                        os.kill(int(name), signal.SIGKILL)
+        self._count_failure()
 
     def _count_failure(self) -> None:
         """Give up where no worker can be had any more: commands would wait for ever."""
@@ -199,12 +248,13 @@ class _Init:
         try:
             pid = os.fork()
         except OSError:
-            self._count_failure()
+            self._make_room()
             return
         if pid == 0:
             try:
                 os.close(_LIFELINE)
-                worker.main(self._control, self._notes_write, self._rlimits, primary=primary)
+                notes = (self._notes_write, self._ledger)
+                worker.main(self._control, self._door, notes, self._rlimits, primary=primary)
             finally:
                 os._exit(worker.FAILED)
         self._workers.add(pid)

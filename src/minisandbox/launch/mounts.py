@@ -24,6 +24,8 @@ _DEVICE_LINKS = (
     ("ptmx", "pts/ptmx"),
 )
 _INODES = 1024
+_MOST_TERMINALS = "256"
+"""The machine has a maximum for all instances of devpts together (kernel.pty.max)."""
 _SAFE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV
 _NO_LINKS = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
 
@@ -36,13 +38,17 @@ class Executor:
 
     Attributes:
         idmap_fd: user namespace whose map shows image files as owned by uid 0 inside; None where they already are.
+        given: descriptors of the sealed trees handed over with the plan.
+        tree: descriptor of a copy of the scratch mount that can outlive the sandbox, once it is made.
     """
 
     idmap_fd: int | None
+    given: tuple[int, ...] = ()
+    tree: int = -1
     _slots: dict[str, int] = field(default_factory=dict)
     _scratch: int = -1
 
-    def run(self, operation: p.Operation) -> None:
+    def run(self, operation: p.Operation) -> None:  # noqa: C901 - one line for each kind
         """Carry out one operation.
 
         Raises:
@@ -51,6 +57,9 @@ class Executor:
         match operation:
             case p.Take():
                 self._slots[operation.slot] = self._take(operation)
+            case p.Given():
+                tree = self._slots[operation.slot] = self.given[operation.number]
+                self._set_attributes(tree, _SAFE | sc.MOUNT_ATTR_RDONLY, owners="image")
             case p.Scratch():
                 self._make_scratch(operation.size)
             case p.Directory():
@@ -62,7 +71,9 @@ class Executor:
             case p.Devices():
                 self._make_devices(operation.path)
             case p.Proc():
-                self._mount_at(_new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC), operation.path)
+                self._mount_at(sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC), operation.path)
+            case p.Hide() | p.Freeze():
+                self._restrict(operation)
             case p.File():
                 self._write_file(operation)
             case p.Enter():
@@ -73,19 +84,29 @@ class Executor:
         flags = sc.MOUNT_ATTR_NOSUID
         flags |= sc.MOUNT_ATTR_RDONLY if take.read_only else 0
         flags |= 0 if take.devices else sc.MOUNT_ATTR_NODEV
-        if take.owners == "image" and self.idmap_fd is not None:
-            sc.mount_setattr(tree, flags | sc.MOUNT_ATTR_IDMAP, userns_fd=self.idmap_fd, recursive=take.recursive)
-        else:
-            sc.mount_setattr(tree, flags, recursive=take.recursive)
+        self._set_attributes(tree, flags, owners=take.owners, recursive=take.recursive)
         return tree
 
+    def _set_attributes(self, tree: int, flags: int, *, owners: str, recursive: bool = False) -> None:
+        if owners == "image" and self.idmap_fd is not None:
+            sc.mount_setattr(tree, flags | sc.MOUNT_ATTR_IDMAP, userns_fd=self.idmap_fd, recursive=recursive)
+        else:
+            sc.mount_setattr(tree, flags, recursive=recursive)
+
     def _make_scratch(self, size: int) -> None:
-        tmpfs = _new_filesystem("tmpfs", 0, size=str(size), nr_inodes=str(_INODES + size // 2048), mode="0755")
-        point = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        sc.move_mount(tmpfs, point, "scratch")
-        os.close(point)
-        os.fchdir(tmpfs)
-        self._scratch = tmpfs
+        options = {"size": str(size), "nr_inodes": str(_INODES + size // 2048), "mode": "0755"}
+        if self.idmap_fd is not None:
+            options |= {"uid": "0", "gid": "0"}  # as on the disk of a layer: each sandbox sees it through its own map
+        self._scratch = sc.new_filesystem("tmpfs", 0, **options)
+        _cover_scratch_point(self._scratch)
+        # without a map: an idmapped mount's cannot be changed, and the next sandbox has another (mount_setattr(2))
+        self.tree = sc.open_tree(_SCRATCH_POINT)
+        if self.idmap_fd is not None:
+            os.close(self._scratch)
+            self._scratch = sc.open_tree(_SCRATCH_POINT)
+            self._set_attributes(self._scratch, 0, owners="image")
+            _cover_scratch_point(self._scratch)
+        os.fchdir(self._scratch)
 
     def _make_directory(self, path: str, mode: int) -> None:
         os.mkdir(path, mode)
@@ -107,6 +128,25 @@ class Executor:
         finally:
             os.close(point)
             os.close(tree)
+
+    def _restrict(self, operation: p.Hide | p.Freeze) -> None:
+        try:
+            point = sc.openat2(self._scratch, operation.path, os.O_PATH, _NO_LINKS)
+        except sc.CallError as error:
+            if error.errno in (errno.ENOENT, errno.EACCES):  # not of this kernel
+                return
+            raise
+        try:
+            source = operation.path
+            if isinstance(operation, p.Hide):
+                is_directory = stat.S_ISDIR(os.fstat(point).st_mode)
+                source = operation.empty_directory if is_directory else operation.empty_file
+            tree = sc.open_tree(source)
+            sc.mount_setattr(tree, _SAFE | sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOEXEC)
+            sc.move_mount(tree, point, operation.path)
+            os.close(tree)
+        finally:
+            os.close(point)
 
     def _mount_point(self, path: str, *, directory: bool) -> int:
         """Open a mount point below scratch, made if missing; symbolic links on the way are refused."""
@@ -161,8 +201,14 @@ class Executor:
             self._mount_at(tree, f"{path}/{name}")
         for name, target in _DEVICE_LINKS:
             os.symlink(target, f"{path}/{name}")
-        pts = _new_filesystem("devpts", sc.MOUNT_ATTR_NOEXEC, ptmxmode="0666", mode="0620")
+        pts = sc.new_filesystem("devpts", sc.MOUNT_ATTR_NOEXEC, ptmxmode="0666", mode="0620", max=_MOST_TERMINALS)
         self._mount_at(pts, f"{path}/pts")
+
+
+def _cover_scratch_point(tree: int) -> None:
+    point = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    sc.move_mount(tree, point, "scratch")
+    os.close(point)
 
 
 def _create(parent: int, name: str, *, directory: bool) -> None:
@@ -170,17 +216,6 @@ def _create(parent: int, name: str, *, directory: bool) -> None:
         os.mkdir(name, 0o755, dir_fd=parent)
     else:
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent))
-
-
-def _new_filesystem(fstype: str, attributes: int, **options: str) -> int:
-    fs = sc.fsopen(fstype)
-    try:
-        for key, value in options.items():
-            sc.fsconfig(fs, key, value)
-        nodev = 0 if fstype == "devpts" else sc.MOUNT_ATTR_NODEV
-        return sc.fsmount(fs, attributes | sc.MOUNT_ATTR_NOSUID | nodev, fstype)
-    finally:
-        os.close(fs)
 
 
 def _enter(path: str) -> None:

@@ -14,6 +14,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+INOTIFY = 32
+"""Inotify instances of one sandbox by default; the kernel's default for all of a user is 128 (inotify(7))."""
+
 ROOT = "root"
 """Scratch path of the sandbox's future root directory."""
 
@@ -41,6 +44,23 @@ class Take:
     def describe(self) -> str:
         """Say what it does, for people."""
         return f"take {self.source} as {self.slot} ({'ro' if self.read_only else 'rw'}, owners: {self.owners})"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Hold a tree that the zygote hands over with the plan: what another sandbox wrote, now sealed.
+
+    Attributes:
+        number: which of the trees handed over.
+        slot: name to hold it under.
+    """
+
+    number: int
+    slot: str
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"take sealed tree {self.number} as {self.slot} (ro, owners: image)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +157,36 @@ class Proc:
 
 
 @dataclass(frozen=True, slots=True)
+class Hide:
+    """Put nothing in the place of what a path shows; one that is not there is passed over.
+
+    Attributes:
+        path: scratch path of a file or directory.
+        empty_file: scratch path of an empty file.
+        empty_directory: scratch path of an empty directory.
+    """
+
+    path: str
+    empty_file: str
+    empty_directory: str
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"hide {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Make what a path shows read-only; one that is not there is passed over."""
+
+    path: str
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"make {self.path} read-only"
+
+
+@dataclass(frozen=True, slots=True)
 class File:
     """Write a small file in scratch, owned by the sandbox's uid 0."""
 
@@ -160,9 +210,10 @@ class Enter:
         return f"make {self.path} the root directory"
 
 
-Operation = Take | Scratch | Directory | Attach | Overlay | Devices | Proc | File | Enter
+Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | Hide | Freeze | File | Enter
 _KINDS: dict[str, type[Operation]] = {
-    kind.__name__: kind for kind in (Take, Scratch, Directory, Attach, Overlay, Devices, Proc, File, Enter)
+    kind.__name__: kind
+    for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, Hide, Freeze, File, Enter)
 }
 
 
@@ -173,14 +224,23 @@ class Plan:
     Attributes:
         operations: the filesystem, in order.
         hostname: what the sandbox is called inside.
-        network: ``off`` (a network namespace of its own, loopback up) or ``host``.
+        network: ``off`` (a network namespace of its own, loopback up), ``allow`` (the same, with a socket handed out on
+            which a proxy listens) or ``host``.
         rlimits: (name without ``RLIMIT_``, value) pairs that every command gets, soft and hard.
+        lifetime: milliseconds after which it ends by itself; 0: never.
+        memory: bytes that pid 1 watches over, where no control group does; 0: none.
+        inotify: inotify instances of its user namespace.
+        group_limits: (name, amount) for its control group (:meth:`.limits.Group.limit`).
     """
 
     operations: tuple[Operation, ...]
     hostname: str = "sandbox"
     network: str = "off"
     rlimits: tuple[tuple[str, int], ...] = ()
+    lifetime: int = 0
+    memory: int = 0
+    inotify: int = INOTIFY
+    group_limits: tuple[tuple[str, int], ...] = ()
 
     def describe(self) -> str:
         """The plan as numbered lines, for people and for error messages."""
@@ -199,6 +259,8 @@ class Plan:
                 "hostname": self.hostname,
                 "network": self.network,
                 "rlimits": self.rlimits,
+                "lifetime": self.lifetime,
+                "memory": self.memory,
             },
             separators=(",", ":"),
         ).encode()
@@ -214,7 +276,8 @@ class Plan:
         try:
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
-            return cls(operations, str(raw["hostname"]), str(raw["network"]), rlimits)
+            lifetime, memory = int(raw["lifetime"]), int(raw["memory"])
+            return cls(operations, str(raw["hostname"]), str(raw["network"]), rlimits, lifetime, memory)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from error
 

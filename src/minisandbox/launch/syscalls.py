@@ -67,6 +67,9 @@ _SYS_FSMOUNT = 432
 _SYS_CLOSE_RANGE = 436
 _SYS_OPENAT2 = 437
 _SYS_MOUNT_SETATTR = 442
+_SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+_SYS_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -201,6 +204,18 @@ def fsmount(fs_fd: int, attributes: int = 0, label: str = "") -> int:
     return _checked(result, "fsmount", label)
 
 
+def new_filesystem(fstype: str, attributes: int, **options: str) -> int:
+    """A detached mount of a new file system with these options, without setuid programs; returns a descriptor."""
+    fs = fsopen(fstype)
+    try:
+        for key, value in options.items():
+            fsconfig(fs, key, value)
+        nodev = 0 if fstype == "devpts" else MOUNT_ATTR_NODEV
+        return fsmount(fs, attributes | MOUNT_ATTR_NOSUID | nodev, fstype)
+    finally:
+        os.close(fs)
+
+
 class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", c_uint64), ("mode", c_uint64), ("resolve", c_uint64))
 
@@ -248,6 +263,27 @@ def capset(mask: int) -> None:
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = (_CapData * 2)(_CapData(low, low, 0), _CapData(high, high, 0))
     _checked(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset", hex(mask))
+
+
+def default_internal_signals() -> None:
+    """rt_sigaction(2): the two signals that the C library keeps for itself, which it lets nobody set.
+
+    Its posix_spawn(3) leaves them ignored in what it starts, and so in what that starts.
+    """
+    number = _SYS_RT_SIGACTION.get(os.uname().machine)
+    if number is not None:
+        for internal in (32, 33):
+            default = ctypes.create_string_buffer(32)  # struct sigaction of the kernel: SIG_DFL, no flags, no mask
+            _syscall(number, c_int(internal), default, None, ctypes.c_size_t(8))
+
+
+def join_new_session_keyring() -> None:
+    """keyctl(2): leave the caller's session keyring for a new, empty one."""
+    number = _SYS_KEYCTL.get(os.uname().machine)
+    if number is not None:
+        result = _syscall(number, c_ulong(_KEYCTL_JOIN_SESSION_KEYRING), None, 0, 0, 0)
+        if result < 0 and ctypes.get_errno() != errno.ENOSYS:  # a kernel without keyrings has none to leave
+            _checked(-1, "keyctl", "join session keyring")
 
 
 def overwrite_arguments(name: str) -> None:

@@ -18,12 +18,13 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from . import files, frames
+from . import changes, command, files, frames, process, shell
 from . import syscalls as sc
-from .command import Command, refusal
+from .command import Command
+from .ledger import Ledger
+from .link import Link
 
 _IDLE_PATIENCE = 1.0
-_LONGEST_WAIT = 3600.0
 FAILED = 70
 """Exit status of a worker that broke: a mistake of ours, or too few resources left to take a job."""
 
@@ -43,13 +44,26 @@ class Job:
     Attributes:
         request: the request's header.
         payload: the request's bytes.
+        door: descriptor of a listening socket that came with the request's first byte, or -1.
+        ledger: what limits refuse meanwhile.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, ledger: Ledger) -> None:
         self.connection = connection
+        self.ledger = ledger
+        self.door = -1
         self._decoder = frames.Decoder()
         self._pending: list[tuple[frames.Header, bytes]] = []
+        self._take(self._receive_first())
         self.request, self.payload = self.receive()
+
+    def _receive_first(self) -> bytes:
+        flags = socket.MSG_CMSG_CLOEXEC
+        data, ancillary, _, _ = self.connection.recvmsg(1 << 20, socket.CMSG_SPACE(4), flags)
+        for level, kind, raw in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self.door = array.array("i", raw[:4])[0]
+        return data
 
     def receive(self) -> tuple[frames.Header, bytes]:
         """The next frame from the controller.
@@ -58,11 +72,17 @@ class Job:
             EOFError: the controller hung up.
         """
         while not self._pending:
-            data = self.connection.recv(1 << 20)
-            if not data:
-                raise EOFError
-            self._pending.extend(self._decoder.feed(data))
+            self._take(self.connection.recv(1 << 20))
         return self._pending.pop(0)
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            raise EOFError
+        self._pending.extend(self._decoder.feed(data))
+
+    def link(self) -> Link:
+        """The same connection for an exchange in which nobody waits; the job is not used any more."""
+        return Link(self.connection, self._decoder, self._pending)
 
     def send(self, header: frames.Header, payload: bytes = b"") -> None:
         """Answer; a controller that hung up does not want it."""
@@ -76,15 +96,24 @@ class Job:
         )
 
 
-def main(control: socket.SocketType, notes: int, rlimits: tuple[tuple[str, int], ...], *, primary: bool) -> None:
+def main(
+    control: socket.SocketType,
+    door: socket.SocketType,
+    notes: tuple[int, Ledger],
+    rlimits: tuple[tuple[str, int], ...],
+    *,
+    primary: bool,
+) -> None:
     """Serve jobs: the primary worker until the sandbox ends, an extra one just once. Never returns.
 
     Args:
         control: the socket on which jobs arrive; all workers of the sandbox wait on it.
-        notes: pipe on which pid 1 is told what this worker does.
+        door: listening socket at which processes other than the owner bring jobs.
+        notes: pipe on which pid 1 is told what this worker does, and the ledger of what was refused.
         rlimits: (name without ``RLIMIT_``, value) pairs for this process and so for every command.
         primary: whether it stays after its first job.
     """
+    pipe, ledger = notes
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     for name, value in rlimits:
@@ -92,15 +121,16 @@ def main(control: socket.SocketType, notes: int, rlimits: tuple[tuple[str, int],
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     while True:
-        connection = _take_job(control)
-        _note(notes, BUSY)
-        unfinished = _serve(connection, wakeup)
+        connection = _take_job(control, door)
+        _note(pipe, BUSY)
+        ledger.mark()
+        unfinished = _serve(connection, wakeup, pipe, ledger)
         if unfinished is not None:
-            _note(notes, RETIRED)
-            _outlive(unfinished, wakeup)
+            _note(pipe, RETIRED)
+            unfinished.outlive(wakeup)
         if unfinished is not None or not primary:
             os._exit(0)
-        _note(notes, IDLE)
+        _note(pipe, IDLE)
 
 
 def _note(notes: int, note: bytes) -> None:
@@ -114,17 +144,21 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _take_job(control: socket.SocketType) -> socket.socket:
-    """Wait for a job's socket; several workers may wait on the same control socket.
+def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.socket:
+    """Wait for a job's socket; several workers may wait for the same.
 
     A worker that is not needed for a while ends, so that an idle sandbox is one process; pid 1 forks another in time.
     """
     poll = select.poll()
     poll.register(control, select.POLLIN)
+    poll.register(door, select.POLLIN)
     while True:
-        if not poll.poll(_IDLE_PATIENCE * 1000):
+        events = dict(poll.poll(_IDLE_PATIENCE * 1000))
+        if not events:
             os._exit(0)
         try:
+            if control.fileno() not in events:
+                return socket.socket(fileno=_accept(door))
             flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             data, ancillary, _, _ = control.recvmsg(16, socket.CMSG_SPACE(4), flags)
         except BlockingIOError:  # another worker was quicker
@@ -137,73 +171,31 @@ def _take_job(control: socket.SocketType) -> socket.socket:
             os._exit(0)
 
 
-def _serve(connection: socket.socket, wakeup: int) -> Command | None:
-    """Carry out one job; returns its command if processes of it are still running."""
+def _accept(door: socket.SocketType) -> int:
+    """Accept a connection: pid 1 has the interpreter's own type of socket, which is small and lacks accept()."""
+    descriptor: int = door._accept()[0]  # type: ignore[attr-defined] # not in the stubs
+    return descriptor
+
+
+def _serve(connection: socket.socket, wakeup: int, notes: int, ledger: Ledger) -> Command | None:
+    """Carry out one job; returns its command if processes of it are still running.
+
+    A process or a shell stays for as long as it likes: its worker takes no other job, and ends with it.
+    """
     with connection:
         try:
-            job = Job(connection)
-            if job.request.get("verb") == "exec":
-                return _run_command(job, wakeup)
+            job = Job(connection, ledger)
+            verb = job.request.get("verb")
+            if verb == "exec":
+                return command.serve(job, wakeup)
+            if verb in ("start", "shell"):
+                _note(notes, RETIRED)
+                (process if verb == "start" else shell).serve(job, wakeup)
+                os._exit(0)
+            if verb == "changes":
+                changes.serve(job)
+                return None
             files.serve(job)
         except (EOFError, ConnectionResetError):
             pass  # the controller hung up before it had said what it wanted, or in the middle of sending
         return None
-
-
-def _run_command(job: Job, wakeup: int) -> Command | None:
-    try:
-        os.chdir(str(job.request["cwd"]))
-    except OSError as error:
-        job.fail(error, "exec", job.request["cwd"])
-        return None
-    try:
-        command = Command.start(job.request, job.payload)
-    except OSError as error:
-        job.send(*refusal(error))
-        return None
-    finally:
-        os.chdir("/")
-    if _watch(job, command, wakeup):
-        return command
-    command.close()
-    return None
-
-
-def _watch(job: Job, command: Command, wakeup: int) -> bool:
-    """Follow a command until its leader has ended, its deadline has passed, or the controller has hung up.
-
-    Returns:
-        Whether processes of it are still running.
-    """
-    poll = select.poll()
-    poll.register(wakeup, select.POLLIN)
-    poll.register(job.connection, select.POLLIN | select.POLLRDHUP)
-    command.register(poll)
-    while not command.ended:
-        wait = command.time_left()
-        # poll(2) takes an int of milliseconds; a distant deadline is looked at again
-        events = dict(poll.poll(None if wait is None else max(0.0, min(wait, _LONGEST_WAIT) * 1000)))
-        if wakeup in events:
-            os.read(wakeup, 4096)
-            command.reap()
-        if job.connection.fileno() in events:
-            command.kill_tree()
-            return False
-        command.handle(events, poll)
-        command.check_deadline()
-    command.drain()
-    left_running = command.count_left_running()
-    job.send(*command.report(left_running))
-    return left_running > 0
-
-
-def _outlive(command: Command, wakeup: int) -> None:
-    """Keep a finished command's background processes reaped and their output flowing, until the last has ended."""
-    poll = select.poll()
-    poll.register(wakeup, select.POLLIN)
-    command.register(poll)
-    while command.count_left_running():
-        events = dict(poll.poll())
-        if wakeup in events:
-            os.read(wakeup, 4096)
-        command.handle(events, poll)

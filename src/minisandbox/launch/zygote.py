@@ -8,6 +8,7 @@ with it (pid_namespaces(7)).
 from __future__ import annotations
 
 import array
+import codecs
 import contextlib
 import gc
 import json
@@ -16,46 +17,84 @@ import resource
 import select
 import signal
 import socket
+import sys
 from dataclasses import dataclass
 
-from . import init
+from . import init, limits, seccomp
 from . import syscalls as sc
-from .identity import Identities, Identity, enter_outer_namespace, has_privileges
+from .identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges
+from .plan import INOTIFY
 
 _MAX_MESSAGE = 1 << 18
+_HOLD = "/sys/kernel"
+"""Where the zygote's own mount namespace holds sealed trees: a directory that no sandbox needs anything of."""
 
 
-def main(connection: socket.socket, controller: int, lock_directory: str) -> None:
+def main(connection: socket.socket, controller: int, settings: list[str]) -> None:
     """Serve one controller until it ends. Never returns.
 
     Args:
         connection: datagram socket to the controller.
         controller: pidfd of the controller.
-        lock_directory: where locks of id ranges lie.
+        settings: where locks of id ranges lie; the owner's name for control groups, or "" for none; the programs that
+            map an ordinary user's subordinate ids (newuidmap(1), newgidmap(1)), or empty texts for one id.
     """
+    lock_directory, owner, *mappers = settings
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor per live sandbox
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a sandbox interrupt its pid 1
+    _forget_the_callers_ways()
+    forbid_imports()
     gc.disable()  # nothing here makes cycles, and a collection would copy every page it touches in each child
     sc.overwrite_arguments("minisandbox-launcher")  # reads /proc, which the first process loses below
     try:
-        mapped = _enter_namespaces(connection)
-        zygote = _Zygote(connection, controller, lock_directory, mapped=mapped)
-    except OSError as error:
-        connection.send(json.dumps({"event": "error", "errno": error.errno, "message": str(error)}).encode())
+        seccomp.assemble()
+        sc.join_new_session_keyring()
+        identities = _enter_namespaces(connection, lock_directory, mappers)
+        zygote = _Zygote(connection, controller, identities, _make_groups(owner))
+    except (OSError, ValueError) as error:
+        number = getattr(error, "errno", None)
+        connection.send(json.dumps({"event": "error", "errno": number, "message": str(error)}).encode())
         os._exit(1)
     zygote.serve()
 
 
-def _enter_namespaces(connection: socket.socket) -> bool:
+def _make_groups(owner: str) -> limits.Groups | None:
+    """Control groups for the sandboxes of an owner, where they can be made."""
+    places = limits.find_places() if owner else limits.Places(0)
+    if not places.version:
+        return None
+    try:
+        return limits.Groups(places, owner)
+    except OSError:  # what permissions promised the kernel may refuse, in a container for instance
+        return None
+
+
+def _forget_the_callers_ways() -> None:
+    """A command's verdict must not depend on the umask or the ignored signals of whoever made the sandbox."""
+    os.umask(0o022)
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT}:  # the interpreter's own
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    sc.default_internal_signals()
+
+
+def forbid_imports() -> None:
+    """Make every later import fail: inside a sandbox it would run a file that an agent may have written."""
+    for name in ("ascii", "utf-8", "latin-1"):
+        codecs.lookup(name)  # codecs are modules, imported when first used
+    for finders in (sys.meta_path, sys.path_hooks, sys.path):
+        finders.clear()
+
+
+def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: list[str]) -> Identities:
     """Go on as pid 1 of a process namespace, with a private mount namespace; the first process only waits.
 
     Returns:
-        Whether each sandbox can have a range of host ids of its own.
+        Who sandboxes can be.
     """
     mapped = has_privileges()
-    if not mapped:
-        enter_outer_namespace()
+    count = RANGE_SIZE if mapped else enter_outer_namespace(mappers)
     sc.unshare(sc.CLONE_NEWNS | sc.CLONE_NEWPID)
     child = os.fork()
     if child:
@@ -67,24 +106,32 @@ def _enter_namespaces(connection: socket.socket) -> bool:
     # helpers are named by their pids in the new namespace; the first process, which shares the mounts, is not in it
     sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV)
     sc.overwrite_arguments("minisandbox-zygote")
-    return mapped
+    return Identities(mapped=mapped, count=count, lock_directory=lock_directory)
 
 
 class _Zygote:
-    def __init__(self, connection: socket.socket, controller: int, lock_directory: str, *, mapped: bool) -> None:
+    def __init__(
+        self, connection: socket.socket, controller: int, identities: Identities, groups: limits.Groups | None
+    ) -> None:
         self._connection = connection
         self._controller = controller
-        self._identities = Identities(mapped=mapped, lock_directory=lock_directory)
+        self._identities = identities
+        self._groups = groups
         self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._lifeline, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        self._live: dict[int, Identity] = {}
-        usr = mapped and _can_idmap("/usr", self._identities.make())
-        self._spare: _Embryo | None = self._fork("off")
+        self._live: dict[int, tuple[Identity, limits.Group | None]] = {}
+        mapped = identities.mapped
+        usr = mapped and _can_idmap("/usr", identities.make())
+        self._sealed = 0
+        self._spare: _Embryo | None = self._fork(_Wish())
         self._wants_spare = False
-        connection.send(json.dumps({"event": "hello", "mapped": mapped, "usr_idmap": usr}).encode())
+        hello: dict[str, object] = {"event": "hello", "mapped": mapped, "usr_idmap": usr, "ids": identities.count}
+        if groups:
+            hello["groups"] = {"version": groups.places.version, "controllers": sorted(groups.places.controllers)}
+        connection.send(json.dumps(hello).encode())
 
     def serve(self) -> None:
         poll = select.poll()
@@ -107,71 +154,127 @@ class _Zygote:
         """Make the next embryo while nobody waits for it; where that fails, whoever needs it is told why."""
         self._wants_spare = False
         with contextlib.suppress(OSError):
-            self._spare = self._fork("off")
+            self._spare = self._fork(_Wish())
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                if identity := self._live.pop(pid, None):
+                identity, group = self._live.pop(pid, (None, None))
+                if identity:
                     identity.close()
+                if group:
+                    group.remove()
 
     def _handle_request(self) -> None:
-        data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        """Take a request: a line of words, the first of them what to do, then the plan of a sandbox."""
+        flags = socket.MSG_CMSG_CLOEXEC
+        data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(8), flags)
         if not data:
             os._exit(0)
-        if not ancillary:  # the controller ran out of descriptors, or the message was cut
-            self._connection.send(b'{"event":"error","errno":null,"message":"a request without a control socket"}')
-            return
-        control = array.array("i", ancillary[0][2][:4])[0]
+        given = list(array.array("i", ancillary[0][2])) if ancillary else []
+        line, _, plan = data.partition(b"\n")
+        verb, *words = line.decode().split()
         try:
-            pidfd = self._create(data, control)
-        except OSError as error:
-            self._connection.send(json.dumps({"event": "error", "errno": error.errno, "message": str(error)}).encode())
-            return
+            if verb == "create":
+                self._answer_create(words, plan, given)
+            elif verb == "hold":
+                self._connection.send(json.dumps({"event": "held", "number": self._hold(given)}).encode())
+            else:
+                self._drop(words)
+        except (OSError, ValueError) as error:
+            answer = {"event": "error", "errno": getattr(error, "errno", None), "message": str(error)}
+            self._connection.send(json.dumps(answer).encode())
         finally:
-            os.close(control)
+            for descriptor in given:
+                os.close(descriptor)
+
+    def _hold(self, given: list[int]) -> int:
+        """Keep a sandbox's tree in our own mount namespace, from where copies can be made; returns its number.
+
+        A detached mount that a process holds by a descriptor alone cannot be copied before Linux 6.15
+        (fs/namespace.c, __do_loopback).
+        """
+        (tree,) = given
+        if not self._sealed:
+            self._mount_at(sc.new_filesystem("tmpfs", 0, mode="0700"), _HOLD)
+        self._sealed += 1
+        os.mkdir(f"{_HOLD}/{self._sealed}")
+        self._mount_at(os.dup(tree), f"{_HOLD}/{self._sealed}")
+        return self._sealed
+
+    @staticmethod
+    def _mount_at(tree: int, path: str) -> None:
+        point = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sc.move_mount(tree, point, path)
+        finally:
+            os.close(point)
+            os.close(tree)
+
+    def _drop(self, numbers: list[str]) -> None:
+        """Forget trees that nobody needs any more; there is no answer."""
+        for number in numbers:
+            with contextlib.suppress(OSError):
+                sc.umount(f"{_HOLD}/{int(number)}", sc.MNT_DETACH)
+                os.rmdir(f"{_HOLD}/{int(number)}")
+
+    def _answer_create(self, words: list[str], plan: bytes, given: list[int]) -> None:
+        if len(given) != 2:  # the controller ran out of descriptors, or the message was cut
+            raise ValueError("a request without a control socket and a door")
+        pidfd = self._create(_Wish.read(words), plan, given)
         self._connection.sendmsg([b'{"event":"forked"}'], [_rights(pidfd)])
         os.close(pidfd)
 
-    def _create(self, request: bytes, control: int) -> int:
+    def _create(self, wish: _Wish, plan: bytes, given: list[int]) -> int:
         """Give an embryo its plan; returns a pidfd of it.
 
         Args:
-            request: the network mode, a line feed, the plan.
-            control: the sandbox's end of its control socket.
+            wish: what cannot be changed once it is an embryo, and what of it is limited from outside.
+            plan: what it is to become.
+            given: the sandbox's end of its control socket, and its door.
         """
-        network, _, plan = request.partition(b"\n")
-        if network == b"off" and self._spare:
+        if self._spare and wish.fits(_Wish(), many_ids=self._identities.count > 1):
             embryo, self._spare, self._wants_spare = self._spare, None, True
         else:
-            embryo = self._fork(network.decode())
+            embryo = self._fork(wish)
+        trees: list[int] = []
         with embryo.birth:
-            embryo.birth.sendmsg([plan], [_rights(control)])
-            return os.pidfd_open(embryo.pid)
+            try:
+                wish.limit(embryo.group)
+                trees.extend(sc.open_tree(f"{_HOLD}/{number}") for number in wish.sealed)
+                embryo.birth.sendmsg([plan], [_rights(*given, *trees)])
+                return os.pidfd_open(embryo.pid)
+            finally:
+                for tree in trees:
+                    os.close(tree)
 
-    def _fork(self, network: str) -> _Embryo:
+    def _fork(self, wish: _Wish) -> _Embryo:
         """Fork a process that has namespaces of its own and waits for its plan."""
-        identity = self._identities.make()
+        identity = self._identities.make(one_id=wish.one_id, inotify=wish.inotify)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        group: limits.Group | None = None
         try:
+            group = self._groups.make(cpu=wish.limits_cpu) if self._groups else None
             with theirs:
-                pid = self._fork_init(identity, theirs, network)
+                pid = self._fork_init(identity, theirs, wish.network, group)
         except OSError:
             ours.close()
             identity.close()
+            if group:
+                group.remove()
             raise
         identity.release_namespace()
-        self._live[pid] = identity
-        return _Embryo(pid, ours)
+        self._live[pid] = (identity, group)
+        return _Embryo(pid, ours, group)
 
-    def _fork_init(self, identity: Identity, birth: socket.socket, network: str) -> int:
+    def _fork_init(self, identity: Identity, birth: socket.socket, network: str, group: limits.Group | None) -> int:
         sc.unshare(sc.CLONE_NEWPID)
         try:
             pid = os.fork()
             if pid == 0:
                 try:
                     signal.set_wakeup_fd(-1)
-                    init.main(identity, birth, self._lifeline, network)
+                    init.main(identity, birth, self._lifeline, network, group)
                 finally:
                     os._exit(70)
             return pid
@@ -187,14 +290,71 @@ class _Embryo:
     Attributes:
         pid: its first process.
         birth: socket on which the plan and the control socket are sent.
+        group: its control group, if there are any.
     """
 
     pid: int
     birth: socket.socket
+    group: limits.Group | None
 
 
-def _rights(descriptor: int) -> tuple[int, int, bytes]:
-    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]).tobytes()
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a request asks of the zygote itself; the rest is in the plan.
+
+    Attributes:
+        network: ``off`` or ``host``.
+        one_id: whether it has but one uid, as the files that an ordinary user's builds make.
+        inotify: inotify instances.
+        sealed: numbers of the trees it is made over.
+        amounts: (name, amount) of the limits of its control group.
+    """
+
+    network: str = "off"
+    one_id: bool = False
+    inotify: int = INOTIFY
+    sealed: tuple[int, ...] = ()
+    amounts: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def read(cls, words: list[str]) -> _Wish:
+        """Read ``name=value`` words.
+
+        Raises:
+            ValueError: a value is not a number.
+        """
+        given = dict(word.split("=", 1) for word in words)
+        sealed = tuple(int(number) for number in given.pop("sealed", "").split(",") if number)
+        network, one_id = given.pop("network", "off"), given.pop("ids", "all") == "one"
+        inotify = int(given.pop("inotify", INOTIFY))
+        return cls(network, one_id, inotify, sealed, tuple((name, int(amount)) for name, amount in given.items()))
+
+    def fits(self, made: _Wish, *, many_ids: bool) -> bool:
+        """Whether an embryo that was made for another wish will do."""
+        ids = self.one_id == made.one_id or not many_ids
+        same = (self.network, self.inotify, self.limits_cpu) == (made.network, made.inotify, made.limits_cpu)
+        return same and ids
+
+    @property
+    def limits_cpu(self) -> bool:
+        """Whether there is a limit of CPU."""
+        return any(name == "cpu" for name, _ in self.amounts)
+
+    def limit(self, group: limits.Group | None) -> None:
+        """Set the limits.
+
+        Raises:
+            OSError: the kernel refused.
+            ValueError: there is no control group for one.
+        """
+        for name, amount in self.amounts:
+            if group is None or not group.can_limit(name):
+                raise ValueError(f"there is no control group to limit {name} with")
+            group.limit(name, amount)
+
+
+def _rights(*descriptors: int) -> tuple[int, int, bytes]:
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes()
 
 
 def _can_idmap(path: str, identity: Identity) -> bool:

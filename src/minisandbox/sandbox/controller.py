@@ -5,16 +5,17 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import HostError
 from minisandbox.host import reaper
 from minisandbox.sandbox.launcher import Launcher
+from minisandbox.sandbox.network import Gateway
 
 if TYPE_CHECKING:
-    from minisandbox.sandbox.sync import Sandbox
+    from minisandbox.sandbox.core import Core
 
 
 class Controller:
@@ -30,32 +31,35 @@ class Controller:
         reaper.reap(runtime)
         self.pid = os.getpid()
         self.launcher = Launcher(runtime)
+        self.gateway = Gateway()
         self._records = reaper.Records(runtime)
-        self._boxes: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+        self._cores: weakref.WeakSet[Core] = weakref.WeakSet()
 
-    def add(self, box: Sandbox, network: str, pidfd: int) -> None:
+    @property
+    def directory(self) -> Path:
+        """Where the records and doors of this process's sandboxes lie."""
+        return self._records.directory
+
+    def add(self, core: Core, record: reaper.Record) -> None:
         """Record a live sandbox."""
-        self._boxes.add(box)
-        self._records.add(reaper.Record(box.id, self.pid, box.image.name, time.time(), _pid_of(pidfd), network))
+        self._cores.add(core)
+        self._records.add(record)
 
-    def remove(self, box: Sandbox) -> None:
+    def remove(self, core: Core) -> None:
         """Forget a sandbox."""
-        self._boxes.discard(box)
-        self._records.remove(box.id)
+        self._cores.discard(core)
+        self._records.remove(core.id)
+        self.gateway.forget(core.id)
 
     def close(self) -> None:
         """Stop every sandbox of this process, then the launcher."""
         if os.getpid() != self.pid:  # a fork inherited us; the sandboxes are its parent's
             return
-        for box in list(self._boxes):
-            box.stop()
+        for core in list(self._cores):
+            core.stop()
+        self.gateway.close()
         self.launcher.close()
         self._records.close()
-
-
-def _pid_of(pidfd: int) -> int:
-    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
-        return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
 
 
 class _Current:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minisandbox.types import ImageSpec
+from minisandbox.launch.maker import PROXY_PORT
+from minisandbox.types import ImageSpec, Network
 
 DEFAULTS: Mapping[str, str] = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -31,6 +32,20 @@ DEFAULTS: Mapping[str, str] = {
     "PIP_PROGRESS_BAR": "off",
     "PYTHONUNBUFFERED": "1",
 }
+
+
+_PROXY = {
+    "http_proxy": f"http://127.0.0.1:{PROXY_PORT}",
+    "https_proxy": f"http://127.0.0.1:{PROXY_PORT}",
+    "no_proxy": "localhost,127.0.0.1,::1",
+}
+
+
+def network_environment(network: Network) -> dict[str, str]:
+    """Where programs find the way out, in both spellings, where there is one by a proxy."""
+    if network.mode != "allow":
+        return {}
+    return {spelled: value for name, value in _PROXY.items() for spelled in (name, name.upper())}
 
 
 def command_environment(image: ImageSpec, *layers: Mapping[str, str] | None) -> dict[str, str]:

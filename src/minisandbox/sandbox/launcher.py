@@ -7,25 +7,32 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
-import sys
 import threading
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
-import minisandbox
 from minisandbox.errors import HostError, SandboxCreationError
+from minisandbox.host import reaper
 from minisandbox.launch.plan import Plan
+from minisandbox.sandbox import companion
 
 _DOCTOR = "run 'minisandbox doctor': it tries each kernel feature and names the fix"
 # The path of the package goes by stdin: a command line would show a host path inside every sandbox.
 _BOOTSTRAP = (
-    "import os, socket, sys; path, locks = os.read(0, 65536).decode('utf-8', 'surrogateescape').split('\\0'); "
+    "import os, socket, sys; path, *settings = os.read(0, 65536).decode('utf-8', 'surrogateescape').split('\\0'); "
     "null = os.open('/dev/null', os.O_RDWR); [os.dup2(null, n) for n in (0, 1, 2)]; os.close(null); "
     "sys.path.append(path); from minisandbox.launch import zygote; "
-    "zygote.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), locks)"
+    "zygote.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), settings)"
 )
 _START_TIMEOUT = 30.0
+ONE_ID = "MINISANDBOX_ONE_ID"
+"""Environment variable: 1 keeps an ordinary user's sandboxes from using subordinate ids."""
+NO_GROUPS = "MINISANDBOX_NO_CGROUPS"
+"""Environment variable: 1 keeps sandboxes out of control groups."""
 
 
 class Launcher:
@@ -43,7 +50,8 @@ class Launcher:
         self._lock = threading.Lock()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = _start_zygote(theirs, runtime)
+            groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else reaper.owner_name()
+            self._process = companion.start(_BOOTSTRAP, theirs, (str(runtime / "ids"), groups, *_mappers()))
         self._connection.settimeout(_START_TIMEOUT)
         try:
             hello, _ = self._receive()
@@ -52,13 +60,27 @@ class Launcher:
             raise error if isinstance(error, HostError) else HostError(f"the launcher process: {error}") from error
         self.mapped = bool(hello.get("mapped"))
         self.writable_usr = bool(hello.get("usr_idmap"))
+        self.ids = int(str(hello.get("ids", 1)))
+        self.enforcement = enforcement(hello.get("groups"))
+        self._forgotten: deque[int] = deque()
 
-    def create(self, plan: Plan, control: socket.socket) -> int:
+    def create(
+        self,
+        plan: Plan,
+        control: socket.socket,
+        door: socket.socket,
+        sealed: Sequence[int] = (),
+        *,
+        one_id: bool = False,
+    ) -> int:
         """Fork a sandbox.
 
         Args:
             plan: what to make.
             control: the sandbox's end of its control socket.
+            door: listening socket at which other processes bring it jobs.
+            sealed: numbers of the held trees that the plan names.
+            one_id: whether it has but one uid where it would share more with the caller's other sandboxes.
 
         Returns:
             A pidfd of its first process, which answers ``ready`` or ``error`` on the control socket.
@@ -66,11 +88,47 @@ class Launcher:
         Raises:
             SandboxCreationError: it could not even be forked, or the zygote is gone.
         """
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [control.fileno()]).tobytes())
+        network = "host" if plan.network == "host" else "off"  # the way out of an allow-list is no matter of the kernel
+        words = [f"network={network}", f"ids={'one' if one_id else 'all'}", f"inotify={plan.inotify}"]
+        words.append(f"sealed={','.join(map(str, sealed))}")
+        words += (f"{name}={amount}" for name, amount in plan.group_limits)
+        _, pidfd = self._ask(("create", *words), plan.to_json(), (control.fileno(), door.fileno()))
+        return pidfd
+
+    def hold(self, tree: int) -> int:
+        """Keep what a sandbox has written beyond its end; returns the number by which other sandboxes get it.
+
+        Args:
+            tree: descriptor of its scratch mount.
+
+        Raises:
+            SandboxCreationError: the kernel refused, or the zygote is gone.
+        """
+        answer, _ = self._ask(("hold",), b"", (tree,))
+        return int(str(answer["number"]))
+
+    def forget(self, number: int) -> None:
+        """Give up a held tree, at the next request; safe to call from anywhere, finalisers included."""
+        self._forgotten.append(number)
+
+    def flush(self) -> None:
+        """Give up now what was forgotten, so that its memory is free."""
+        numbers = []
+        with contextlib.suppress(IndexError):
+            while True:
+                numbers.append(str(self._forgotten.popleft()))
+        if numbers:
+            with self._lock, contextlib.suppress(OSError):
+                self._connection.send(" ".join(("drop", *numbers)).encode())
+
+    def _ask(self, words: Sequence[str], body: bytes, descriptors: Sequence[int]) -> tuple[dict[str, object], int]:
+        """One request and its answer, with the descriptor that came along, or -1."""
+        self.flush()
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
         with self._lock:
             try:
-                self._connection.sendmsg([plan.network.encode() + b"\n" + plan.to_json()], [rights])
-                _, pidfd = self._receive()
+                self._connection.sendmsg([" ".join(words).encode() + b"\n" + body], [rights])
+                return self._receive()
             except OSError as error:
                 if isinstance(error, HostError):
                     raise
@@ -78,7 +136,6 @@ class Launcher:
                 raise SandboxCreationError(
                     f"the launcher process does not answer: {error}", errno=error.errno, hint="create the sandbox again"
                 ) from error
-        return pidfd
 
     def _receive(self) -> tuple[dict[str, object], int]:
         data, ancillary, _, _ = self._connection.recvmsg(1 << 16, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
@@ -106,27 +163,25 @@ class Launcher:
             self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5.0)
+            reaper.reap_groups(reaper.owner_name())
 
 
-def _start_zygote(theirs: socket.socket, runtime: Path) -> subprocess.Popen[bytes]:
-    controller = os.pidfd_open(os.getpid())
-    package = Path(minisandbox.__file__).parent.parent
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", _BOOTSTRAP, str(theirs.fileno()), str(controller)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(), controller),
-            cwd="/",
-            env={},
-            start_new_session=True,  # Ctrl-C is for the controller to handle
-        )
-        assert process.stdin is not None
-        process.stdin.write(f"{package}\0{runtime / 'ids'}".encode("utf-8", "surrogateescape"))
-        process.stdin.close()
-    except OSError as error:
-        raise HostError(f"cannot start {sys.executable}: {error.strerror}") from error
-    finally:
-        os.close(controller)
-    return process
+def _mappers() -> tuple[str, str]:
+    """The programs that map an ordinary user's subordinate ids, or empty texts."""
+    if os.environ.get(ONE_ID, "") not in ("", "0"):
+        return "", ""
+    return shutil.which("newuidmap") or "", shutil.which("newgidmap") or ""
+
+
+def enforcement(groups: object) -> dict[str, str]:
+    """What holds each limit that depends on the machine; one that nothing can hold is not named.
+
+    Args:
+        groups: what the zygote says about control groups, or None.
+    """
+    held = {"memory": "watchdog", "processes": "rlimit"}
+    if isinstance(groups, dict):
+        by = f"cgroup v{groups['version']}"
+        names = {"memory": "memory", "pids": "processes", "cpu": "cpu"}
+        held |= {names[controller]: by for controller in groups["controllers"]}
+    return held

@@ -6,18 +6,45 @@ from minisandbox.errors import CommandFailed
 from minisandbox.types import ExecResult
 
 # A temporary index leaves the agent's own alone; the path of the finished patch is what the script prints.
-PATCH_SCRIPT = """
-set -e
+# Submodules of the base commit are left out: their commits are not ours to carry. Repositories that the agent made or
+# cloned inside (git would record a commit of theirs, or fail) come along as the files that they consist of.
+PATCH_SCRIPT = r"""
+set -e -o pipefail
+base=$1
 work=$(mktemp -d /tmp/patch.XXXXXX)
+trap 'if [ $? != 0 ]; then rm -rf "$work"; fi' EXIT
 export GIT_INDEX_FILE="$work/index" GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
-git read-tree "$1"
-git -c core.fsmonitor=false -c core.autocrlf=false -c advice.addEmbeddedRepo=false add -A . >&2
-git -c core.quotePath=true -c diff.noprefix=false -c diff.mnemonicPrefix=false -c core.attributesFile=/dev/null \
-    diff --cached --binary --full-index --no-color --no-ext-diff --no-textconv --no-renames \
-    --src-prefix=a/ --dst-prefix=b/ "$1" > "$work/patch"
+unset GIT_LITERAL_PATHSPECS GIT_DIFF_OPTS GIT_EXTERNAL_DIFF
+git() {
+    command git -c core.fsmonitor=false -c core.autocrlf=false -c core.fileMode=true -c core.symlinks=true \
+        -c core.quotePath=true -c core.attributesFile=/dev/null -c core.hooksPath=/dev/null \
+        -c diff.orderFile=/dev/null \
+        -c diff.suppressBlankEmpty=false -c diff.indentHeuristic=true -c advice.addEmbeddedRepo=false "$@"
+}
+git read-tree "$base"
+
+exclude=() nested=()
+while IFS= read -r -d '' submodule; do exclude+=(":(exclude,literal)$submodule"); done \
+    < <(git ls-files -s -z -- . | sed -zn 's/^160000 [0-9a-f]* [0-9]\t//p')
+while IFS= read -r -d '' marker; do
+    path=${marker#./} path=${path%/.git}
+    if git ls-files -s -- ":(literal)$path" | grep -q ^160000 || git check-ignore -q -- "$path"; then continue; fi
+    exclude+=(":(exclude,literal)$path") nested+=("$path")
+done < <(find . -mindepth 2 -name .git -prune -print0)
+
+git add -A -- . "${exclude[@]}" >&2
+for path in "${nested[@]}"; do
+    { git ls-files -z -- ":(literal)$path"; find "$path" -name .git -prune -o \( -type f -o -type l \) -print0; } \
+        | git update-index --add --remove -z --stdin >&2
+done
+
+git diff --cached --binary --full-index --no-color --no-ext-diff --no-textconv --no-renames --no-relative \
+    --ignore-submodules=all --unified=3 --inter-hunk-context=0 --diff-algorithm=myers \
+    --src-prefix=a/ --dst-prefix=b/ "$base" > "$work/patch"
 rm -f "$GIT_INDEX_FILE"
-printf '%s\\n' "$work/patch"
+printf '%s\n' "$work/patch"
 """
+DISCARD_SCRIPT = 'rm -rf -- "${1%/patch}"'
 
 
 def checked_patch(result: ExecResult, patch: bytes) -> bytes:

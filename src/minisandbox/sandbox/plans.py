@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import HostError, InvalidValue
 from minisandbox.launch import plan as p
 from minisandbox.types import ImageSpec, Limits, Mount, Network
 
+_VIEWER_SCRATCH = 1 << 20
+_OWN_PROCESSES = 8
+"""Pid 1 and workers, which the kernel counts with the rest."""
 USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+# The first lines are what Docker masks (moby/profiles); nobody inside needs the rest either.
+_HIDDEN = (
+    "acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list",
+    "timer_stats", "cmdline", "config.gz", "dynamic_debug", "iomem", "ioports", "kallsyms", "key-users", "kmsg",
+    "kpagecgroup", "kpagecount", "kpageflags", "modules", "pagetypeinfo", "slabinfo", "sysrq-trigger", "vmallocinfo",
+    "pressure",
+)  # fmt: skip
+_FROZEN = ("bus", "driver", "fs", "irq", "sys", "tty")
 _HOSTS = "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
 
@@ -27,6 +38,9 @@ class Request:
         hostname: what it is called inside.
         upper: host directory that takes the writes, or None for memory.
         writable_usr: whether the host's ``/usr`` can be idmapped and so be shown copy-on-write.
+        sealed: how many sealed trees lie over the image.
+        lifetime: seconds after which it ends by itself, or None.
+        enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
     """
 
     image: ImageSpec
@@ -36,6 +50,9 @@ class Request:
     hostname: str
     upper: Path | None
     writable_usr: bool
+    sealed: int = 0
+    lifetime: float | None = None
+    enforcement: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_plan(request: Request) -> p.Plan:
@@ -50,21 +67,54 @@ def make_plan(request: Request) -> p.Plan:
     operations = (
         *_takes(request),
         p.Scratch(request.limits.disk),
-        *(p.Directory(path, mode) for path, mode in (("tmp", 0o1777), ("shm", 0o1777), ("run", 0o755), ("dev", 0o755))),
+        *(p.Directory(path, mode) for path, mode in (("shm", 0o1777), ("run", 0o755), ("dev", 0o755))),
         *_name_service(request),
         *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
+        *(p.Attach(f"sealed/{slot}", slot=f"s{slot}") for slot in range(request.sealed)),
         *_root(request),
         *(_usr(request) if image.host_usr else ()),
         p.Attach("root/dev", source="dev"),
         p.Devices("root/dev"),
         p.Attach("root/dev/shm", source="shm"),
-        p.Attach("root/tmp", source="tmp"),
+        *_tmp(request),
         p.Attach("root/run", source="run"),
         p.Proc("root/proc"),
+        *_restricted(),
         *_mounts(request.mounts),
         p.Enter(p.ROOT),
     )
-    return p.Plan(operations, request.hostname, request.network.mode, tuple(_rlimits(request.limits)))
+    lifetime = 0 if request.lifetime is None else max(1, int(request.lifetime * 1000))
+    limits, by = request.limits, request.enforcement
+    watched = limits.memory if limits.memory is not None and not _grouped(by, "memory") else 0
+    return p.Plan(
+        operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
+        limits.inotify, tuple(_group_limits(limits, by)),
+    )  # fmt: skip
+
+
+def make_viewer_plan(request: Request, trees: int) -> p.Plan:
+    """Lay out a sandbox that only looks at what another has written, and at its image (:mod:`.comparing`).
+
+    Args:
+        request: what the other was made from.
+        trees: how many trees it has written, sealed or not.
+    """
+    image, usr = request.image, request.image.host_usr and request.writable_usr
+    looking = replace(request, sealed=trees, mounts=(), upper=None)
+    operations: list[p.Operation] = [
+        *_takes(looking),
+        p.Scratch(_VIEWER_SCRATCH),
+        *(p.Directory(path) for path in ("empty", p.ROOT)),
+        p.Attach(p.ROOT, source=p.ROOT),  # what becomes the root must be a mount (pivot_root(2))
+        *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
+        *(p.Attach(f"root/trees/{trees - 1 - slot}", slot=f"s{slot}") for slot in range(trees)),
+        p.Overlay("root/base", (*_layers(image), "empty"), "", ""),
+    ]
+    if usr:
+        lowers = tuple(f"layers/{slot}/usr" for slot in _usr_layers(image))
+        operations.append(p.Attach("layers/usr", slot="usr"))
+        operations.append(p.Overlay("root/base-usr", (*lowers, "layers/usr", "empty"), "", ""))
+    return p.Plan((*operations, p.Proc("root/proc"), p.Enter(p.ROOT)), rlimits=(("CORE", 0), ("NOFILE", 4096)))
 
 
 def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
@@ -83,9 +133,11 @@ def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def _takes(request: Request) -> Iterator[p.Take]:
+def _takes(request: Request) -> Iterator[p.Take | p.Given]:
     for slot, layer in enumerate(request.image.layers):
         yield p.Take(str(layer), str(slot))
+    for number in range(request.sealed):
+        yield p.Given(number, f"s{number}")
     if request.image.host_usr:
         owners = "image" if request.writable_usr else "host"
         yield p.Take("/usr", "usr", owners=owners, recursive=not request.writable_usr)
@@ -117,7 +169,7 @@ def _real_directories() -> list[str]:
 
 
 def _root(request: Request) -> Iterator[p.Operation]:
-    lowers = tuple(f"layers/{slot}" for slot in reversed(range(len(request.image.layers))))
+    lowers = (*_sealed(request, "upper"), *_layers(request.image))
     if request.upper is not None:
         yield p.Attach("disk", slot="disk")
         yield p.Overlay(p.ROOT, lowers, "disk/tree", "disk/work", volatile=True)
@@ -127,6 +179,34 @@ def _root(request: Request) -> Iterator[p.Operation]:
     yield p.Overlay(p.ROOT, lowers, "upper", "work")
 
 
+def _sealed(request: Request, part: str) -> tuple[str, ...]:
+    """Where one part of the sealed trees is attached, topmost first."""
+    return tuple(f"sealed/{number}/{part}" for number in reversed(range(request.sealed)))
+
+
+def _layers(image: ImageSpec) -> tuple[str, ...]:
+    """Where the layers are attached, topmost first."""
+    return tuple(f"layers/{slot}" for slot in reversed(range(len(image.layers))))
+
+
+def _restricted() -> Iterator[p.Operation]:
+    """What of /proc is about the host, not about the sandbox: as Docker's masked and read-only paths, and more."""
+    yield p.Directory("hidden")
+    yield p.Directory("hidden/directory", 0o555)
+    yield p.File("hidden/file", "", 0o444)
+    for name in _HIDDEN:
+        yield p.Hide(f"root/proc/{name}", "hidden/file", "hidden/directory")
+    for name in _FROZEN:
+        yield p.Freeze(f"root/proc/{name}")
+
+
+def _tmp(request: Request) -> Iterator[p.Operation]:
+    """A workspace keeps /tmp with the rest, and so in its snapshots; a build's is no part of its layer."""
+    if request.upper is not None:
+        yield p.Directory("tmp", 0o1777)
+        yield p.Attach("root/tmp", source="tmp")
+
+
 def _usr(request: Request) -> Iterator[p.Operation]:
     for name in _real_directories():
         yield p.Attach(f"root/{name}", slot=name)
@@ -134,14 +214,19 @@ def _usr(request: Request) -> Iterator[p.Operation]:
         yield p.Attach("root/usr", slot="usr")
         return
     yield p.Attach("layers/usr", slot="usr")
-    changed = (f"layers/{slot}/usr" for slot, layer in reversed([*enumerate(request.image.layers)]) if _has_usr(layer))
-    lowers = (*changed, "layers/usr")
+    changed = (f"layers/{slot}/usr" for slot in _usr_layers(request.image))
+    lowers = (*_sealed(request, "usr"), *changed, "layers/usr")
     if request.upper is not None:
         yield p.Overlay("root/usr", lowers, "disk/usr", "disk/usr-work", volatile=True)
         return
     yield p.Directory("usr")
     yield p.Directory("usr-work")
     yield p.Overlay("root/usr", lowers, "usr", "usr-work")
+
+
+def _usr_layers(image: ImageSpec) -> list[int]:
+    """The layers that change something below /usr, the topmost first."""
+    return [slot for slot, layer in reversed([*enumerate(image.layers)]) if _has_usr(layer)]
 
 
 def _has_usr(layer: Path) -> bool:
@@ -161,9 +246,32 @@ def _name_service(request: Request) -> Iterator[p.File]:
     yield p.File("run/hosts", _HOSTS.format(name=request.hostname))
 
 
-def _rlimits(limits: Limits) -> Iterator[tuple[str, int]]:
+def _grouped(enforcement: Mapping[str, str], name: str) -> bool:
+    return enforcement.get(name, "").startswith("cgroup")
+
+
+def _group_limits(limits: Limits, enforcement: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    if limits.memory is not None and _grouped(enforcement, "memory"):
+        yield "memory", limits.memory
+    if _grouped(enforcement, "processes"):
+        yield "processes", limits.processes + _OWN_PROCESSES
+    if limits.cpu is not None:
+        if not _grouped(enforcement, "cpu"):
+            raise HostError(
+                f"Limits.cpu={limits.cpu:g} cannot be enforced on this machine",
+                reason="there is no control group with a cpu controller that this process may use",
+                hint="run 'minisandbox doctor' for the line that allows it, or leave the limit out",
+            )
+        yield "cpu", max(1, round(limits.cpu * 1000))
+
+
+def _rlimits(request: Request) -> Iterator[tuple[str, int]]:
+    limits = request.limits
     yield "CORE", 0
-    yield "NPROC", limits.processes
+    if not _grouped(request.enforcement, "processes"):
+        yield "NPROC", limits.processes
+    if limits.memory is not None and not _grouped(request.enforcement, "memory"):
+        yield "DATA", limits.memory  # what one process may take between two looks of the watchdog
     yield "NOFILE", limits.open_files
     if limits.file_size is not None:
         yield "FSIZE", limits.file_size

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import array
-import contextlib
-import io
-import json
-import os
-import secrets
-import select
-import signal
-import socket
-import threading
-import time
+import builtins
 import types
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Self
+from typing import Literal, Self
 
-from minisandbox.errors import SandboxCreationError, SandboxGone
-from minisandbox.host import reaper
-from minisandbox.sandbox import uppers
-from minisandbox.sandbox.controller import Controller, current_controller
-from minisandbox.sandbox.environment import command_environment
-from minisandbox.sandbox.patching import PATCH_SCRIPT, checked_patch
-from minisandbox.sandbox.plans import Request, check_mounts, make_plan
-from minisandbox.sandbox.wire import Call, ExecCall, ReadCall, WriteCall
-from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network
-
-_READY_TIMEOUT = 60.0
-_DEADLINE_GRACE = 60.0
-"""Seconds after a command's deadline within which its end must have been reported, however busy the machine is."""
-_STOP_TIMEOUT = 30.0
-_FILE_TIMEOUT = 300.0
-_PATCH_TIMEOUT = 300.0
+from minisandbox.sandbox import handles, transfers
+from minisandbox.sandbox.attached import AttachedCore
+from minisandbox.sandbox.core import Core
+from minisandbox.sandbox.handles import SandboxCore, live_sandboxes
+from minisandbox.sandbox.snapshots import Snapshot
+from minisandbox.sandbox.sync_drive import carry_out
+from minisandbox.sandbox.sync_files import Files
+from minisandbox.sandbox.sync_processes import Process
+from minisandbox.sandbox.sync_shell import Shell
+from minisandbox.types import (
+    Change,
+    ExecResult,
+    ImageSpec,
+    Limits,
+    MiB,
+    Mount,
+    Network,
+    Refusals,
+    SandboxInfo,
+    SandboxUsage,
+    Terminal,
+)
 
 
 class Sandbox:
@@ -42,48 +37,64 @@ class Sandbox:
 
     It is a context manager, safe to use from several threads, and ends with the process that made it.
 
-    Attributes:
-        id: its name, unique on this machine.
-        image: what is inside.
-        created_in: seconds that creation took.
+    Args:
+        core: the sandbox that this is a handle on.
     """
 
-    def __init__(
-        self, controller: Controller, image: ImageSpec, identifier: str, environment: Mapping[str, str]
-    ) -> None:
-        self.id = identifier
-        self.image = image
-        self.created_in = 0.0
-        self._controller = controller
-        self._environment = command_environment(image, environment)
-        self._limits = Limits()
-        self._upper: Path | None = None
-        self._control: socket.socket | None = None
-        self._pidfd = -1
-        self._stopped = False
-        self._stopping = threading.Lock()
+    def __init__(self, core: SandboxCore) -> None:
+        self._core = core
+
+    @property
+    def id(self) -> str:
+        """Its name, unique on this machine."""
+        return self._core.id
+
+    @property
+    def image(self) -> ImageSpec:
+        """What is inside."""
+        return self._core.image
+
+    @property
+    def created_in(self) -> float:
+        """Seconds that creation took."""
+        return self._core.created_in
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sandbox is running."""
+        return self._core.alive
+
+    @property
+    def files(self) -> Files:
+        """The file verbs."""
+        return Files(self._core)
 
     @classmethod
     def create(
         cls,
-        image: ImageSpec,
+        image: ImageSpec | Snapshot,
         *,
         limits: Limits | None = None,
         network: Network | None = None,
         mounts: Sequence[Mount] = (),
         environment: Mapping[str, str] | None = None,
         upper: Path | None = None,
-    ) -> Sandbox:
+        labels: Mapping[str, str] | None = None,
+        lifetime: float | None = None,
+    ) -> Self:
         """Make a sandbox and wait until it is ready for commands.
 
         Args:
-            image: what is inside.
+            image: what is inside: an image, or the state of another sandbox.
             limits: what it may use; the defaults of :class:`Limits` if None.
             network: what it can reach; nothing but its own loopback if None.
             mounts: host directories and files to show inside, read-only.
             environment: variables that every command gets, over the image's.
             upper: an existing, empty host directory that takes the writes instead of memory. After :meth:`stop` its
                 ``tree`` is a complete layer.
+            labels: what to call it, for people and for :meth:`list`.
+            lifetime: seconds after which it ends by itself, whatever happens to its owner; None: when it is stopped,
+                or this process ends.
 
         Returns:
             The sandbox, ready.
@@ -93,74 +104,58 @@ class Sandbox:
             HostError: this machine lacks a kernel feature.
             SandboxCreationError: the kernel refused a step; the error names it.
         """
-        started = time.monotonic()
-        controller = current_controller()
-        box = cls(controller, image, f"box-{secrets.token_hex(6)}", environment or {})
-        box._limits = limits or Limits()
-        box._upper = upper
-        request = Request(
-            image, box._limits, network or Network.off(), check_mounts(mounts), "sandbox", upper,
-            controller.launcher.writable_usr,
+        core = Core.create(
+            image, limits=limits, network=network, mounts=mounts, environment=environment, upper=upper,
+            labels=labels, lifetime=lifetime,
         )  # fmt: skip
-        if upper is not None:
-            uppers.prepare(upper)
-        box._start(request)
-        box.created_in = time.monotonic() - started
-        return box
+        return cls(core)
 
-    def _start(self, request: Request) -> None:
-        plan = make_plan(request)
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                self._pidfd = self._controller.launcher.create(plan, theirs)
-            self._await_ready(self._control)
-            self._controller.add(self, request.network.mode, self._pidfd)
-        except BaseException:  # whatever went wrong, a Ctrl-C included: nothing half-made stays
-            self.stop()
-            raise
+    @classmethod
+    def attach(cls, id: str) -> Self:  # noqa: A002 - the same word as the property and the command line
+        """Take hold of a live sandbox of this user, whichever process made it.
 
-    def _await_ready(self, control: socket.socket) -> None:
-        control.settimeout(_READY_TIMEOUT)
-        try:
-            answer = json.loads(control.recv(1 << 16) or b'{"event":"gone"}')
-        except TimeoutError:
-            raise SandboxCreationError(f"sandbox {self.id} was not ready after {_READY_TIMEOUT:.0f} s") from None
-        if answer["event"] == "ready":
-            return
-        if answer["event"] == "gone":
-            raise SandboxCreationError(
-                f"sandbox {self.id} ended while it was made", reason="it was killed from outside"
-            )
-        raise SandboxCreationError(
-            f"could not {answer['operation']}: {answer['message']}",
-            operation=answer["operation"],
-            errno=answer["errno"],
-            hint="run 'minisandbox doctor': it tries each kernel feature and names the fix",
-        )
+        Everything works but :meth:`snapshot`, :meth:`fork`, :meth:`reset` and :meth:`changes`, which are its owner's.
+        Leaving a ``with`` block only lets go of it; :meth:`stop` ends it.
+
+        Args:
+            id: its name.
+
+        Returns:
+            A handle on it.
+
+        Raises:
+            NotFound: no live sandbox has that name.
+        """
+        return cls(AttachedCore.attach(id))
+
+    @staticmethod
+    def list(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
+        """The live sandboxes of this user, whichever process made them.
+
+        Args:
+            labels: only those that have all of these labels.
+
+        Returns:
+            What is known about each, the oldest first.
+        """
+        return live_sandboxes(labels=labels)
 
     def __enter__(self) -> Self:
-        """Use the sandbox in a ``with`` block; it is stopped at its end."""
+        """Use the sandbox in a ``with`` block; at its end it is stopped, or let go of if it was attached."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        """Stop the sandbox."""
-        self.stop()
+        """Stop the sandbox, or let go of an attached one."""
+        self._core.let_go()
 
     def __del__(self) -> None:
         """Stop a sandbox that nobody can reach any more."""
-        if not self._stopped and self._pidfd >= 0 and self._controller.pid == os.getpid():
-            warnings.warn(
-                f"sandbox {self.id} was never stopped; use a with block", ResourceWarning, stacklevel=2, source=self
-            )
-            self.stop()
-
-    @property
-    def files(self) -> Files:
-        """The file verbs."""
-        return Files(self)
+        core = getattr(self, "_core", None)  # absent where creation failed
+        if core is not None and core.abandoned:
+            handles.warn_abandoned(self, core.id)
+            core.stop()
 
     def exec(
         self,
@@ -170,11 +165,13 @@ class Sandbox:
         cwd: str | PurePosixPath | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes | str | None = None,
+        user: str | int | None = None,
     ) -> ExecResult:
         """Run a command and wait for its end.
 
         Returns when the command's own process has ended; background processes it leaves go on until the sandbox stops.
-        A non-zero exit, a signal and a timeout are values, not exceptions.
+        A non-zero exit, a signal and a timeout are values, not exceptions. An exception that interrupts the wait, such
+        as the KeyboardInterrupt of Ctrl-C, ends the command's whole tree; the sandbox goes on.
 
         Args:
             command: text for ``bash -c`` (no login shell), or an argument list.
@@ -182,29 +179,102 @@ class Sandbox:
             cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
             env: variables for this command, over those of the sandbox.
             stdin: its standard input; empty if None.
+            user: name or uid of the user inside who runs it, without any capability; root if None.
 
         Returns:
             How it ended and what it printed.
 
         Raises:
-            InvalidValue: an argument cannot be used.
+            InvalidValue: an argument cannot be used, or there is no such user here.
             FileAccessError: ``cwd`` cannot be entered.
             SandboxGone: the sandbox has ended.
         """
-        call = ExecCall(
-            command,
-            env={**self._environment, **(env or {})},
-            cwd=self._directory(cwd),
-            timeout=timeout,
-            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
-            output=self._limits.output,
+        operation = handles.run(self._core, command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, user=user)
+        return carry_out(self._core, operation)
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | PurePosixPath | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        pty: Terminal | None = None,
+        lifetime: Literal["handle", "sandbox"] = "handle",
+    ) -> Process:
+        """Start a command and return while it runs.
+
+        Args:
+            command: text for ``bash -c`` (no login shell), or an argument list.
+            timeout: wall seconds after which its whole tree is killed; None: no limit.
+            cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
+            env: variables for this command, over those of the sandbox.
+            user: name or uid of the user inside who runs it, without any capability; root if None.
+            pty: size of a terminal to run it on; None: pipes.
+            lifetime: ``"handle"``: it ends when its handle is closed. ``"sandbox"``: it goes on until it or the sandbox
+                ends, and :meth:`process` takes hold of it again, from this process or another.
+
+        Returns:
+            The running process.
+
+        Raises:
+            InvalidValue: an argument cannot be used, or there is no such user here.
+            FileAccessError: ``cwd`` cannot be entered.
+            SandboxGone: the sandbox has ended.
+        """
+        channel = handles.process_channel(
+            self._core, command, timeout=timeout, cwd=cwd, env=env, user=user, pty=pty, lifetime=lifetime
         )
-        if not self._drive(call, None if timeout is None else timeout + _DEADLINE_GRACE):
-            call.hung_up()
-        return call.result()
+        return Process._started(self._core, channel, owned=lifetime == "handle")
+
+    def process(self, id: str) -> Process:  # noqa: A002 - the same word as the property
+        """Take hold of a running process that was started with ``lifetime="sandbox"``.
+
+        What it printed while nobody held it was kept, head and tail, and comes first.
+
+        Args:
+            id: its name, as :attr:`Process.id` and :meth:`processes` say it.
+
+        Returns:
+            A handle on it.
+
+        Raises:
+            NotFound: there is no such process, or its end has been told already.
+            SandboxGone: the sandbox has ended.
+        """
+        return Process._reached(self._core, id)
+
+    def processes(self) -> tuple[str, ...]:
+        """Names of the processes with ``lifetime="sandbox"`` that :meth:`process` can take hold of."""
+        return self._core.processes()
+
+    def shell(
+        self,
+        *,
+        cwd: str | PurePosixPath | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+    ) -> Shell:
+        """A bash that keeps its state from one :meth:`Shell.run` to the next.
+
+        Args:
+            cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
+            env: variables for it, over those of the sandbox.
+            user: name or uid of the user inside who runs it, without any capability; root if None.
+
+        Returns:
+            The shell, ready.
+
+        Raises:
+            InvalidValue: an argument cannot be used, or there is no such user here.
+            FileAccessError: ``cwd`` cannot be entered.
+            SandboxGone: the sandbox has ended.
+        """
+        return Shell._opened(self._core, handles.shell_channel(self._core, cwd=cwd, env=env, user=user))
 
     def patch(
-        self, path: str | PurePosixPath | None = None, *, base: str | None = None, limit: int | None = None
+        self, path: str | PurePosixPath | None = None, *, base: str | None = None, limit: int | None = 100 * MiB
     ) -> bytes:
         """A git patch of everything in a repository that differs from a commit: new, deleted and binary files included.
 
@@ -223,12 +293,101 @@ class Sandbox:
             CommandFailed: git could not compute it, for example because the repository was destroyed.
             SandboxGone: the sandbox has ended.
         """
-        command = ["bash", "-c", PATCH_SCRIPT, "patch", base or self.image.base_commit]
-        result = self.exec(command, cwd=path, timeout=_PATCH_TIMEOUT)
-        output = io.BytesIO()
-        if result.ok:
-            self._read(result.stdout.strip(), output, limit)
-        return checked_patch(result, output.getvalue())
+        return carry_out(self._core, handles.make_patch(self._core, path, base=base, limit=limit))
+
+    def changes(self) -> tuple[Change, ...]:
+        """Every path that differs from the image.
+
+        Returns:
+            The changes, sorted by path.
+
+        Raises:
+            OwnerOnly: the sandbox was attached.
+            SandboxGone: the sandbox has ended.
+        """
+        return self._core.changes()
+
+    def snapshot(self) -> Snapshot:
+        """Seal what was written so far, without copying it.
+
+        Ends all processes of the sandbox; the handle goes on over the sealed state.
+
+        Returns:
+            The state, from which sandboxes can be made and to which :meth:`reset` goes back.
+
+        Raises:
+            OwnerOnly: the sandbox was attached.
+            SandboxCreationError: the kernel refused a step of going on; the error names it.
+            SandboxGone: the sandbox has ended.
+        """
+        return self._core.snapshot()
+
+    def fork(self, count: int = 1) -> builtins.list[Self]:
+        """New sandboxes that begin with what this one holds, with the same limits, network and labels.
+
+        Ends all processes of this sandbox, as :meth:`snapshot` does; nothing is copied.
+
+        Args:
+            count: how many.
+
+        Returns:
+            The new sandboxes; the caller stops each.
+
+        Raises:
+            InvalidValue: ``count`` is no positive number.
+            OwnerOnly: the sandbox was attached.
+            SandboxCreationError: the kernel refused a step; the error names it, and none is left over.
+            SandboxGone: the sandbox has ended.
+        """
+        return [type(self)(core) for core in self._core.fork(count)]
+
+    def reset(self, to: Snapshot | None = None) -> None:
+        """Go back to an earlier state; ends all processes and forgets everything written since.
+
+        Args:
+            to: a snapshot over the same image; what the sandbox was made from if None.
+
+        Raises:
+            InvalidValue: the snapshot is closed, or of another image.
+            OwnerOnly: the sandbox was attached.
+            SandboxCreationError: the kernel refused a step; the error names it.
+            SandboxGone: the sandbox has ended.
+        """
+        self._core.reset(to)
+
+    def usage(self) -> SandboxUsage:
+        """What the sandbox uses right now.
+
+        Returns:
+            CPU, memory, disk and processes.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        return carry_out(self._core, transfers.usage())
+
+    def refusals(self) -> Refusals:
+        """What the allow-list of :meth:`minisandbox.Network.allow` has kept from the sandbox so far.
+
+        Returns:
+            How many requests were refused, and why the latest were.
+
+        Raises:
+            OwnerOnly: the sandbox was attached.
+            SandboxGone: the sandbox has ended.
+        """
+        return self._core.refusals()
+
+    def info(self) -> SandboxInfo:
+        """What is known about the sandbox: its image, owner, labels, when it was made and when it expires.
+
+        Returns:
+            What is known.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        return self._core.info()
 
     def stop(self) -> None:
         """End every process of the sandbox and its mounts; calling it again does nothing.
@@ -238,193 +397,4 @@ class Sandbox:
         Raises:
             SandboxGone: a process of it hangs in the kernel and did not end.
         """
-        with self._stopping:
-            if self._stopped or self._controller.pid != os.getpid():
-                self._stopped = True
-                return
-            self._stopped = True
-            if self._control is not None:
-                self._control.close()
-            try:
-                self._end_processes()
-            finally:
-                self._controller.remove(self)
-        if self._upper is not None:
-            uppers.finish(self._upper)
-
-    def _end_processes(self) -> None:
-        if self._pidfd < 0:
-            return
-        pidfd, self._pidfd = self._pidfd, -1
-        try:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            if not _ready(pidfd, _STOP_TIMEOUT):
-                reason = "a process hangs in the kernel"
-                raise SandboxGone(f"sandbox {self.id} did not end in {_STOP_TIMEOUT:.0f} s", reason=reason)
-        finally:
-            os.close(pidfd)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the sandbox is running."""
-        return not self._stopped and not _ready(self._pidfd, 0.0)
-
-    def _directory(self, path: str | PurePosixPath | None) -> str:
-        return str(self.image.workdir / path) if path is not None else str(self.image.workdir)
-
-    def _read(self, path: str | PurePosixPath, sink: BinaryIO, limit: int | None) -> None:
-        call = ReadCall(str(path), cwd=str(self.image.workdir), limit=limit, sink=sink)
-        self._transfer(call)
-        call.result()
-
-    def _write(self, path: str | PurePosixPath, source: Iterator[bytes], mode: int | None) -> None:
-        call = WriteCall(str(path), cwd=str(self.image.workdir), mode=mode, source=source)
-        self._transfer(call)
-        call.result()
-
-    def _transfer(self, call: Call) -> None:
-        if not self._drive(call, _FILE_TIMEOUT):
-            raise SandboxGone(
-                f"sandbox {self.id}: a file transfer was cut off", reason="its worker was killed from inside"
-            )
-
-    def _drive(self, call: Call, timeout: float | None) -> bool:
-        """Carry a call through on a socket of its own; returns False if the peer hung up before it answered.
-
-        Leaving early (an exception, a Ctrl-C) closes the socket, which ends the command's tree.
-        """
-        if self._stopped or self._control is None:
-            raise SandboxGone(f"sandbox {self.id} is stopped")
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                self._hand_over(self._control, theirs)
-            ours.settimeout(timeout)
-            try:
-                _converse(call, ours)
-            except TimeoutError:
-                self.stop()
-                raise SandboxGone(f"sandbox {self.id} did not answer and was stopped", reason="it hangs") from None
-        if not call.done:
-            self._check_alive()
-        return call.done
-
-    def _hand_over(self, control: socket.socket, theirs: socket.socket) -> None:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]).tobytes())
-        try:
-            control.sendmsg([b"job"], [rights])
-        except OSError as error:
-            raise SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside") from error
-
-    def _check_alive(self) -> None:
-        # the kernel closes the workers' sockets a moment before pid 1 counts as ended
-        pidfd = self._pidfd
-        if self._stopped or _ready(pidfd, 0.2):
-            raise SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside")
-
-
-class Files:
-    """Reading and writing files of a sandbox; every verb is carried out inside it.
-
-    Paths are absolute, or relative to the image's workdir.
-    """
-
-    def __init__(self, box: Sandbox) -> None:
-        self._box = box
-
-    def read_bytes(self, path: str | PurePosixPath, *, limit: int | None = 100 * MiB) -> bytes:
-        """The content of a regular file.
-
-        Args:
-            path: the file.
-            limit: most bytes to read; a larger file is an error. None: no limit.
-
-        Raises:
-            FileAccessError: there is no such file, it is not a regular one, or it is too large.
-            SandboxGone: the sandbox has ended.
-        """
-        sink = io.BytesIO()
-        self._box._read(path, sink, limit)
-        return sink.getvalue()
-
-    def read_text(self, path: str | PurePosixPath, *, limit: int | None = 100 * MiB) -> str:
-        """The content of a regular file as UTF-8; other bytes become U+FFFD. Raises as :meth:`read_bytes`."""
-        return self.read_bytes(path, limit=limit).decode("utf-8", "replace")
-
-    def write_bytes(self, path: str | PurePosixPath, data: bytes, *, mode: int | None = None) -> None:
-        """Replace the content of a file; it and missing parent directories are made.
-
-        Args:
-            path: the file.
-            data: its new content.
-            mode: permission bits; None leaves them (0644 for a new file).
-
-        Raises:
-            FileAccessError: it cannot be written, or the disk limit is reached.
-            SandboxGone: the sandbox has ended.
-        """
-        self._box._write(path, iter((data,)), mode)
-
-    def write_text(self, path: str | PurePosixPath, text: str, *, mode: int | None = None) -> None:
-        """Replace the content of a file by text as UTF-8. Raises as :meth:`write_bytes`."""
-        self.write_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode)
-
-    def upload(self, local: Path, path: str | PurePosixPath, *, mode: int | None = None) -> None:
-        """Copy a host file into the sandbox, in pieces.
-
-        Raises:
-            FileAccessError: it cannot be written, or the disk limit is reached.
-            SandboxGone: the sandbox has ended.
-            OSError: the host file cannot be read.
-        """
-        with local.open("rb") as source:
-            self._box._write(path, iter(lambda: source.read(1 << 20), b""), mode)
-
-    def download(self, path: str | PurePosixPath, local: Path, *, limit: int | None = 2 * GiB) -> None:
-        """Copy a file of the sandbox to the host, in pieces; the host file appears when it is complete.
-
-        Args:
-            path: the file inside.
-            local: the host file.
-            limit: most bytes to copy (a sparse file can be larger than any disk); a larger file is an error.
-
-        Raises:
-            FileAccessError: there is no such file, it is not a regular one, or it is too large.
-            SandboxGone: the sandbox has ended.
-            OSError: the host file cannot be written.
-        """
-        partial = local.with_name(f".{local.name}.{secrets.token_hex(4)}")
-        try:
-            with partial.open("wb") as sink:
-                self._box._read(path, sink, limit)
-            partial.replace(local)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-def live_sandboxes() -> tuple[reaper.Record, ...]:
-    """Every live sandbox of this user, whoever owns it."""
-    return tuple(reaper.live_records(reaper.runtime_directory()))
-
-
-def _converse(call: Call, connection: socket.socket) -> None:
-    """Send what a call has to say and feed it the answer, until it is done or the peer has hung up."""
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
-        for piece in call.outgoing():
-            connection.sendall(piece)
-    while not call.done and (data := _receive(connection)):
-        call.feed(data)
-
-
-def _receive(connection: socket.socket) -> bytes:
-    for _ in range(2):  # reported once where the peer closed with our bytes unread; its answer still waits
-        with contextlib.suppress(ConnectionResetError):
-            return connection.recv(1 << 18)
-    return b""
-
-
-def _ready(descriptor: int, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+        self._core.stop()

@@ -6,23 +6,37 @@ A *call* is one job on a socket of its own. ``outgoing()`` yields what to send; 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.launch import frames
-from minisandbox.types import ExecResult, Outcome, Usage
+from minisandbox.types import LIMITS_HIT, ExecResult, Outcome, Usage
 
-_CHUNK = 1 << 20
+_PATIENCE = 300.0
+_DEADLINE_GRACE = 60.0
+"""Seconds after a command's deadline within which its end must have been reported, however busy the machine is."""
 _LONGEST_TIMEOUT = 1e8
-_DROPPED_LINE = 80
+DROPPED_LINE = 80
 """Bytes that the line about missing output may add."""
+NONSENSE = (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+"""What taking apart an answer that is not of our protocol raises."""
+_ACCOUNT = ("HOME", "USER", "LOGNAME")
+_LARGEST_ID = (1 << 32) - 2
 
 
 class Call:
-    """What every call shares: framing, the error answer, the end."""
+    """What every call shares: framing, the error answer, the end.
+
+    Attributes:
+        done: whether it was answered.
+        patience: seconds without a byte after which the sandbox counts as hanging; None: it may take for ever.
+    """
+
+    patience: float | None = _PATIENCE
 
     def __init__(self, request: frames.Header, payload: bytes = b"", *, max_answer: int = 0) -> None:
         self._request = request
@@ -44,8 +58,16 @@ class Call:
         try:
             for header, payload in self._decoder.feed(data):
                 self._take(header, payload)
-        except (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except NONSENSE as error:
             raise SandboxGone(f"the sandbox answered nonsense: {error!r}") from error
+
+    def hung_up(self) -> None:
+        """The peer closed before it had answered, while the sandbox lives.
+
+        Raises:
+            SandboxGone: of most calls nothing can be said then.
+        """
+        raise SandboxGone("the sandbox did not answer a request", reason="its worker was killed from inside")
 
     def _take(self, header: frames.Header, payload: bytes) -> None:
         if header["event"] == "error":
@@ -58,14 +80,89 @@ class Call:
         raise NotImplementedError
 
     def _raise_error(self) -> None:
-        if self._error is None:
-            return
-        number = self._error.get("errno")
-        path, operation = str(self._error.get("path")), self._error.get("operation")
-        what = f"cannot enter {path}" if operation == "exec" else f"cannot {operation} {path}"
-        raise FileAccessError(
-            f"{what}: {self._error.get('message')}", path=path, errno=number if isinstance(number, int) else None
-        )
+        if self._error is not None:
+            raise_error(self._error)
+
+
+T = TypeVar("T")
+Operation = Generator[Call, None, T]
+"""A composite verb: yields the calls it needs, each to be carried through by who drives it; returns its value."""
+
+
+def raise_error(error: frames.Header) -> None:
+    """Raise what an ``error`` answer stands for.
+
+    Raises:
+        InvalidValue: the user that was asked for cannot be had.
+        FileAccessError: anything else.
+    """
+    number, message = error.get("errno"), error.get("message")
+    path, operation = str(error.get("path")), error.get("operation")
+    if operation == "user":
+        raise _no_such_user(path, number)
+    what = f"cannot enter {path}" if operation == "exec" else f"cannot {operation} {path}"
+    raise FileAccessError(f"{what}: {message}", path=path, errno=number if isinstance(number, int) else None)
+
+
+def _no_such_user(user: str, number: object) -> InvalidValue:
+    if number == errno.ENOENT:
+        return InvalidValue(
+            f"user {user!r} does not exist", reason="/etc/passwd of the sandbox does not name it",
+            hint="add it there, or give a uid",
+        )  # fmt: skip
+    if number == errno.ERANGE:
+        return InvalidValue(
+            f"user {user!r} cannot be had", reason="its uid or a gid of its is not one of the sandbox's",
+            hint="give a uid below 65536",
+        )  # fmt: skip
+    return InvalidValue(
+        f"user {user!r} cannot be had", reason="this sandbox has one id only, which its root is",
+        hint="install newuidmap and give yourself a range in /etc/subuid and /etc/subgid; see 'minisandbox doctor'",
+    )  # fmt: skip
+
+
+def environment_for(
+    base: Mapping[str, str], env: Mapping[str, str] | None, user: str | int | None = None
+) -> dict[str, str]:
+    """The whole environment of a command.
+
+    Args:
+        base: what every command of the sandbox finds.
+        env: what this command gets over it.
+        user: who runs it. HOME, USER and LOGNAME are then those of that user, filled in inside, unless ``env`` names
+            them.
+    """
+    kept = base if user is None else {name: value for name, value in base.items() if name not in _ACCOUNT}
+    return {**kept, **(env or {})}
+
+
+def command_request(
+    verb: str,
+    command: str | Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    timeout: float | None,
+    user: str | int | None,
+    output: int,
+) -> frames.Header:
+    """What the requests of ``exec``, ``start`` and ``shell`` share.
+
+    Raises:
+        InvalidValue: an argument cannot be used.
+    """
+    given = command if isinstance(command, str) else tuple(command)
+    check_command(given, env, timeout)
+    _check_user(user)
+    return {
+        "verb": verb,
+        "script" if isinstance(given, str) else "argv": given,
+        "env": list(env.items()),
+        "cwd": cwd,
+        "timeout": timeout,
+        "user": user,
+        "output": output,
+    }
 
 
 class ExecCall(Call):
@@ -73,11 +170,12 @@ class ExecCall(Call):
 
     Args:
         command: text for ``bash -c``, or an argument list.
-        env: the whole environment.
+        env: the whole environment (:func:`environment_for`).
         cwd: absolute directory inside.
         timeout: wall seconds, or None.
         stdin: bytes for its standard input, or None for an empty one.
         output: bytes kept per stream.
+        user: name or uid that it runs as, or None for the sandbox's own.
 
     Raises:
         InvalidValue: an argument cannot be used.
@@ -92,28 +190,22 @@ class ExecCall(Call):
         timeout: float | None,
         stdin: bytes | None,
         output: int,
+        user: str | int | None = None,
     ) -> None:
+        request = command_request("exec", command, env=env, cwd=cwd, timeout=timeout, user=user, output=output)
+        request["stdin"] = stdin is not None
+        super().__init__(request, stdin or b"", max_answer=2 * (output + DROPPED_LINE))
+        self.patience = None if timeout is None else timeout + _DEADLINE_GRACE
         self.command = command if isinstance(command, str) else tuple(command)
-        request: frames.Header = {
-            "verb": "exec",
-            "env": list(env.items()),
-            "cwd": cwd,
-            "timeout": timeout,
-            "stdin": stdin is not None,
-            "output": output,
-        }
-        request["script" if isinstance(command, str) else "argv"] = self.command
-        _check_command(self.command, env, timeout)
-        super().__init__(request, stdin or b"", max_answer=2 * (output + _DROPPED_LINE))
         self._result: ExecResult | None = None
 
     def _answer(self, header: frames.Header, payload: bytes) -> None:
-        self._result = _exec_result(self.command, header, payload)
+        self._result = exec_result(self.command, header, payload)
         self.done = True
 
     def hung_up(self) -> None:
         """The command's supervisor was killed from inside: all that is known is that it is over."""
-        self._result = ExecResult(self.command, Outcome.SIGNALED, None, int(signal.SIGKILL), b"", b"")
+        self._result = killed(self.command)
         self.done = True
 
     def result(self) -> ExecResult:
@@ -121,13 +213,19 @@ class ExecCall(Call):
 
         Raises:
             FileAccessError: its working directory cannot be entered.
+            InvalidValue: its user cannot be had.
         """
         self._raise_error()
         assert self._result is not None
         return self._result
 
 
-def _check_command(command: str | tuple[str, ...], env: Mapping[str, str], timeout: float | None) -> None:
+def check_command(command: str | tuple[str, ...], env: Mapping[str, str], timeout: float | None) -> None:
+    """Refuse what cannot be run.
+
+    Raises:
+        InvalidValue: an argument cannot be used.
+    """
     parts = (command,) if isinstance(command, str) else command
     if not parts or not all(isinstance(part, str) for part in parts) or not parts[0]:
         raise InvalidValue(f"command {command!r} is empty or not text", hint="give a string or a list of strings")
@@ -140,15 +238,38 @@ def _check_command(command: str | tuple[str, ...], env: Mapping[str, str], timeo
         raise InvalidValue(f"timeout {timeout!r} is not a positive number of seconds", hint=hint)
 
 
-def _exec_result(command: str | tuple[str, ...], header: frames.Header, payload: bytes) -> ExecResult:
+def _check_user(user: object) -> None:
+    if user is None or (isinstance(user, str) and user and not set(user) & set(":\n\0")):
+        return
+    if type(user) is not int or not 0 <= user <= _LARGEST_ID:  # True is an int too
+        raise InvalidValue(f"user {user!r} is neither a name nor a uid", hint="give a name of /etc/passwd, or a uid")
+
+
+def as_list(value: object) -> list[object]:
+    """A list out of an answer."""
+    assert isinstance(value, list)
+    return value
+
+
+def killed(command: str | tuple[str, ...]) -> ExecResult:
+    """The fate of a command whose supervisor was killed from inside: all that is known is that it is over."""
+    return ExecResult(command, Outcome.SIGNALED, None, int(signal.SIGKILL), b"", b"")
+
+
+def exec_result(command: str | tuple[str, ...], header: frames.Header, payload: bytes) -> ExecResult:
+    """An ``exit`` answer as a value."""
     status, usage, dropped, cut = header["status"], header["usage"], header["dropped"], header["stdout_size"]
-    duration, left = header["duration"], header["left_running"]
+    duration, left, hit = header["duration"], header["left_running"], header.get("hit", [])
     assert isinstance(status, int)
     assert isinstance(usage, list)
+    assert all(isinstance(number, int | float) for number in usage)
     assert isinstance(dropped, list)
+    assert all(isinstance(count, int) for count in dropped)
     assert isinstance(cut, int)
     assert isinstance(duration, float)
     assert isinstance(left, int)
+    assert isinstance(hit, list)
+    hit = [name for name in LIMITS_HIT if name in hit or (name == "output" and any(dropped))]
     if header["timed_out"]:
         outcome, code, number = Outcome.TIMEOUT, None, None
     elif os.WIFSIGNALED(status):
@@ -167,68 +288,5 @@ def _exec_result(command: str | tuple[str, ...], header: frames.Header, payload:
         duration,
         Usage(*usage),
         left,
+        tuple(hit),
     )
-
-
-class ReadCall(Call):
-    """Read a regular file into a stream.
-
-    Args:
-        path: path inside; relative ones are below ``cwd``.
-        cwd: absolute directory inside.
-        limit: most bytes to take, or None.
-        sink: where the bytes go.
-    """
-
-    def __init__(self, path: str, *, cwd: str, limit: int | None, sink: BinaryIO) -> None:
-        super().__init__({"verb": "read", "path": path, "cwd": cwd, "limit": limit}, max_answer=_CHUNK)
-        self._sink = sink
-
-    def _answer(self, header: frames.Header, payload: bytes) -> None:
-        if header["event"] == "data":
-            self._sink.write(payload)
-        else:
-            self.done = True
-
-    def result(self) -> None:
-        """Return once everything was read.
-
-        Raises:
-            FileAccessError: there is no such file, it is not a regular one, or it is larger than the limit.
-        """
-        self._raise_error()
-
-
-class WriteCall(Call):
-    """Write a regular file from a stream.
-
-    Args:
-        path: path inside; missing parent directories are made.
-        cwd: absolute directory inside.
-        mode: permission bits, or None to leave them (0644 for a new file).
-        source: pieces of the content.
-    """
-
-    def __init__(self, path: str, *, cwd: str, mode: int | None, source: Iterable[bytes]) -> None:
-        super().__init__({"verb": "write", "path": path, "cwd": cwd, "mode": mode})
-        self._source = source
-
-    def outgoing(self) -> Iterator[bytes]:
-        """The request, the content in pieces, and its end."""
-        yield from super().outgoing()
-        for piece in self._source:
-            view = memoryview(piece)
-            for start in range(0, len(view), _CHUNK):
-                yield frames.encode({"event": "data"}, bytes(view[start : start + _CHUNK]))
-        yield frames.encode({"event": "end"})
-
-    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - any other answer is "done"
-        self.done = True
-
-    def result(self) -> None:
-        """Return once everything was written.
-
-        Raises:
-            FileAccessError: the path cannot be written, or the sandbox's disk limit is reached.
-        """
-        self._raise_error()

@@ -23,6 +23,7 @@ from minisandbox.grade import Reason, Verdict
 from minisandbox.images import Image
 from minisandbox.rollouts import EXIT_ENVIRONMENT_ERROR, Progress, rollout, run_batch
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.core import Core
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Trajectory
 
@@ -114,13 +115,13 @@ def test_a_sandbox_that_ends_under_the_agent_is_our_failure(smith: Task, smith_i
 def test_a_sandbox_that_will_not_end_is_our_failure(
     smith: Task, smith_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop = Sandbox.stop
+    let_go = Core.let_go
 
-    def hang(box: Sandbox) -> None:
-        stop(box)
-        raise SandboxGone(f"sandbox {box.id} did not end", reason="a process hangs in the kernel")
+    def hang(core: Core) -> None:
+        let_go(core)
+        raise SandboxGone(f"sandbox {core.id} did not end", reason="a process hangs in the kernel")
 
-    monkeypatch.setattr(Sandbox, "stop", hang)
+    monkeypatch.setattr(Core, "let_go", hang)
     done = rollout(smith, smith_image, EmptyAgent())
     assert not done.finished
     assert done.failure is not None

@@ -1,0 +1,100 @@
+"""Doors: listening sockets by which other processes of this user reach a sandbox or a process of it.
+
+They lie in the private directory of the sandbox's owner. A path of a socket has at most 107 bytes (unix(7)), so
+directories are named through descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+_BACKLOG = 256
+
+
+def name_of(sandbox_id: str, process_id: str = "") -> str:
+    """What the door of a sandbox, or of a process of it, is called."""
+    return f"{sandbox_id}.{process_id}.door" if process_id else f"{sandbox_id}.door"
+
+
+def make(directory: Path, name: str) -> socket.socket:
+    """A new door: a non-blocking listening socket.
+
+    Raises:
+        OSError: it cannot be made there.
+    """
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with _named(directory) as place:
+            door.bind(f"{place}/{name}")
+        door.listen(_BACKLOG)
+    except BaseException:  # a Ctrl-C too: nothing half-made stays
+        door.close()
+        raise
+    return door
+
+
+def knock(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
+    """Connect to a door.
+
+    Args:
+        directory: where it lies.
+        name: what it is called.
+        wait: whether to wait where too many others do already.
+
+    Raises:
+        BlockingIOError: too many others wait (connect(2): EAGAIN), and this one may not.
+        OSError: there is none, or nobody behind it any more.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(wait)
+    try:
+        with _named(directory) as place:
+            connection.connect(f"{place}/{name}")
+        connection.setblocking(True)
+    except BaseException:  # a Ctrl-C too: nothing half-made stays
+        connection.close()
+        raise
+    return connection
+
+
+def process_ids(directory: Path, sandbox_id: str) -> tuple[str, ...]:
+    """The processes of a sandbox behind whose doors somebody listens."""
+    prefix, suffix = f"{sandbox_id}.", ".door"
+    listening = _listening_names()
+    return tuple(
+        sorted(name[len(prefix) : -len(suffix)] for name in _files(directory, prefix, suffix) if name in listening)
+    )
+
+
+def _files(directory: Path, prefix: str, suffix: str) -> list[str]:
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return [name for name in names if name.startswith(prefix) and name.endswith(suffix) and name != prefix + suffix[1:]]
+
+
+def _listening_names() -> set[str]:
+    """The last parts of the paths of every bound unix socket here (proc_net(5)); knocking would be taken as a visit."""
+    with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:
+        return {line.rstrip("\n").rpartition("/")[2] for line in table}
+
+
+def remove(directory: Path, sandbox_id: str) -> None:
+    """Remove the doors of a sandbox and its processes."""
+    for name in (name_of(sandbox_id), *_files(directory, f"{sandbox_id}.", ".door")):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(directory / name)
+
+
+@contextlib.contextmanager
+def _named(directory: Path) -> Iterator[str]:
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

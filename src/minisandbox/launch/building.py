@@ -1,0 +1,176 @@
+"""Building a directory tree from what :mod:`.trees` sends: by descriptors, below one directory, following no link."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+
+from .trees import Cursor
+
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_TRIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What a file or directory gets once its content is there.
+
+    Attributes:
+        mode: permission bits.
+        mtime: nanoseconds since the epoch.
+        owner: uid and gid, or None to leave them.
+    """
+
+    mode: int
+    mtime: int
+    owner: tuple[int, int] | None = None
+
+
+class Builder:
+    """Builds a tree.
+
+    Args:
+        root: descriptor of the directory it grows in, taken over.
+        replace: what is in the way of a file or link is replaced, and directories are merged; else anything in the
+            way is an error.
+        exact: modes are as given; else the umask and the owner's right to read and write count, and setuid, setgid
+            and sticky do not.
+    """
+
+    def __init__(self, root: int, *, replace: bool, exact: bool) -> None:
+        self.cursor = Cursor(root)
+        self._replace = replace
+        self._exact = exact
+        self._unfinished: list[Attributes | None] = []
+        self._file = -1
+        self._position = 0
+        self._attributes = Attributes(0, 0)
+
+    @property
+    def depth(self) -> int:
+        """How many directories are begun and not ended."""
+        return len(self._unfinished)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was begun is ended."""
+        return not self._unfinished and self._file < 0
+
+    def directory(self, name: str, attributes: Attributes) -> None:
+        """Begin a directory; one that is merged into keeps its own attributes.
+
+        Raises:
+            OSError: it cannot be made, or what is in its way is no directory.
+            ValueError: the name is none, or a file is not ended.
+        """
+        self.check(name)
+        made = True
+        try:
+            os.mkdir(name, attributes.mode & 0o777 | 0o700, dir_fd=self.cursor.fd)
+        except FileExistsError:
+            if not self._replace:
+                raise
+            made = False
+        self.cursor.down(name)
+        self._unfinished.append(attributes if made else None)
+
+    def up(self) -> None:
+        """End a directory.
+
+        Raises:
+            ValueError: none is begun.
+        """
+        if not self._unfinished or self._file >= 0:
+            raise ValueError("the end of a directory that was not begun, or within a file")
+        attributes = self._unfinished.pop()
+        if attributes is not None:
+            self._settle(self.cursor.fd, attributes)
+        self.cursor.up()
+
+    def file(self, name: str, attributes: Attributes) -> None:
+        """Begin a file; its content follows, then :meth:`end`."""
+        self.check(name)
+        mode = 0o600 if self._exact else attributes.mode & 0o777 | 0o600
+        for attempt in range(_TRIES):
+            self._make_way(name)
+            try:
+                self._file = os.open(name, _WRITE, mode, dir_fd=self.cursor.fd)
+                break
+            except FileExistsError:  # put there this very moment
+                if not self._replace or attempt == _TRIES - 1:
+                    raise
+        self._attributes, self._position = attributes, 0
+
+    def data(self, content: bytes) -> None:
+        """Content of the file."""
+        self._check_file()
+        view = memoryview(content)
+        while view:
+            written = os.pwrite(self._file, view, self._position)
+            self._position += written
+            view = view[written:]
+
+    def hole(self, size: int) -> None:
+        """Zeros that take no place."""
+        self._check_file()
+        self._position += size
+
+    def end(self) -> None:
+        """End the file."""
+        self._check_file()
+        os.ftruncate(self._file, self._position)
+        self._settle(self._file, self._attributes)
+        self._close_file()
+
+    def link(self, name: str, target: str, attributes: Attributes) -> None:
+        """Make a symbolic link."""
+        self.check(name)
+        self._make_way(name)
+        os.symlink(target, name, dir_fd=self.cursor.fd)
+        if attributes.owner is not None:
+            with contextlib.suppress(OSError):
+                os.chown(name, *attributes.owner, dir_fd=self.cursor.fd, follow_symlinks=False)
+        os.utime(name, ns=(attributes.mtime, attributes.mtime), dir_fd=self.cursor.fd, follow_symlinks=False)
+
+    def close(self) -> None:
+        """Let go; what was built stays."""
+        self._close_file()
+        self.cursor.close()
+
+    def _settle(self, descriptor: int, attributes: Attributes) -> None:
+        if attributes.owner is not None:  # before the mode: a change of owner clears setuid (chown(2))
+            try:
+                os.chown(descriptor, *attributes.owner)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EINVAL):  # an owner who does not exist inside
+                    raise
+        if self._exact:
+            os.fchmod(descriptor, attributes.mode)
+        os.utime(descriptor, ns=(attributes.mtime, attributes.mtime))
+
+    def _make_way(self, name: str) -> None:
+        if self._replace:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self.cursor.fd)
+
+    def check(self, name: str) -> None:
+        """Refuse what cannot be the name of something new here.
+
+        Raises:
+            ValueError: it is no name of a file, or a file is not ended.
+        """
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"{name[:300]!r} is no name of a file")
+        if self._file >= 0:
+            raise ValueError(f"{name[:300]!r} within a file")
+
+    def _check_file(self) -> None:
+        if self._file < 0:
+            raise ValueError("content without a file")
+
+    def _close_file(self) -> None:
+        descriptor, self._file = self._file, -1
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -1,0 +1,276 @@
+"""What a workspace has changed, read from its uppers by a process in a sandbox made for looking.
+
+It stands in a root directory that holds ``trees/N`` (what was written, the topmost first), ``base`` (the image) and,
+where ``/usr`` could be written, ``base-usr``. Whatever a tree holds was made by an agent: it is opened component by
+component and no link is followed. An upper says *deleted* by a device 0/0 and *replaced* by ``user.overlay.opaque``
+(overlayfs.rst).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from .worker import Job
+
+_OPAQUE = "user.overlay.opaque"
+_ROWS = 500
+_PAGE_SIZE = 1 << 18
+"""Characters of paths in one frame: whatever they are, it stays below ``frames.MAX_HEADER``."""
+_MOST_ROWS = 1 << 21
+_MOST_SIZE = 1 << 26
+"""Characters of paths in all: a few long directories would make millions of files cost as much each."""
+_TRIES = 16
+"""How often a path is looked at again that vanishes meanwhile."""
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_CHUNK = 1 << 16
+_DEEPEST = 200
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+}
+
+Row = tuple[str, str, str]
+"""Path, what happened to it, what it is."""
+
+
+def serve(job: Job) -> None:
+    """Answer a ``changes`` request: frames of rows, then ``end``.
+
+    The request names the ``trees`` (how many), whether there is a ``usr`` of its own, and paths to ``skip``, because
+    the sandbox's own mounts made them.
+    """
+    trees, skipped = job.request["trees"], job.request["skip"]
+    assert isinstance(trees, int)
+    assert isinstance(skipped, list)
+    try:
+        changes = _all_changes(trees, usr=bool(job.request["usr"]))
+        for page in _pages(row for row in changes if row[0] not in skipped):
+            job.send({"event": "changes", "rows": page})
+        job.send({"event": "end"})
+    except OSError as error:
+        job.fail(error, "compare", error.filename or "/")
+
+
+def _pages(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    page: list[Row] = []
+    count = size = in_page = 0
+    for row in rows:
+        page.append(row)
+        in_page += len(row[0])
+        count, size = count + 1, size + len(row[0])
+        if count > _MOST_ROWS or size > _MOST_SIZE:
+            raise OSError(errno.EFBIG, f"more than {_MOST_ROWS} changes, or {_MOST_SIZE} characters of paths")
+        if len(page) >= _ROWS or in_page > _PAGE_SIZE:
+            yield page
+            page, in_page = [], 0
+    if page:
+        yield page
+
+
+def _all_changes(trees: int, *, usr: bool) -> Iterator[Row]:
+    yield from _compare_all("base", [f"trees/{number}/upper" for number in range(trees)], "/")
+    if usr:
+        yield from _compare_all("base-usr", [f"trees/{number}/usr" for number in range(trees)], "/usr/")
+
+
+def _compare_all(base: str, uppers: list[str], prefix: str) -> Iterator[Row]:
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(_Directory.open(None, path)) for path in (base, *uppers)]
+        yield from _changes_below(prefix, _Views(tuple(opened[1:]), opened[0], opened[0]))
+
+
+class _Directory:
+    """An open directory of one tree."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    @classmethod
+    def open(cls, parent: _Directory | None, name: str) -> _Directory:
+        return cls(os.open(name, _DIRECTORY, dir_fd=None if parent is None else parent.descriptor))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+    def look(self, name: str) -> os.stat_result | None:
+        try:
+            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    @property
+    def opaque(self) -> bool:
+        try:
+            return os.getxattr(self.descriptor, _OPAQUE) == b"y"
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """One directory as its parts show it.
+
+    Attributes:
+        uppers: what was written, the topmost first.
+        below: the image's directory that shows through them, or None where it was replaced or never was.
+        base: the image's directory at this path, shown or not, or None.
+    """
+
+    uppers: tuple[_Directory, ...]
+    below: _Directory | None
+    base: _Directory | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What a path is now.
+
+    Attributes:
+        status: as lstat(2) says, or None where it is gone.
+        holder: the directory that has it.
+        uppers: for a directory, the trees that it consists of.
+        through: whether the image shows through them.
+    """
+
+    status: os.stat_result | None
+    holder: _Directory | None = None
+    uppers: tuple[_Directory, ...] = ()
+    through: bool = False
+
+
+def _changes_below(prefix: str, views: _Views) -> Iterator[Row]:
+    if prefix.count("/") > _DEEPEST:
+        raise OSError(errno.ENAMETOOLONG, f"directories are nested more than {_DEEPEST} deep", prefix)
+    names: set[str] = set()
+    for upper in views.uppers:
+        names.update(os.listdir(upper.descriptor))
+    if views.base is not views.below and views.base is not None:  # replaced: what was there may be gone
+        names.update(os.listdir(views.base.descriptor))
+    for name in sorted(names):
+        with contextlib.ExitStack() as stack:
+            row, below = _compare(prefix + name, name, views, stack)
+            if row is not None:
+                yield row
+            if below is not None:
+                yield from _changes_below(f"{prefix}{name}/", below)
+
+
+def _resolve(views: _Views, name: str) -> _Now:
+    """What overlayfs makes of a name."""
+    found: _Now | None = None
+    parts: list[_Directory] = []
+    for upper in views.uppers:
+        status = upper.look(name)
+        if status is None:
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            if found is None:
+                return _Now(None) if _is_whiteout(status) else _Now(status, upper)
+            return _Now(found.status, found.holder, tuple(parts), through=False)
+        found = found or _Now(status, upper)
+        parts.append(upper)
+        with _Directory.open(upper, name) as directory:
+            if directory.opaque:
+                return _Now(found.status, found.holder, tuple(parts), through=False)
+    below = views.below.look(name) if views.below else None
+    if found is None:
+        return _Now(below, views.below)
+    return _Now(found.status, found.holder, tuple(parts), through=below is not None and stat.S_ISDIR(below.st_mode))
+
+
+def _compare(path: str, name: str, views: _Views, stack: contextlib.ExitStack) -> tuple[Row | None, _Views | None]:
+    """What happened to a path, and the directories in which to look further.
+
+    The workspace may be at work: what vanishes while it is looked at is looked at again.
+
+    Args:
+        path: the path.
+        name: the last part of it.
+        views: the directory that it is in.
+        stack: closes what is opened.
+    """
+    for attempt in range(_TRIES):
+        try:
+            now = _resolve(views, name)
+            was = views.base.look(name) if views.base else None
+            return _row(path, name, views, now, was), _below(name, views, now, was, stack)
+        except OSError as error:
+            if error.errno not in _VANISHED or attempt == _TRIES - 1:
+                raise OSError(error.errno, error.strerror, path) from error
+    raise AssertionError
+
+
+def _row(path: str, name: str, views: _Views, now: _Now, was: os.stat_result | None) -> Row | None:
+    status = now.status
+    if status is None:
+        return None if was is None else (path, "deleted", _kind(was))
+    if was is None:
+        return path, "added", _kind(status)
+    return (path, "modified", _kind(status)) if _differs(now, name, views, was) else None
+
+
+def _below(
+    name: str, views: _Views, now: _Now, was: os.stat_result | None, stack: contextlib.ExitStack
+) -> _Views | None:
+    """The directories of that name, where something below them can differ."""
+    was_directory = was is not None and stat.S_ISDIR(was.st_mode)
+    is_directory = now.status is not None and stat.S_ISDIR(now.status.st_mode)
+    if not now.uppers and (is_directory or not was_directory):
+        return None
+    uppers = tuple(stack.enter_context(_Directory.open(upper, name)) for upper in now.uppers)
+    base = None
+    if was_directory and views.base is not None:
+        base = stack.enter_context(_Directory.open(views.base, name))
+    return _Views(uppers, base if now.through else None, base)
+
+
+def _differs(now: _Now, name: str, views: _Views, was: os.stat_result) -> bool:
+    status, holder, base = now.status, now.holder, views.base
+    assert status is not None
+    assert holder is not None
+    assert base is not None
+    if holder is base:
+        return False
+    if (status.st_mode, status.st_uid, status.st_gid) != (was.st_mode, was.st_uid, was.st_gid):
+        return True
+    if stat.S_ISLNK(status.st_mode):
+        return os.readlink(name, dir_fd=holder.descriptor) != os.readlink(name, dir_fd=base.descriptor)
+    if stat.S_ISREG(status.st_mode):
+        return status.st_size != was.st_size or not _same_content(holder, base, name)
+    return False
+
+
+def _same_content(one: _Directory, other: _Directory, name: str) -> bool:
+    with (
+        open(os.open(name, _FILE, dir_fd=one.descriptor), "rb", buffering=0) as left,
+        open(os.open(name, _FILE, dir_fd=other.descriptor), "rb", buffering=0) as right,
+    ):
+        while True:
+            mine, theirs = left.read(_CHUNK), right.read(_CHUNK)
+            if mine != theirs:
+                return False
+            if not mine:
+                return True
+
+
+def _is_whiteout(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def _kind(status: os.stat_result) -> str:
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "device")

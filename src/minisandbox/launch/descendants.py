@@ -1,0 +1,99 @@
+"""The processes below this one: found through /proc, counted, ended.
+
+A worker is the subreaper of what it starts (prctl(2)), so that daemonised processes stay below it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+
+KILL_PATIENCE = 10.0
+"""Seconds after which a process that does not die is left to the end of the sandbox: it hangs in the kernel."""
+_STOP_PATIENCE = 2.0
+
+
+def child_processes(pid: int) -> set[int]:
+    """The live children of a process, from the parents that /proc names."""
+    return set(_children().get(pid, ()))
+
+
+def descendants(without: Collection[int] = ()) -> set[int]:
+    """Every live process below this one.
+
+    Args:
+        without: processes that are left out, with everything below them.
+    """
+    children = _children()
+    found: set[int] = set()
+    queue = [os.getpid()]
+    while queue:
+        below = [pid for pid in children.get(queue.pop(), ()) if pid not in without]
+        found.update(below)
+        queue += below
+    return found
+
+
+def have_children() -> bool:
+    """Whether any process below this one exists: as a subreaper it is the parent of every orphan."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def stop_all(without: Collection[int] = ()) -> set[int]:
+    """Stop every process below this one, also those that appear meanwhile; returns them.
+
+    A tree that forks faster than we look is then no longer one that can outrun us; one that is left out may.
+    """
+    give_up = time.monotonic() + _STOP_PATIENCE
+    stopped: set[int] = set()
+    while (fresh := descendants(without) - stopped) and time.monotonic() < give_up:
+        signal_all(fresh, signal.SIGSTOP)
+        stopped |= fresh
+    return stopped
+
+
+def kill_all(reap: Callable[[], None]) -> None:
+    """End everything below this process.
+
+    Args:
+        reap: collects children that have ended.
+    """
+    give_up = time.monotonic() + KILL_PATIENCE
+    stop_all()
+    while time.monotonic() < give_up:
+        signal_all(descendants(), signal.SIGKILL)
+        reap()
+        if not have_children():
+            return
+        time.sleep(0.0005)
+
+
+def signal_all(pids: Collection[int], number: int) -> None:
+    """Signal processes, those that are gone left out."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _children() -> dict[int, list[int]]:
+    """The live processes of this sandbox by their parents."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+                state, parent = stat.read().rpartition(b")")[2].split()[:2]
+                if state not in (b"Z", b"X") or _has_threads(name):
+                    children.setdefault(int(parent), []).append(int(name))
+    return children
+
+
+def _has_threads(pid: str) -> bool:
+    """Whether a process that looks like a zombie goes on: only its first thread has ended (proc(5))."""
+    return len(os.listdir(f"/proc/{pid}/task")) > 1

@@ -1,0 +1,258 @@
+"""Control groups: how much memory, how many processes and how much CPU a sandbox may use, enforced by the kernel.
+
+Version 2 where a group with the needed controllers was delegated to us, version 1 where its directories may be written
+(Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, cgroup-v1/pids.rst). Where neither is so there are no
+groups, and :mod:`.watchdog` does what can be done without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+NEEDED = ("memory", "pids")
+OPTIONAL = ("cpu",)
+PREFIX = "minisandbox-"
+_ROOT = "/sys/fs/cgroup"
+_OWN = "/proc/self/cgroup"
+_PERIOD = 100_000  # microseconds of one round of the CPU limit
+_PATIENCE = 2.0
+_COUNTERS = {"memory": (("memory.events", "memory.oom_control"), "oom_kill"), "pids": (("pids.events",), "max")}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where groups can be made.
+
+    Attributes:
+        version: 2 or 1; 0 where they cannot be made.
+        directories: by controller, the group below which ours are made; one and the same in version 2.
+    """
+
+    version: int
+    directories: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """What can be limited."""
+        return frozenset(name for name, _ in self.directories)
+
+
+def find_places(root: str = _ROOT, own: str = _OWN) -> Places:
+    """Look where this process may make groups that limit memory and processes.
+
+    Args:
+        root: where control groups are mounted.
+        own: the file that tells this process's groups (cgroups(7)).
+    """
+    rows = [line.rstrip("\n").split(":", 2) for line in _lines(own)]
+    unified = [path for number, names, path in rows if number == "0" and not names]
+    for mount in (root, f"{root}/unified"):
+        for directory in _upwards(mount, unified):
+            controllers = set(_words(f"{directory}/cgroup.subtree_control"))
+            if controllers.issuperset(NEEDED) and _writable(directory):
+                usable = [name for name in (*NEEDED, *OPTIONAL) if name in controllers]
+                return Places(2, tuple((name, directory) for name in usable))
+    found = []
+    for _, names, path in rows:
+        for name in names.split(","):
+            directory = f"{root}/{name}{path}".rstrip("/")
+            if name in (*NEEDED, *OPTIONAL) and _writable(directory):
+                found.append((name, directory))
+    return Places(1, tuple(found)) if {name for name, _ in found}.issuperset(NEEDED) else Places(0)
+
+
+def _upwards(mount: str, paths: list[str]) -> Iterator[str]:
+    """Our own group and those above it, below a mount of version 2."""
+    for start in paths if os.path.exists(f"{mount}/cgroup.controllers") else ():
+        path = start
+        while True:
+            yield f"{mount}{path}".rstrip("/")
+            if path in ("", "/"):
+                break
+            path = os.path.dirname(path)
+
+
+def _writable(directory: str) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
+
+
+class Groups:
+    """The groups of one owner's sandboxes, below a directory that names the owner.
+
+    Args:
+        places: where they are made.
+        owner: the owner's pid and start time, ``PID-TICKS``.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+
+    def __init__(self, places: Places, owner: str) -> None:
+        self.places = places
+        self._bases = {name: f"{directory}/{PREFIX}{owner}" for name, directory in places.directories}
+        self._count = 0
+        for base in set(self._bases.values()):
+            os.mkdir(base, 0o755)
+        self._use(NEEDED)
+
+    def _use(self, names: Iterable[str]) -> None:
+        if self.places.version == 2:
+            _write(f"{self._bases['memory']}/cgroup.subtree_control", " ".join(f"+{name}" for name in names))
+
+    def make(self, *, cpu: bool = False) -> Group:
+        """A new, empty group without limits.
+
+        Args:
+            cpu: whether its CPU will be limited. Only then is it a group for the scheduler too: elsewhere each session
+                is one (sched(7), autogroup), so that a supervisor need not compete with each of a thousand processes
+                of the command that it is to end.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        self._count += 1
+        if cpu and "cpu" in self._bases:
+            self._use(("cpu",))
+        used = {name: base for name, base in self._bases.items() if cpu or name in NEEDED}
+        directories = {name: f"{base}/{self._count}" for name, base in used.items()}
+        for directory in set(directories.values()):
+            os.mkdir(directory, 0o755)
+        return Group(self.places.version, directories)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The group of one sandbox.
+
+    Attributes:
+        version: 1 or 2.
+        directories: its directory for each controller.
+    """
+
+    version: int
+    directories: dict[str, str]
+
+    def join(self) -> None:
+        """Have the calling process, and all that it forks from now on, in it."""
+        for directory in set(self.directories.values()):
+            _write(f"{directory}/cgroup.procs", "0")
+
+    def can_limit(self, name: str) -> bool:
+        """Whether there is a controller for a limit."""
+        return {"processes": "pids"}.get(name, name) in self.directories
+
+    def limit(self, name: str, amount: int) -> None:
+        """Set one limit.
+
+        Args:
+            name: ``memory`` (bytes), ``processes`` (count) or ``cpu`` (thousandths of one CPU).
+            amount: how much.
+
+        Raises:
+            KeyError: there is no controller for it.
+            OSError: the kernel refused.
+        """
+        if name == "memory":
+            self._limit_memory(self.directories["memory"], amount)
+        elif name == "processes":
+            _write(f"{self.directories['pids']}/pids.max", str(amount))
+        else:
+            directory, quota = self.directories["cpu"], amount * _PERIOD // 1000
+            if self.version == 2:
+                _write(f"{directory}/cpu.max", f"{quota} {_PERIOD}")
+            else:
+                _write(f"{directory}/cpu.cfs_period_us", str(_PERIOD))
+                _write(f"{directory}/cpu.cfs_quota_us", str(quota))
+
+    def _limit_memory(self, directory: str, amount: int) -> None:
+        names = ("memory.max",) if self.version == 2 else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+        for name in names:
+            if os.path.exists(f"{directory}/{name}"):  # memsw: only where the kernel counts swap
+                _write(f"{directory}/{name}", str(amount))
+        if self.version == 2 and os.path.exists(f"{directory}/memory.swap.max"):
+            _write(f"{directory}/memory.swap.max", "0")
+
+    def open_counters(self) -> list[int]:
+        """Descriptors of the files that count what the limits refused: memory, then processes."""
+        return [_open_first(self.directories[name], files) for name, (files, _) in _COUNTERS.items()]
+
+    def remove(self) -> None:
+        """Remove the group, whose processes have ended; the kernel may need a moment to see that."""
+        for directory in set(self.directories.values()):
+            remove(directory)
+
+
+def read_counters(descriptors: list[int]) -> list[int]:
+    """What has been refused so far: memory (processes killed for it), then processes (forks).
+
+    Args:
+        descriptors: from :meth:`Group.open_counters`.
+    """
+    counts = []
+    for descriptor, (_, word) in zip(descriptors, _COUNTERS.values(), strict=True):
+        rows = (line.split() for line in os.pread(descriptor, 4096, 0).decode().splitlines())
+        counts.append(next((int(row[1]) for row in rows if row[0] == word), 0))
+    return counts
+
+
+def owners(places: Places) -> Iterator[tuple[str, str]]:
+    """The owners that have groups here, with their directories: ``PID-TICKS`` and a path."""
+    for directory in {directory for _, directory in places.directories}:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(directory):
+                if name.startswith(PREFIX):
+                    yield name[len(PREFIX) :], f"{directory}/{name}"
+
+
+def remove_owner(directory: str) -> None:
+    """Remove the groups of an owner that has ended."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(directory):
+            if os.path.isdir(f"{directory}/{name}"):
+                remove(f"{directory}/{name}")
+    remove(directory)
+
+
+def remove(directory: str) -> None:
+    """Remove one group; one that stays busy is left to the next who looks."""
+    give_up = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:
+            return
+        except OSError:
+            if time.monotonic() > give_up:
+                return
+            time.sleep(0.001)
+        else:
+            return
+
+
+def _open_first(directory: str, names: tuple[str, ...]) -> int:
+    existing = [name for name in names if os.path.exists(f"{directory}/{name}")]
+    return os.open(f"{directory}/{(*existing, names[0])[0]}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as source:
+            return source.readlines()
+    except OSError:
+        return []
+
+
+def _words(path: str) -> list[str]:
+    return " ".join(_lines(path)).split()
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

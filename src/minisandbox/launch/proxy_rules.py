@@ -1,0 +1,405 @@
+"""What the proxy of sandboxes believes, allows and forwards; pure, nothing here touches a socket.
+
+A request is taken apart strictly: whatever two programs could read in two ways is refused, so that what is checked here
+is what the server beyond will see (RFC 9112, section 11).
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+MOST_HEAD = 1 << 16
+MOST_CHUNK_LINE = 1024
+_MOST_LENGTH = 1 << 62
+_LONGEST_NAME = 253
+_DEFAULT_PORTS = (80, 443)
+
+_REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]{0,31}) ([\x21-\x7e]+) HTTP/1\.([01])")
+_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)")
+_AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+_ABSOLUTE = re.compile(r"(?i:http)://([^/?#@\\]+)((?:[/?][^#\\]*)?)")
+_LABEL = re.compile("[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = re.compile("[0-9]+|0x[0-9a-f]*")
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\x20-\x7e\t]*)?")
+
+_HOP_BY_HOP = {
+    "connection", "keep-alive", "proxy-connection", "proxy-authorization", "proxy-authenticate", "te", "trailer",
+    "upgrade",
+}  # fmt: skip
+_FRAMING = {"host", "content-length", "transfer-encoding"}
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_NEVER = tuple(
+    (ipaddress.ip_network(text), what)
+    for text, what in (
+        ("0.0.0.0/8", "this host"), ("169.254.0.0/16", "link-local"), ("192.0.0.0/24", "reserved"),
+        ("192.0.2.0/24", "documentation"), ("198.51.100.0/24", "documentation"), ("203.0.113.0/24", "documentation"),
+        ("192.88.99.0/24", "6to4"), ("224.0.0.0/4", "multicast"), ("240.0.0.0/4", "reserved"),
+        # services of clouds for their machines, in ranges that look harmless
+        ("168.63.129.16/32", "metadata"), ("100.100.100.200/32", "metadata"),
+        ("fd00:ec2::254/128", "metadata"), ("fd20:ce::254/128", "metadata"),
+        ("::ffff:0:0/96", "IPv4-mapped"), ("2001::/23", "reserved"), ("2001:db8::/32", "documentation"),
+        ("2002::/16", "6to4"), ("3fff::/20", "documentation"),
+    )
+)  # fmt: skip
+_PRIVATE = tuple(
+    (ipaddress.ip_network(text), what)
+    for text, what in (
+        ("127.0.0.0/8", "loopback"), ("10.0.0.0/8", "private"), ("172.16.0.0/12", "private"),
+        ("192.168.0.0/16", "private"), ("100.64.0.0/10", "private"), ("198.18.0.0/15", "private"),
+        ("::1/128", "loopback"), ("fc00::/7", "private"),
+    )
+)  # fmt: skip
+
+
+class RefusedError(Exception):
+    """A request is not carried out; the text says why, in one line."""
+
+
+class Target(NamedTuple):
+    """Where a request goes.
+
+    Attributes:
+        host: a name in lower case without a trailing dot, or an IP address in its one spelling.
+        port: the port.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_authority(text: str, default_port: int | None = None) -> Target:
+    """Read ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``.
+
+    Raises:
+        RefusedError: it is none of them, or has no port where there is no default.
+    """
+    match = _AUTHORITY.fullmatch(text)
+    port = int(match[2]) if match and match[2] else default_port
+    if match is None or port is None or not 1 <= port <= 0xFFFF:
+        raise RefusedError(f"{shown(text)} does not name a host and a port")
+    return Target(_host(match[1]), port)
+
+
+def _host(text: str) -> str:
+    name = text.strip("[]").lower().removesuffix(".")
+    try:
+        # what ends in a number is an address to inet_aton(3), as which 127.1 and 0x7f000001 are this host
+        if text.startswith("[") or _NUMBER.fullmatch(name.rpartition(".")[2]):
+            return str(ipaddress.IPv6Address(name) if text.startswith("[") else ipaddress.IPv4Address(name))
+    except ValueError:
+        raise RefusedError(f"{shown(text)} is not an IP address in its usual form") from None
+    if len(name) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in name.split(".")):
+        raise RefusedError(f"{shown(text)} is not a host name")
+    return name
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address."""
+    return ":" in host or host.rpartition(".")[2].isdecimal()
+
+
+def shown(text: str | bytes) -> str:
+    """What a sandbox sent, fit for one line of a log."""
+    printable = ascii(text.decode("latin-1") if isinstance(text, bytes) else text)[1:-1]
+    return printable if len(printable) <= 200 else f"{printable[:200]}..."
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What one sandbox may reach.
+
+    Attributes:
+        hosts: patterns as :meth:`minisandbox.types.Network.allow` spells them.
+        private: whether private and loopback addresses are fine.
+    """
+
+    hosts: tuple[str, ...]
+    private: bool = False
+
+    def check_name(self, target: Target) -> None:
+        """Refuse what no pattern names.
+
+        Raises:
+            RefusedError: none does.
+        """
+        if not any(_fits(pattern, target) for pattern in self.hosts):
+            raise RefusedError(f"{target} is not on this sandbox's allow-list")
+
+    def check_address(self, address: str, *, own: bool = False) -> None:
+        """Refuse an address that is not a public one, or not one that was opted in to.
+
+        Args:
+            address: the address, as text.
+            own: whether it is one of this machine's own.
+
+        Raises:
+            RefusedError: it is of a special kind.
+        """
+        kind, never = _kind(ipaddress.ip_address(address))
+        if not kind and own:
+            kind = "this machine's own"
+        if never or (kind and not self.private):
+            hint = "" if never else "; Network.allow(..., private=True) would permit it"
+            raise RefusedError(f"the address {address} is refused: {kind}{hint}")
+
+
+def _fits(pattern: str, target: Target) -> bool:
+    name, port = pattern, ""
+    if not pattern.endswith("]") and ":" in pattern:
+        name, _, port = pattern.rpartition(":")
+    if target.port != int(port) if port else target.port not in _DEFAULT_PORTS:
+        return False
+    if name.startswith("*."):
+        return target.host.endswith(name[1:]) and len(target.host) >= len(name)
+    return target.host == name.strip("[]")
+
+
+def _kind(address: _Address) -> tuple[str, bool]:
+    """What kind of special address it is ("" for a public one), and whether it is refused even on request.
+
+    The ranges are those of IANA's special-purpose registries; ``ipaddress`` knows others in each version of Python.
+    """
+    for kinds, never in ((_NEVER, True), (_PRIVATE, False)):
+        for network, kind in kinds:
+            if address.version == network.version and address in network:
+                return kind, never
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:  # a name's only addresses in a network without IPv4 (RFC 6052)
+            kind, never = _kind(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+            return (f"NAT64 of {kind}" if kind else ""), bool(kind) or never
+        if address not in _GLOBAL_UNICAST:
+            return "reserved or link-local", True
+    return "", False
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The head of a request.
+
+    Attributes:
+        method: ``CONNECT``, or a method that is passed on.
+        target: where it goes.
+        path: what is asked of the server; "" for CONNECT.
+        fields: header fields that are passed on, in order, ``Host`` not among them.
+        length: bytes of its body; None for one in chunks.
+        version: of the protocol: what a client of 1.0 gets must not come in chunks.
+    """
+
+    method: str
+    target: Target
+    path: str
+    fields: tuple[tuple[str, str], ...]
+    length: int | None = 0
+    version: str = "1.1"
+
+    def head(self, *, absolute: bool = False, authorization: str = "") -> bytes:
+        """The head that is sent on.
+
+        Args:
+            absolute: whether the next to read it is a proxy too.
+            authorization: what that proxy wants to know of us, or nothing.
+        """
+        host = str(self.target).removesuffix(":80")
+        lines = [
+            f"{self.method} {f'http://{host}' if absolute else ''}{self.path} HTTP/{self.version}",
+            f"Host: {host}",
+        ]
+        lines += [f"{name}: {value}" for name, value in self.fields]
+        lines += [f"Proxy-Authorization: {authorization}"] if authorization else []
+        return "\r\n".join((*lines, "Connection: close", "", "")).encode("latin-1")
+
+
+def parse_request(head: bytes) -> Request:
+    """Read a request's head.
+
+    Args:
+        head: all up to the empty line, which is left out.
+
+    Raises:
+        RefusedError: it is ambiguous, malformed, or for something else than a proxy.
+    """
+    line, *rest = head.split(b"\r\n")
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
+        raise RefusedError(f"malformed request line {shown(line)}")
+    method, target = match[1].decode(), match[2].decode()
+    fields = _parse_fields(rest)
+    if method == "CONNECT":
+        if any(name in ("content-length", "transfer-encoding") for name, _ in fields):
+            raise RefusedError("CONNECT with a body")
+        return Request(method, parse_authority(target), "", ())
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        raise RefusedError(f"{method} {shown(target)}: this proxy takes CONNECT host:port and http:// requests")
+    where = parse_authority(absolute[1], 80)
+    _check_host(fields, where, required=match[3] == b"1")
+    path = absolute[2] if absolute[2].startswith("/") else f"/{absolute[2]}"
+    length = _body_length(fields, new=match[3] == b"1")
+    return Request(method, where, path, _passed_on(fields), length, f"1.{match[3].decode()}")
+
+
+def _parse_fields(lines: Sequence[bytes]) -> list[tuple[str, str]]:
+    fields: list[tuple[str, str]] = []
+    for line in lines:
+        match = _FIELD.fullmatch(line)  # no folding, no control characters, no space before the colon
+        if match is None:
+            raise RefusedError(f"malformed header line {shown(line)}")
+        name = match[1].decode().lower()
+        if name in _FRAMING and any(name == known for known, _ in fields):
+            raise RefusedError(f"more than one {name} header")
+        fields.append((name, match[2].decode("latin-1").strip(" \t")))
+    return fields
+
+
+def _check_host(fields: Sequence[tuple[str, str]], target: Target, *, required: bool) -> None:
+    named = dict(fields).get("host")
+    if named is None and required:
+        raise RefusedError("a request without a Host header")
+    if named is not None and parse_authority(named, 80) != target:
+        raise RefusedError(f"the Host header {shown(named)} does not fit the request for {target}")
+
+
+def _body_length(fields: Sequence[tuple[str, str]], *, new: bool) -> int | None:
+    values = dict(fields)
+    length, coding = values.get("content-length"), values.get("transfer-encoding")
+    if coding is not None:
+        if length is not None or coding.lower() != "chunked" or not new:
+            raise RefusedError("an ambiguous length: Transfer-Encoding that is not 'chunked' alone")
+        return None
+    if length is None:
+        return 0
+    if not re.fullmatch("[0-9]{1,19}", length) or int(length) > _MOST_LENGTH:
+        raise RefusedError(f"malformed Content-Length {shown(length)}")
+    return int(length)
+
+
+def _passed_on(fields: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The fields without those that are for this connection only."""
+    options = {option.strip().lower() for name, value in fields if name == "connection" for option in value.split(",")}
+    if options & _FRAMING:
+        raise RefusedError("a Connection header that names Host or the body's length")
+    dropped = _HOP_BY_HOP | options | {"host"}
+    return tuple((name, value) for name, value in fields if name not in dropped)
+
+
+def chunk_size(line: bytes) -> int:
+    """The size that a line before a chunk tells.
+
+    Raises:
+        RefusedError: it tells none.
+    """
+    match = _CHUNK_SIZE.fullmatch(line)
+    if match is None:
+        raise RefusedError(f"malformed chunk size {shown(line)}")
+    return int(match[1], 16)
+
+
+def answer(status: str, why: str) -> bytes:
+    """A whole response in one line of text, which the status line has too: many clients show only that."""
+    body = f"{why}\n".encode("ascii", "replace")
+    head = f"HTTP/1.1 {status} {why}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Connection: close\r\n\r\n".encode("ascii", "replace") + body
+
+
+# --- a proxy beyond ours ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The proxies through which this machine reaches the world, from its environment.
+
+    Attributes:
+        tunnel: URL of the one for CONNECT, or "".
+        plain: URL of the one for plain HTTP, or "".
+        bypass: what is reached without them, as ``no_proxy`` says it.
+    """
+
+    tunnel: str = ""
+    plain: str = ""
+    bypass: str = ""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Upstream:
+        """What the usual variables say; the lower case ones come first."""
+
+        def value(*names: str) -> str:
+            both = (environ.get(spelled, "") for name in names for spelled in (name, name.upper()))
+            return next(filter(None, both), "")
+
+        return cls(value("https_proxy", "all_proxy"), value("http_proxy", "all_proxy"), value("no_proxy"))
+
+    def way(self, request: Request) -> Hop | None:
+        """The proxy that a request goes to, or None for the direct way."""
+        url = self.tunnel if request.method == "CONNECT" else self.plain
+        return None if not url or self._bypassed(request.target) else parse_hop(url)
+
+    def _bypassed(self, target: Target) -> bool:
+        return any(_bypasses(item, target) for item in re.split(r"[,\s]+", self.bypass.lower()) if item)
+
+
+def _bypasses(item: str, target: Target) -> bool:
+    if item == "*":
+        return True
+    name, colon, port = item.rpartition(":")
+    if colon and port.isdecimal() and (":" not in name or name.endswith("]")):
+        if int(port) != target.port:
+            return False
+        item = name
+    item = item.strip("[]").removeprefix("*").strip(".")
+    try:
+        return ipaddress.ip_address(target.host) in ipaddress.ip_network(item, strict=False)
+    except ValueError:
+        return bool(item) and (target.host == item or target.host.endswith(f".{item}"))
+
+
+class Hop(NamedTuple):
+    """A proxy beyond ours.
+
+    Attributes:
+        host: its name or address.
+        port: its port.
+        authorization: what we say of ourselves, or "".
+    """
+
+    host: str
+    port: int
+    authorization: str
+
+
+def parse_hop(url: str) -> Hop:
+    """Read the address of a proxy: ``http://user:password@host:port``.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme.lower() != "http" or not parts.hostname:
+        raise ValueError(f"the proxy's address begins with {parts.scheme}://, only http:// is supported")
+    authorization = ""
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    return Hop(parts.hostname, parts.port or 80, authorization)
+
+
+def accepted(head: bytes) -> bool:
+    """Whether a proxy's answer to CONNECT is a yes."""
+    return re.match(rb"HTTP/1\.[01] 2[0-9][0-9](?: |\r|$)", head) is not None

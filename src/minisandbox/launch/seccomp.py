@@ -1,0 +1,206 @@
+"""The system-call filter of a sandbox, which its pid 1 and its workers are under as well.
+
+Deny by default: what :mod:`.seccomp_rules` does not name is refused. A call by another architecture's convention (i386
+by ``int 0x80``, 32-bit ARM) is refused before its number is looked at; so is x32, whose numbers lie above every known
+one. Both get ENOSYS, as on a kernel built without them: a program then looks for another way, or ends by itself.
+
+:func:`assemble` makes the program, once; :func:`install` puts the calling thread and all that comes from it under it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from . import seccomp_bpf as bpf
+from .seccomp_rules import ALLOW, Rule, rules_by_name
+from .seccomp_tables import NEWEST, known_calls
+from .syscalls import CallError
+
+AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""``AUDIT_ARCH_*`` (linux/audit.h) of the architectures that there are filters for."""
+UNKNOWN = errno.ENOSYS
+"""The verdict on numbers that no known kernel has, and on calls by another architecture's convention."""
+
+# the calls that are made here: seccomp, unshare, clone3
+_NUMBERS = {"x86_64": (317, 272, 435), "aarch64": (277, 97, 435)}
+_SET_MODE_FILTER = 1
+_ALLOW_SPECULATION = 1 << 2
+"""SECCOMP_FILTER_FLAG_SPEC_ALLOW: before Linux 5.16 a filter also switches on SSBD and STIBP, which slow all of a
+program down and guard it against code of its own; later kernels do not, whatever the flag says (seccomp(2))."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One system call, and what becomes of it.
+
+    Attributes:
+        number: its number.
+        name: its name.
+        rule: what decides.
+    """
+
+    number: int
+    name: str
+    rule: Rule
+
+
+class _Filter(ctypes.Structure):
+    """struct sock_fprog."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def machine() -> str:
+    """The architecture whose calls this process makes.
+
+    Raises:
+        ValueError: there is no filter for it.
+    """
+    name = os.uname().machine
+    if name not in AUDIT_ARCHITECTURES or sys.maxsize < 1 << 32 or sys.byteorder != "little":
+        raise ValueError(f"there is no system-call filter for a {sys.maxsize.bit_length() + 1}-bit process on {name}")
+    return name
+
+
+def calls(architecture: str | None = None) -> tuple[Call, ...]:
+    """Every known call with its rule, by rising numbers.
+
+    Args:
+        architecture: ``x86_64`` or ``aarch64``; None is this process's.
+
+    Raises:
+        ValueError: there is no filter for it, or a known call has no rule.
+    """
+    rules, known = rules_by_name(), known_calls(architecture or machine())
+    missing = [name for name in known.values() if name not in rules]
+    if missing:
+        raise ValueError(f"no rule for {', '.join(missing)}")
+    return tuple(Call(number, name, rules[name]) for number, name in sorted(known.items()))
+
+
+def assemble(architecture: str | None = None) -> bytes:
+    """The filter as the kernel takes it: an array of struct sock_filter. Made once for each architecture.
+
+    Args:
+        architecture: ``x86_64`` or ``aarch64``; None is this process's.
+
+    Raises:
+        ValueError: as :func:`calls`.
+    """
+    return _assemble(architecture or machine())
+
+
+@cache
+def _assemble(architecture: str) -> bytes:
+    return bpf.whole(AUDIT_ARCHITECTURES[architecture], list(_pieces(architecture)), UNKNOWN)
+
+
+def _pieces(architecture: str) -> Iterator[tuple[int, bpf.Code]]:
+    """What is done from which number on; numbers in a row that meet the same end are one piece."""
+    codes = {call.number: bpf.check_arguments(call.rule.clauses, call.rule.verdict) for call in calls(architecture)}
+    previous: bpf.Code = []
+    for number in range(NEWEST + 2):
+        code = codes.get(number) or bpf.decide(UNKNOWN)
+        if code != previous:
+            yield number, code
+        previous = code
+
+
+def install(architecture: str | None = None) -> None:
+    """Put the calling thread, and every process and program that comes from it, under the filter, for good.
+
+    It needs no_new_privs (prctl(2)), and nothing is undone by execve(2). Other threads stay as they are: the launcher's
+    processes have none.
+
+    Args:
+        architecture: the one that the caller expects; None is this process's.
+
+    Raises:
+        ValueError: as :func:`calls`, or this process makes calls of another architecture.
+        CallError: the kernel refused: EACCES without no_new_privs, EINVAL without filters.
+    """
+    if architecture not in (None, machine()):
+        raise ValueError(f"a filter for {architecture} cannot be installed on {machine()}")
+    program = assemble()
+    argument = _Filter(len(program) // 8, program)
+    if _libc.syscall(_NUMBERS[machine()][0], _SET_MODE_FILTER, _ALLOW_SPECULATION, ctypes.byref(argument)) != 0:
+        raise CallError(ctypes.get_errno(), "seccomp", "the sandbox's filter")
+
+
+def verify() -> None:
+    """Try two harmless calls whose answers tell that the filter is there.
+
+    Raises:
+        OSError: a call went through that should not.
+    """
+    _, unshare, clone3 = _NUMBERS[machine()]
+    # without a filter: success, since there is nothing to unshare; and EINVAL, since the size is wrong
+    for name, number, expected in (("unshare", unshare, errno.EPERM), ("clone3", clone3, errno.ENOSYS)):
+        if _libc.syscall(number, 0, 0) == 0 or ctypes.get_errno() != expected:
+            raise OSError(errno.ENOTRECOVERABLE, f"the system-call filter does not work: {name} is not refused")
+
+
+def simulate(
+    architecture: str, number: int, arguments: Sequence[int] = (), *, audit_architecture: int | None = None
+) -> int:
+    """What the filter would answer; any architecture's can be asked anywhere.
+
+    Args:
+        architecture: whose filter.
+        number: the call.
+        arguments: the call's, as 64-bit numbers.
+        audit_architecture: by whose convention the call is made; None is the filter's own.
+
+    Returns:
+        0 if the call goes through, else the errno that the caller gets.
+
+    Raises:
+        ValueError: there is no filter for the architecture.
+    """
+    program = assemble(architecture)
+    convention = AUDIT_ARCHITECTURES[architecture] if audit_architecture is None else audit_architecture
+    return bpf.run(program, convention, number, arguments)
+
+
+def describe(architecture: str | None = None) -> Iterator[str]:
+    """The filter for people: a line for each call, and one below it for each case of its own.
+
+    Args:
+        architecture: whose filter; None is this process's.
+
+    Raises:
+        ValueError: as :func:`calls`.
+    """
+    name = architecture or machine()
+    known = calls(name)
+    passed = sum(call.rule.verdict == ALLOW and not call.rule.clauses for call in known)
+    conditional = sum(bool(call.rule.clauses) for call in known)
+    size = len(assemble(name)) // 8
+    refused = len(known) - passed - conditional
+    yield f"System calls of {name}: {passed} allowed, {conditional} by their arguments, {refused} refused."
+    yield f"Any other number, and any other architecture's convention: {verdict_name(UNKNOWN)}. {size} instructions."
+    for call in known:
+        yield from _describe_call(call)
+
+
+def _describe_call(call: Call) -> Iterator[str]:
+    rule = call.rule
+    word = "by arguments" if rule.clauses else verdict_name(rule.verdict)
+    yield f"{call.number:>4} {call.name:<24} {word:<15} {rule.reason}"
+    for clause in rule.clauses:
+        yield f"{'':>31}{verdict_name(clause.verdict):<15} - {clause.when}"
+    if rule.clauses:
+        yield f"{'':>31}{verdict_name(rule.verdict):<15} - otherwise"
+
+
+def verdict_name(verdict: int) -> str:
+    """A verdict in a word: ``allowed``, or the name of the errno."""
+    return "allowed" if verdict == ALLOW else errno.errorcode[verdict]

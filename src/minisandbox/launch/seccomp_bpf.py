@@ -1,0 +1,165 @@
+"""Filters in the kernel's classic BPF: an assembler of decisions, and an interpreter to try them out.
+
+Every piece of code here is self-contained: it ends in a return on every path and jumps forward within itself, so pieces
+are put together by concatenation and there are no labels to resolve. Sources: linux/filter.h, linux/seccomp.h,
+Documentation/userspace-api/seccomp_filter.rst.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from .seccomp_rules import Clause, Test
+
+_LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
+_AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
+_JUMP = 0x05  # BPF_JMP | BPF_JA
+_IF_EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
+_IF_AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
+_RETURN = 0x06  # BPF_RET | BPF_K
+
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+_DATA = struct.Struct("=IIQ6Q")
+_INSTRUCTION = struct.Struct("=HBBI")
+_FARTHEST = 255  # a conditional jump's offset is a byte
+_LOW = 0xFFFFFFFF
+
+_RETURN_ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW
+_RETURN_ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
+
+Instruction = tuple[int, int, int, int]
+"""code, jt, jf, k: struct sock_filter."""
+Code = list[Instruction]
+
+
+def decide(verdict: int) -> Code:
+    """End with a verdict: 0 lets the call through, anything else is its errno."""
+    return [(_RETURN, 0, 0, _RETURN_ERRNO | verdict if verdict else _RETURN_ALLOW)]
+
+
+def check_arguments(clauses: Iterable[Clause], verdict: int) -> Code:
+    """Give the first clause's verdict whose tests hold, else ``verdict``."""
+    code = decide(verdict)
+    for clause in reversed(tuple(clauses)):
+        body = decide(clause.verdict)
+        for test in reversed(clause.tests):
+            body = _test(test, len(body)) + body
+        code = body + code
+    return code
+
+
+def _test(test: Test, skip: int) -> Code:
+    """Go on behind this code if a test holds, else skip that many instructions more."""
+    low = _ARGUMENTS + 8 * test.argument  # little-endian: the low word comes first
+    code = _compare(low, test, skip)
+    if test.wide:
+        return _compare(low + 4, Test(test.argument, (0,)), skip + len(code)) + code
+    return code
+
+
+def _compare(offset: int, test: Test, skip: int) -> Code:
+    load: Code = [(_LOAD, 0, 0, offset)]
+    if test.mask != _LOW:
+        load.append((_AND, 0, 0, test.mask))
+    last = len(test.values) - 1
+    for index, value in enumerate(test.values):
+        remaining = last - index
+        found, missed = (remaining, skip) if test.inside else (remaining + skip, 0)
+        load.append((_IF_EQUAL, found, missed if remaining == 0 else 0, value))
+    return load
+
+
+def search(pieces: Sequence[tuple[int, Code]]) -> Code:
+    """Find the piece for the number at hand by halving.
+
+    Args:
+        pieces: (first number, code) by rising numbers; each is for the numbers up to the next one's first.
+    """
+    if len(pieces) == 1:
+        return pieces[0][1]
+    middle = len(pieces) // 2
+    low, high = search(pieces[:middle]), search(pieces[middle:])
+    return _branch(pieces[middle][0], low) + low + high
+
+
+def _branch(first: int, low: Code) -> Code:
+    if len(low) <= _FARTHEST:
+        return [(_IF_AT_LEAST, len(low), 0, first)]
+    return [(_IF_AT_LEAST, 0, 1, first), (_JUMP, 0, 0, len(low))]
+
+
+def whole(audit_architecture: int, pieces: Sequence[tuple[int, Code]], foreign: int) -> bytes:
+    """A filter: first the architecture, then the number.
+
+    Args:
+        audit_architecture: ``AUDIT_ARCH_*`` of the one the numbers are of.
+        pieces: as in :func:`search`.
+        foreign: the verdict on calls by any other architecture's convention.
+
+    Returns:
+        An array of struct sock_filter.
+    """
+    refusal = decide(foreign)
+    code: Code = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_IF_EQUAL, len(refusal), 0, audit_architecture),
+        *refusal,
+        (_LOAD, 0, 0, _NUMBER),
+        *search(pieces),
+    ]
+    return b"".join(_INSTRUCTION.pack(*instruction) for instruction in code)
+
+
+def instructions(program: bytes) -> Iterable[Instruction]:
+    """Take a filter apart."""
+    return _INSTRUCTION.iter_unpack(program)
+
+
+def run(program: bytes, audit_architecture: int, number: int, arguments: Sequence[int]) -> int:
+    """Do what the kernel would do with a filter.
+
+    Args:
+        program: the filter.
+        audit_architecture: by whose convention the call is made.
+        number: the call.
+        arguments: up to six, each taken as 64 bits.
+
+    Returns:
+        The verdict: 0, or an errno.
+
+    Raises:
+        ValueError: the kernel would not have taken the filter, or it returns something that is no verdict of ours.
+    """
+    padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
+    data = _DATA.pack(number & _LOW, audit_architecture, 0, *(value & (1 << 64) - 1 for value in padded))
+    code = list(instructions(program))
+    accumulator = position = 0
+    while position < len(code):
+        operation, if_true, if_false, constant = code[position]
+        position += 1
+        if operation == _LOAD and constant % 4 == 0 and constant < len(data):
+            (accumulator,) = struct.unpack_from("=I", data, constant)
+        elif operation == _AND:
+            accumulator &= constant
+        elif operation == _JUMP:
+            position += constant
+        elif operation == _IF_EQUAL:
+            position += if_true if accumulator == constant else if_false
+        elif operation == _IF_AT_LEAST:
+            position += if_true if accumulator >= constant else if_false
+        elif operation == _RETURN:
+            return _verdict(constant)
+        else:
+            raise ValueError(
+                f"instruction {position - 1} is none that a filter may have: {operation:#x}, {constant:#x}"
+            )
+    raise ValueError("the filter runs past its end")
+
+
+def _verdict(value: int) -> int:
+    if value == _RETURN_ALLOW:
+        return 0
+    if value & ~0xFFFF == _RETURN_ERRNO and value & 0xFFFF:
+        return value & 0xFFFF
+    raise ValueError(f"no verdict: {value:#x}")

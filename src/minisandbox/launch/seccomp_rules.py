@@ -1,0 +1,311 @@
+"""What a sandbox may ask of the kernel: every known system call, with a verdict and the reason for it.
+
+Docker's default profile (moby/profiles, seccomp/default.json) is the floor: what it denies without further capabilities
+is denied here, but for uprobe (which only the kernel's own trampolines call) and rseq_slice_yield (about the caller's
+own time slice), which are newer than it. docs/design/system-calls.md says what is stricter, and why.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+ALLOW = 0
+"""The verdict that lets a call through; every other verdict is the errno it gets."""
+
+_LOW = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A look at one argument.
+
+    Attributes:
+        argument: which one, from 0.
+        values: what is looked for.
+        mask: the bits that count. The kernel takes most arguments as 32-bit numbers and ignores what is above, so the
+            low word is looked at alone unless ``wide``.
+        inside: whether the argument must be one of the values, or none of them.
+        wide: whether the high word counts too, as in a pointer. It must be zero then.
+    """
+
+    __test__ = False  # not a test case of pytest's, whatever its name
+
+    argument: int
+    values: tuple[int, ...]
+    mask: int = _LOW
+    inside: bool = True
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """A verdict for certain arguments.
+
+    Attributes:
+        when: for people: the case it is about.
+        tests: what must hold, all of it.
+        verdict: :data:`ALLOW` or an errno.
+    """
+
+    when: str
+    tests: tuple[Test, ...]
+    verdict: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A verdict for some system calls.
+
+    Attributes:
+        names: the calls.
+        verdict: :data:`ALLOW` or an errno, where no clause holds.
+        reason: why, in a line.
+        clauses: cases that have a verdict of their own; the first that holds decides.
+    """
+
+    names: tuple[str, ...]
+    verdict: int
+    reason: str
+    clauses: tuple[Clause, ...] = ()
+
+
+def _allow(names: str, reason: str, *clauses: Clause) -> Rule:
+    return Rule(tuple(names.split()), ALLOW, reason, clauses)
+
+
+def _refuse(names: str, verdict: int, reason: str, *clauses: Clause) -> Rule:
+    return Rule(tuple(names.split()), verdict, reason, clauses)
+
+
+_CLONE_NEW = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET; NEWTIME is no flag of clone(2)
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
+_PR_SCHED_CORE = 62
+_PTRACE_ATTACH, _PTRACE_SEIZE = 16, 0x4206
+_PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # LINUX, LINUX32, both with UNAME26; the last one asks
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+_STREAM, _DGRAM, _RAW, _PACKET, _TYPE_MASK = 1, 2, 3, 10, 0xF
+_TCP, _UDP, _ROUTE = 6, 17, 0
+_PROCESS, _USER, _IO_PROCESS, _IO_USER = 0, 2, 1, 3
+
+_INTERNET = Test(0, (_INET, _INET6))
+_SOCKETS = (
+    Clause("AF_UNIX", (Test(0, (_UNIX,)),), ALLOW),
+    Clause("AF_INET, AF_INET6: TCP", (_INTERNET, Test(1, (_STREAM,), _TYPE_MASK), Test(2, (0, _TCP))), ALLOW),
+    Clause("AF_INET, AF_INET6: UDP", (_INTERNET, Test(1, (_DGRAM,), _TYPE_MASK), Test(2, (0, _UDP))), ALLOW),
+    Clause("SOCK_RAW, SOCK_PACKET", (_INTERNET, Test(1, (_RAW, _PACKET), _TYPE_MASK)), errno.EPERM),
+    Clause("any other protocol over AF_INET, AF_INET6", (_INTERNET,), errno.EPROTONOSUPPORT),
+    Clause(
+        "AF_NETLINK: routes and addresses, as getaddrinfo(3) asks", (Test(0, (_NETLINK,)), Test(2, (_ROUTE,))), ALLOW
+    ),
+    Clause("any other AF_NETLINK", (Test(0, (_NETLINK,)),), errno.EPROTONOSUPPORT),
+)
+
+RULES = (
+    # --- files -------------------------------------------------------------------------------------------------------
+    _allow(
+        "open openat openat2 creat close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 "
+        "pwritev2 lseek dup dup2 dup3 fcntl flock fsync fdatasync sync syncfs sync_file_range fallocate fadvise64 "
+        "readahead truncate ftruncate copy_file_range sendfile splice tee vmsplice pipe pipe2",
+        "contents of files and pipes, within what the sandbox's mounts show",
+    ),
+    _allow(
+        "stat lstat fstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getdents "
+        "getdents64 getcwd chdir fchdir umask mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link "
+        "linkat symlink symlinkat chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat "
+        "futimesat cachestat",
+        "names and attributes of files, within what the sandbox's mounts show",
+    ),
+    _allow("mknod mknodat", "makes FIFOs and sockets; the kernel refuses devices without CAP_MKNOD"),
+    _allow(
+        "setxattr lsetxattr fsetxattr setxattrat getxattr lgetxattr fgetxattr getxattrat listxattr llistxattr "
+        "flistxattr listxattrat removexattr lremovexattr fremovexattr removexattrat",
+        "extended attributes; the kernel keeps trusted.* and security.* to itself",
+    ),
+    _allow("inotify_init inotify_init1 inotify_add_watch inotify_rm_watch", "watching files; instances are limited"),
+    # --- waiting, time -----------------------------------------------------------------------------------------------
+    _allow(
+        "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd "
+        "eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime pause",
+        "waiting for events",
+    ),
+    _allow("io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents", "asynchronous reads and writes"),
+    _allow(
+        "nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times alarm getitimer setitimer "
+        "timer_create timer_settime timer_gettime timer_getoverrun timer_delete",
+        "reading clocks and the process's own timers",
+    ),
+    # --- memory ------------------------------------------------------------------------------------------------------
+    _allow(
+        "mmap munmap mremap mprotect pkey_mprotect pkey_alloc pkey_free brk madvise mincore msync mlock mlock2 munlock "
+        "mlockall munlockall remap_file_pages membarrier map_shadow_stack mseal memfd_create",
+        "the process's own memory",
+    ),
+    # --- processes ---------------------------------------------------------------------------------------------------
+    _allow(
+        "fork vfork execve execveat exit exit_group wait4 waitid getpid getppid gettid getpgid getpgrp setpgid getsid "
+        "setsid set_tid_address set_robust_list get_robust_list rseq rseq_slice_yield restart_syscall arch_prctl "
+        "getcpu set_thread_area get_thread_area",
+        "processes and threads of the sandbox's own",
+    ),
+    _allow(
+        "clone",
+        "processes and threads of the sandbox's own",
+        Clause("a CLONE_NEW* flag: no new namespaces", (Test(0, (0,), _CLONE_NEW, inside=False),), errno.EPERM),
+    ),
+    _allow(
+        "prctl",
+        "a process's own settings; the kernel checks each",
+        Clause("PR_SCHED_CORE: would idle cores that others share", (Test(0, (_PR_SCHED_CORE,)),), errno.EINVAL),
+    ),
+    _allow(
+        "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal rt_sigaction rt_sigprocmask "
+        "rt_sigpending rt_sigsuspend rt_sigtimedwait rt_sigreturn sigaltstack",
+        "signals to the sandbox's own processes; its pid 1 cannot be killed from inside",
+    ),
+    _allow(
+        "ptrace",
+        "debuggers and sanitizers of its own programs; what supervises them is not dumpable, so not traceable",
+        Clause("attaching to pid 1", (Test(0, (_PTRACE_ATTACH, _PTRACE_SEIZE)), Test(1, (1,))), errno.EPERM),
+    ),
+    _allow("uretprobe uprobe", "only the kernel's probe trampolines use these; refused, a probed program would crash"),
+    _allow("futex futex_waitv futex_wake futex_wait futex_requeue", "locks"),
+    _allow("seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self", "can only tighten"),
+    # --- limits, scheduling ------------------------------------------------------------------------------------------
+    _allow("getrlimit setrlimit getrusage sysinfo uname getpriority ioprio_get", "the process's own limits and use"),
+    _refuse(
+        "prlimit64",
+        errno.EPERM,
+        "setting limits of others: with one uid, those of pid 1 and of the supervisors are among them",
+        Clause("pid 0: the caller", (Test(0, (0,)),), ALLOW),
+        Clause("no new limit: reading", (Test(2, (0,), wide=True),), ALLOW),
+    ),
+    _allow(
+        "sched_yield sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_get_priority_max "
+        "sched_get_priority_min sched_rr_get_interval",
+        "reading the scheduler's settings",
+    ),
+    _allow(
+        "sched_setaffinity sched_setattr sched_setparam sched_setscheduler",
+        "scheduling of the sandbox's own processes; raising takes CAP_SYS_NICE",
+        Clause("pid 1: it keeps the sandbox", (Test(0, (1,)),), errno.EPERM),
+    ),
+    _allow(
+        "setpriority",
+        "scheduling of the sandbox's own processes; raising takes CAP_SYS_NICE",
+        Clause("pid 1: it keeps the sandbox", (Test(0, (_PROCESS,)), Test(1, (1,))), errno.EPERM),
+        Clause("every process of a user: pid 1 is one", (Test(0, (_USER,)),), errno.EPERM),
+    ),
+    _allow(
+        "ioprio_set",
+        "scheduling of the sandbox's own processes; raising takes CAP_SYS_NICE",
+        Clause("pid 1: it keeps the sandbox", (Test(0, (_IO_PROCESS,)), Test(1, (1,))), errno.EPERM),
+        Clause("every process of a user: pid 1 is one", (Test(0, (_IO_USER,)),), errno.EPERM),
+    ),
+    _allow(
+        "getuid geteuid getgid getegid getresuid getresgid getgroups setuid setgid setreuid setregid setresuid "
+        "setresgid setfsuid setfsgid setgroups capget capset",
+        "ids and capabilities, within the sandbox's user namespace and its bounding set",
+    ),
+    # --- talking -----------------------------------------------------------------------------------------------------
+    _allow(
+        "shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink "
+        "mq_timedsend mq_timedreceive mq_notify mq_getsetattr",
+        "System V and POSIX queues, in the sandbox's own namespace",
+    ),
+    _refuse("socket", errno.EAFNOSUPPORT, "what programs seldom need loads kernel modules on request", *_SOCKETS),
+    _refuse(
+        "socketpair",
+        errno.EOPNOTSUPP,
+        "no other family has pairs, but for TIPC",
+        Clause("AF_UNIX", (Test(0, (_UNIX,)),), ALLOW),
+    ),
+    _allow(
+        "bind connect listen accept accept4 getsockname getpeername getsockopt setsockopt shutdown sendto recvfrom "
+        "sendmsg recvmsg sendmmsg recvmmsg",
+        "sockets, of the families that can be made",
+    ),
+    _allow(
+        "ioctl",
+        "devices are those of the sandbox's own /dev",
+        Clause(
+            "TIOCSTI, TIOCLINUX: type into a terminal (CVE-2017-5226)", (Test(1, (_TIOCSTI, _TIOCLINUX)),), errno.EPERM
+        ),
+        Clause("TIOCSETD: loads line disciplines, which no test needs", (Test(1, (_TIOCSETD,)),), errno.EPERM),
+    ),
+    _refuse(
+        "personality",
+        errno.EPERM,
+        "old behaviours of the kernel, seldom tested there, and no address randomisation",
+        Clause("Linux, 32-bit, 2.6 names, or asking", (Test(0, _PERSONALITIES),), ALLOW),
+    ),
+    _allow("getrandom", "random numbers"),
+    # --- refused: namespaces and mounts ------------------------------------------------------------------------------
+    _refuse("clone3", errno.ENOSYS, "a filter cannot see its flags, behind a pointer; libraries fall back to clone"),
+    _refuse("unshare setns", errno.EPERM, "new namespaces give capabilities, and with them most of the kernel"),
+    _refuse(
+        "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick "
+        "mount_setattr",
+        errno.EPERM,
+        "the sandbox's view of files is made before it starts",
+    ),
+    _refuse("statmount listmount listns", errno.ENOSYS, "what /proc shows of mounts and namespaces is enough"),
+    # --- refused: other processes' insides ---------------------------------------------------------------------------
+    _refuse(
+        "process_vm_readv process_vm_writev process_madvise process_mrelease pidfd_getfd kcmp",
+        errno.EPERM,
+        "other processes' memory and descriptors; debuggers have ptrace",
+    ),
+    _refuse("userfaultfd", errno.EPERM, "holds the kernel still in mid-copy: the usual helper of its exploits"),
+    # --- refused: much kernel for little use -------------------------------------------------------------------------
+    _refuse("bpf perf_event_open", errno.EPERM, "programs in the kernel, and counters of the whole machine"),
+    _refuse(
+        "io_uring_setup io_uring_enter io_uring_register",
+        errno.ENOSYS,
+        "goes round this filter; looks like a kernel without it, so programs fall back to epoll",
+    ),
+    _refuse("add_key request_key keyctl", errno.EPERM, "keyrings are not namespaced: those of the host's sessions"),
+    _refuse("fanotify_init fanotify_mark", errno.EPERM, "watching whole file systems; inotify is there"),
+    _refuse("name_to_handle_at open_by_handle_at", errno.EPERM, "handles reach files by number, past the mounts"),
+    _refuse("memfd_secret", errno.ENOSYS, "memory that the sandbox's accounting cannot see"),
+    _refuse("modify_ldt", errno.ENOSYS, "16- and 32-bit segments, as a kernel without them says"),
+    _refuse("lsm_get_self_attr lsm_set_self_attr lsm_list_modules", errno.ENOSYS, "the host's security modules"),
+    _refuse("file_getattr file_setattr", errno.ENOSYS, "too new for programs to need; ioctl does the same"),
+    # --- refused: the machine ----------------------------------------------------------------------------------------
+    _refuse(
+        "init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff acct quotactl "
+        "quotactl_fd syslog vhangup sethostname setdomainname iopl ioperm",
+        errno.EPERM,
+        "the machine is the host's",
+    ),
+    _refuse(
+        "settimeofday clock_settime adjtimex clock_adjtime", errno.EPERM, "the clock, and its state, is the host's"
+    ),
+    _refuse(
+        "get_mempolicy set_mempolicy set_mempolicy_home_node mbind move_pages migrate_pages",
+        errno.EPERM,
+        "where memory lies is the host's business; libnuma takes it for a machine without NUMA",
+    ),
+    _refuse("ustat sysfs", errno.EPERM, "obsolete, and about the host's file systems"),
+    _refuse(
+        "_sysctl uselib create_module get_kernel_syms query_module nfsservctl getpmsg putpmsg afs_syscall tuxcall "
+        "security epoll_ctl_old epoll_wait_old vserver lookup_dcookie",
+        errno.ENOSYS,
+        "the kernel has dropped it, or never had it",
+    ),
+)
+
+
+def rules_by_name() -> dict[str, Rule]:
+    """The rule of every call that any architecture has.
+
+    Raises:
+        ValueError: two rules are about the same call.
+    """
+    found: dict[str, Rule] = {}
+    for rule in RULES:
+        for name in rule.names:
+            if name in found:
+                raise ValueError(f"two rules for {name}")
+            found[name] = rule
+    return found

@@ -1,0 +1,128 @@
+"""Whom a command runs as: looked up in the sandbox's own files, become in a forked child.
+
+The modules ``pwd`` and ``grp`` and initgroups(3) would load name service libraries (nsswitch.conf(5)) that an agent
+can replace; here is only text.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from . import syscalls as sc
+
+_MOST_BYTES = 1 << 20
+_MOST_DIGITS = 10
+_ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One user of the sandbox.
+
+    Attributes:
+        name: what it is called; its number if it has no name.
+        uid: its user id inside.
+        gid: its primary group.
+        groups: its supplementary groups.
+        home: its home directory.
+    """
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is who every command runs as anyway."""
+        return self.uid == _ROOT
+
+    def complete(self, environment: dict[str, str]) -> None:
+        """Fill in what an environment does not say about its user."""
+        for name, value in (("HOME", self.home), ("USER", self.name), ("LOGNAME", self.name)):
+            environment.setdefault(name, value)
+
+    def own(self, descriptor: int) -> None:
+        """Let it open a pipe of ours again by a name such as /dev/stdout, where permissions are checked (proc(5))."""
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # not /dev/null, which belongs to all
+            os.fchown(descriptor, self.uid, self.gid)
+
+    def become(self) -> None:
+        """Be this user for good, without any capability (capabilities(7): leaving uid 0 drops them)."""
+        os.setgroups(self.groups)
+        os.setresgid(self.gid, self.gid, self.gid)
+        os.setresuid(self.uid, self.uid, self.uid)
+        sc.capset(0)
+
+
+def find(user: str | int) -> Account:
+    """Look a user up.
+
+    Args:
+        user: a name, or a uid, which needs no entry; its group is then the one of the same number.
+
+    Raises:
+        OSError: ENOENT: there is no such name; EPERM: this sandbox has one id only; ERANGE: an id is not the sandbox's.
+    """
+    account = _named(user) or _numbered(user)
+    if account is None:
+        raise FileNotFoundError(errno.ENOENT, "no such user")
+    for kind, numbers in (("uid", (account.uid,)), ("gid", (account.gid, *account.groups))):
+        ranges = tuple(_ranges(f"/proc/self/{kind}_map"))
+        if not all(any(first <= number < end for first, end in ranges) for number in numbers):
+            single = sum(end - first for first, end in ranges) == 1
+            raise OSError(errno.EPERM if single else errno.ERANGE, f"a {kind} that is not mapped")
+    return account
+
+
+def _named(user: str | int) -> Account | None:
+    """The account of that name, or of that number."""
+    field, wanted = (0, user) if isinstance(user, str) else (2, str(user))
+    for row in _rows("/etc/passwd"):
+        if len(row) > 5 and row[field] == wanted and _is_id(row[2]) and _is_id(row[3]):
+            gid = int(row[3])
+            return Account(row[0], int(row[2]), gid, _groups(row[0], gid), row[5] or "/")
+    return None
+
+
+def _numbered(user: str | int) -> Account | None:
+    text = str(user)
+    if not _is_id(text):
+        return None
+    return Account(text, int(text), int(text), (), "/")
+
+
+def _groups(name: str, primary: int) -> tuple[int, ...]:
+    rows = (row for row in _rows("/etc/group") if len(row) > 3 and _is_id(row[2]) and name in row[3].split(","))
+    return tuple(sorted({int(row[2]) for row in rows} | {primary}))
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def _rows(path: str) -> Iterator[list[str]]:
+    """The lines of a table that an agent may have replaced by anything."""
+    try:
+        descriptor = sc.openat2(sc.AT_FDCWD, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, sc.RESOLVE_NO_MAGICLINKS)
+    except OSError:
+        return
+    try:
+        text = os.read(descriptor, _MOST_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    finally:
+        os.close(descriptor)
+    lines = text.decode("utf-8", "surrogateescape").split("\n")
+    yield from (line.split(":") for line in lines if "\0" not in line)  # no environment can hold it
+
+
+def _ranges(path: str) -> Iterator[tuple[int, int]]:
+    """The ids that exist here: (first, end) of each range (user_namespaces(7))."""
+    with open(path, encoding="ascii") as table:
+        for line in table:
+            first, _, count = map(int, line.split())
+            yield first, first + count

@@ -1,0 +1,215 @@
+"""A sandbox of another process, reached by its door. Its life stays with its owner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+from pathlib import Path, PurePosixPath
+from typing import NoReturn
+
+from minisandbox.errors import NotFound, OwnerOnly, SandboxGone
+from minisandbox.host import doors, reaper
+from minisandbox.sandbox.core import info_of, knock_process, unreachable
+from minisandbox.sandbox.snapshots import Snapshot
+from minisandbox.types import Change, ImageSpec, Limits, Refusals, SandboxInfo
+
+_STOP_TIMEOUT = 30.0
+
+
+class AttachedCore:
+    """What :class:`.core.Core` is to an owner, for everybody else of the same user. Make one with :meth:`attach`.
+
+    Attributes:
+        id: its name, unique on this machine.
+        image: what is inside, as far as a handle needs to know; without its layers.
+        limits: what its owner gave it, as far as a handle needs to know: bytes kept of a command's output.
+        environment: what every command finds in its environment.
+        owned: False: another handle, most likely of another process, made it.
+        created_in: 0: whoever made it knows.
+    """
+
+    owned = False
+    abandoned = False
+    created_in = 0.0
+
+    def __init__(self, directory: Path, record: reaper.Record, pidfd: int) -> None:
+        self.id = record.id
+        workdir = PurePosixPath(record.workdir)
+        self.image = ImageSpec(record.image, (), workdir=workdir, base_commit=record.base_commit)
+        self.limits = Limits(output=record.output)
+        self.environment = dict(record.environment)
+        self._record = record
+        self._directory = directory
+        self._pidfd = pidfd
+
+    @classmethod
+    def attach(cls, sandbox_id: str) -> AttachedCore:
+        """Reach a live sandbox of this user.
+
+        Raises:
+            NotFound: there is none of that id.
+        """
+        for directory, record in reaper.located_records(reaper.runtime_directory()):
+            if record.id == sandbox_id:
+                with contextlib.suppress(ProcessLookupError):
+                    pidfd = os.pidfd_open(record.pid)
+                    core = cls(directory, record, pidfd)
+                    if core._is_same_process():
+                        return core
+                    core.let_go()
+        raise NotFound(f"no sandbox {sandbox_id!r} is live", hint="'minisandbox sandbox ls' lists those of this user")
+
+    def _is_same_process(self) -> bool:
+        """Whether the pid was still the sandbox's own when it was opened: its record has gone otherwise."""
+        return any(record == self._record for record in reaper.live_records(reaper.runtime_directory()))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sandbox is running."""
+        return not self._over(0.0)
+
+    def _over(self, seconds: float) -> bool:
+        pidfd = self._pidfd  # another thread may let go of it
+        if pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def open_job(self, *, wait: bool = True) -> socket.socket:
+        """A connected stream socket on which one call is carried through.
+
+        Args:
+            wait: whether to wait where so many jobs are under way that another has no room.
+
+        Raises:
+            BlockingIOError: it has no room and may not wait.
+            SandboxGone: the sandbox has ended, or its owner has reset it.
+        """
+        if self._pidfd < 0:
+            raise SandboxGone(f"sandbox {self.id}: this handle was closed")
+        try:
+            return doors.knock(self._directory, doors.name_of(self.id), wait=wait)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise unreachable(self._gone(), error) from error
+
+    def check_alive(self) -> None:
+        """Tell a call that was cut off from a sandbox that has ended.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        if self._over(0.2):
+            raise self._gone()
+
+    def _gone(self) -> SandboxGone:
+        return SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped by its owner or killed from outside")
+
+    def info(self) -> SandboxInfo:
+        """What is known about it.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        if not self.alive:
+            raise self._gone()
+        return info_of(self._record)
+
+    def process_door(self, process_id: str) -> socket.socket:
+        """A listening socket for a process that outlives its handle."""
+        return doors.make(self._directory, doors.name_of(self.id, process_id))
+
+    def connect_process(self, process_id: str) -> socket.socket:
+        """Reach a process by its door.
+
+        Raises:
+            NotFound: there is none of that id, or nobody behind its door any more.
+        """
+        return knock_process(self._directory, self.id, process_id)
+
+    def processes(self) -> tuple[str, ...]:
+        """The ids of processes that outlive their handles.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        if not self.alive:
+            raise self._gone()
+        return doors.process_ids(self._directory, self.id)
+
+    def snapshot(self) -> Snapshot:
+        """Refused.
+
+        Raises:
+            OwnerOnly: always.
+        """
+        self._refuse("a snapshot")
+
+    def fork(self, count: int) -> NoReturn:  # noqa: ARG002 - the same method as an owner's
+        """Refused.
+
+        Raises:
+            OwnerOnly: always.
+        """
+        self._refuse("fork")
+
+    def reset(self, to: Snapshot | None) -> None:  # noqa: ARG002 - the same method as an owner's
+        """Refused.
+
+        Raises:
+            OwnerOnly: always.
+        """
+        self._refuse("reset")
+
+    def changes(self) -> tuple[Change, ...]:
+        """Refused.
+
+        Raises:
+            OwnerOnly: always.
+        """
+        self._refuse("changes")
+
+    def refusals(self) -> Refusals:
+        """Refused.
+
+        Raises:
+            OwnerOnly: always.
+        """
+        self._refuse("refusals")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise OwnerOnly(
+            f"{what} of sandbox {self.id}",
+            reason=f"it belongs to process {self._record.owner}",
+            hint="ask for it where the sandbox was created",
+        )
+
+    def let_go(self) -> None:
+        """What leaving a ``with`` block does: close this handle; the sandbox goes on."""
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
+    def stop(self) -> None:
+        """End the sandbox, for its owner too; calling it again does nothing.
+
+        Raises:
+            SandboxGone: a process of it hangs in the kernel and did not end.
+        """
+        if self._pidfd < 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if not self._over(_STOP_TIMEOUT):
+            reason = "a process hangs in the kernel"
+            raise SandboxGone(f"sandbox {self.id} did not end in {_STOP_TIMEOUT:.0f} s", reason=reason)
+        self.let_go()
+
+    def __del__(self) -> None:
+        """Close the handle."""
+        self.let_go()

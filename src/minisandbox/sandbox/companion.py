@@ -1,0 +1,48 @@
+"""Starting a process of ours beside the controller: the launcher, the network's proxy."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import minisandbox
+from minisandbox.errors import HostError
+
+
+def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start an isolated interpreter with nothing of ours but a socket and a pidfd of this process.
+
+    Args:
+        bootstrap: the program; its arguments are the numbers of the two descriptors. Its stdin holds the path of this
+            package and the settings, with NUL characters between: a command line would show a host path in sandboxes.
+        theirs: its end of the connection.
+        settings: texts that it is given.
+
+    Raises:
+        HostError: it cannot be started.
+    """
+    controller = os.pidfd_open(os.getpid())
+    package = Path(minisandbox.__file__).parent.parent
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", "-c", bootstrap, str(theirs.fileno()), str(controller)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), controller),
+            cwd="/",
+            env={},
+            start_new_session=True,  # Ctrl-C is for the controller to handle
+        )
+        assert process.stdin is not None
+        process.stdin.write("\0".join((str(package), *settings)).encode("utf-8", "surrogateescape"))
+        process.stdin.close()
+    except OSError as error:
+        raise HostError(f"cannot start {sys.executable}: {error.strerror}") from error
+    finally:
+        os.close(controller)
+    return process

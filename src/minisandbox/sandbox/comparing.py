@@ -1,0 +1,89 @@
+"""What a workspace has changed: a sandbox made for looking compares what was written with the image.
+
+Nothing of the workspace takes part: its processes cannot hide a change, and the host opens no path that they made.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from minisandbox.errors import SandboxGone
+from minisandbox.launch import frames
+from minisandbox.launch.plan import Plan
+from minisandbox.sandbox.drive import converse
+from minisandbox.sandbox.launcher import Launcher
+from minisandbox.sandbox.life import Life
+from minisandbox.sandbox.plans import Request, make_viewer_plan
+from minisandbox.sandbox.snapshots import Tree
+from minisandbox.sandbox.wire import Call
+from minisandbox.types import Change, ChangeKind, FileType
+
+_TIMEOUT = 300.0
+
+
+class ChangesCall(Call):
+    """Ask what differs.
+
+    Args:
+        trees: how many trees are looked at.
+        usr: whether they hold changes of ``/usr`` too.
+        skip: paths that the sandbox's own mounts made.
+    """
+
+    def __init__(self, trees: int, *, usr: bool, skip: Sequence[str]) -> None:
+        super().__init__({"verb": "changes", "trees": trees, "usr": usr, "skip": list(skip)})
+        self._changes: list[Change] = []
+
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - all is in the header
+        if header["event"] == "end":
+            self.done = True
+            return
+        rows = header["rows"]
+        assert isinstance(rows, list)
+        for path, kind, what in rows:
+            self._changes.append(Change(PurePosixPath(path), ChangeKind(kind), FileType(what)))
+
+    def result(self) -> tuple[Change, ...]:
+        """The changes, sorted by path.
+
+        Raises:
+            FileAccessError: something could not be compared.
+        """
+        self._raise_error()
+        return tuple(sorted(self._changes, key=lambda change: change.path))
+
+
+def changes(launcher: Launcher, request: Request, trees: Sequence[Tree]) -> tuple[Change, ...]:
+    """Compare what lies in sealed trees, or is being written to the last of them, with an image.
+
+    Args:
+        launcher: who makes the sandbox that looks.
+        request: what the workspace is.
+        trees: what was written, the lowest first.
+
+    Raises:
+        FileAccessError: something could not be compared.
+        SandboxCreationError: the sandbox that looks could not be made.
+    """
+    plan: Plan = make_viewer_plan(request, len(trees))
+    skip = [str(mount.target) for mount in request.mounts]
+    call = ChangesCall(len(trees), usr=request.image.host_usr and request.writable_usr, skip=skip)
+    door, outside = socket.socketpair()  # a door at which nobody can knock
+    with door, outside:
+        life = Life(launcher, plan, door, trees, "comparison")
+        _ask(life, call)
+    if not call.done:
+        raise SandboxGone("the comparison was cut off", reason="its process was killed from outside")
+    return call.result()
+
+
+def _ask(life: Life, call: Call) -> None:
+    try:
+        life.await_ready()
+        with life.open_job() as job:
+            job.settimeout(_TIMEOUT)
+            converse(call, job)
+    finally:
+        life.end()

@@ -1,0 +1,396 @@
+"""The life of a sandbox, whatever the colour of its handle: made, reached, sealed, ended.
+
+Everything here blocks for milliseconds at most. :class:`.sync.Sandbox` calls it directly; :class:`.aio.AsyncSandbox`
+calls the longer parts in a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from minisandbox.errors import HostError, InvalidValue, MiniSandboxError, NotFound, SandboxGone
+from minisandbox.host import doors, reaper
+from minisandbox.sandbox import comparing, uppers
+from minisandbox.sandbox.controller import Controller, current_controller
+from minisandbox.sandbox.environment import command_environment, network_environment
+from minisandbox.sandbox.life import Life
+from minisandbox.sandbox.network import check_network
+from minisandbox.sandbox.plans import Request, check_mounts, make_plan
+from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree
+from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
+
+_LONGEST_LIFETIME = 1e8
+_MOST_FORKS = 100_000
+_GONE = frozenset(
+    (errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENAMETOOLONG)
+)
+"""What the kernel says of a socket whose other end has been closed, or never was."""
+_AT_ONCE = 4
+"""Forks that are being made while the next is asked for."""
+
+
+class Core:
+    """A live sandbox of this process. Make one with :meth:`create`.
+
+    Attributes:
+        id: its name, unique on this machine.
+        image: what is inside.
+        limits: what it may use.
+        environment: what every command finds in its environment.
+        owned: True: this process made it.
+        created_in: seconds that creation took.
+    """
+
+    owned = True
+
+    def __init__(self, controller: Controller, request: Request, settings: Settings, trees: tuple[Tree, ...]) -> None:
+        self.id = f"box-{secrets.token_hex(6)}"
+        self.image = request.image
+        self.limits = request.limits
+        self.environment = command_environment(
+            request.image, network_environment(request.network), settings.environment
+        )
+        self.created_in = 0.0
+        self._controller = controller
+        self._request = request
+        self._settings = settings
+        self._origin = trees
+        self._trees = trees
+        self._life: Life | None = None
+        self._stopped = False
+        self._changing = threading.Lock()
+        self._created = time.time()
+
+    @classmethod
+    def create(
+        cls,
+        image: ImageSpec | Snapshot,
+        *,
+        limits: Limits | None = None,
+        network: Network | None = None,
+        mounts: Sequence[Mount] = (),
+        environment: Mapping[str, str] | None = None,
+        upper: Path | None = None,
+        labels: Mapping[str, str] | None = None,
+        lifetime: float | None = None,
+    ) -> Self:
+        """Make a sandbox and wait until it is ready; see :meth:`minisandbox.Sandbox.create`."""
+        controller = current_controller()
+        base = image.image if isinstance(image, Snapshot) else image
+        trees = image.trees() if isinstance(image, Snapshot) else ()
+        request = Request(
+            base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), "sandbox", upper,
+            controller.launcher.writable_usr, lifetime=_checked_lifetime(lifetime),
+            enforcement=controller.launcher.enforcement,
+        )  # fmt: skip
+        if upper is not None:
+            uppers.prepare(upper)
+        settings = Settings(dict(environment or {}), _checked_labels(labels or {}))
+        return cls._made(controller, request, settings, trees)
+
+    @classmethod
+    def _made(cls, controller: Controller, request: Request, settings: Settings, trees: tuple[Tree, ...]) -> Self:
+        started = time.monotonic()
+        core = cls(controller, request, settings, trees)
+        try:
+            core._begin()
+            core._finish()
+        except BaseException:  # whatever went wrong, a Ctrl-C included: nothing half-made stays
+            core.stop()
+            raise
+        core.created_in = time.monotonic() - started
+        return core
+
+    def _begin(self) -> None:
+        """Begin a life over the trees that are sealed now."""
+        door = doors.make(self._controller.directory, doors.name_of(self.id))
+        with door:
+            plan = make_plan(replace(self._request, sealed=len(self._trees)))
+            one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
+            self._life = Life(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
+
+    def _finish(self) -> None:
+        """Wait until it is ready."""
+        assert self._life is not None
+        self._life.await_ready()
+        if self._life.listener is not None:
+            self._controller.gateway.serve(self.id, self._request.network, self._life.listener, self._life.pidfd)
+        self._controller.add(self, self._record(self._life))
+
+    def _record(self, life: Life) -> reaper.Record:
+        lifetime = self._request.lifetime
+        return reaper.Record(
+            self.id, os.getpid(), self.image.name, self._created, life.pid, self._request.network.mode,
+            dict(self._settings.labels), None if lifetime is None else time.time() + lifetime,
+            str(self.image.workdir), self.image.base_commit, self.environment, self.limits.output,
+            self._request.enforcement,
+        )  # fmt: skip
+
+    # --- reaching it -------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sandbox is running."""
+        life = self._life
+        return not self._stopped and life is not None and not life.over(0.0)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether this process made it and never stopped it."""
+        return not self._stopped and self._life is not None and self._controller.pid == os.getpid()
+
+    def open_job(self, *, wait: bool = True) -> socket.socket:
+        """A connected stream socket on which one call is carried through.
+
+        Closing it ends the command that runs on it.
+
+        Args:
+            wait: whether to wait where so many jobs are under way that another has no room.
+
+        Raises:
+            BlockingIOError: it has no room and may not wait.
+            HostError: this process has no descriptors left, for example.
+            SandboxGone: the sandbox has ended.
+        """
+        life = self._life
+        if self._stopped or life is None:
+            raise SandboxGone(f"sandbox {self.id} is stopped")
+        if not wait and not life.has_room():
+            raise BlockingIOError
+        try:
+            return life.open_job()
+        except OSError as error:
+            raise unreachable(self._gone(), error) from error
+
+    def check_alive(self) -> None:
+        """Tell a call that was cut off from a sandbox that has ended.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        life = self._life
+        # the kernel closes the workers' sockets a moment before pid 1 counts as ended
+        if self._stopped or life is None or life.over(0.2):
+            raise self._gone()
+
+    def _gone(self) -> SandboxGone:
+        return SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside")
+
+    def info(self) -> SandboxInfo:
+        """What is known about it.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        for record in reaper.live_records(self._controller.launcher.runtime):
+            if record.id == self.id:
+                return info_of(record)
+        raise self._gone()
+
+    def refusals(self) -> Refusals:
+        """What its network's allow-list has kept from it.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        if not self.alive:
+            raise self._gone()
+        return self._controller.gateway.refusals(self.id)
+
+    def process_door(self, process_id: str) -> socket.socket:
+        """A listening socket for a process that outlives its handle; the worker that supervises it keeps it."""
+        return doors.make(self._controller.directory, doors.name_of(self.id, process_id))
+
+    def connect_process(self, process_id: str) -> socket.socket:
+        """Reach a process by its door.
+
+        Raises:
+            NotFound: there is none of that id, or nobody behind its door any more.
+        """
+        return knock_process(self._controller.directory, self.id, process_id)
+
+    def processes(self) -> tuple[str, ...]:
+        """The ids of processes that outlive their handles.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+        """
+        if not self.alive:
+            raise self._gone()
+        return doors.process_ids(self._controller.directory, self.id)
+
+    # --- its state ---------------------------------------------------------------------------------------------------
+
+    def changes(self) -> tuple[Change, ...]:
+        """What differs from the image; see :meth:`minisandbox.Sandbox.changes`."""
+        life = self._living("changes")
+        trees = (*self._trees, life.tree)
+        return comparing.changes(self._controller.launcher, self._request, trees)
+
+    def snapshot(self) -> Snapshot:
+        """Seal what was written, and go on over it; see :meth:`minisandbox.Sandbox.snapshot`."""
+        with self._changing:
+            life = self._living("a snapshot")
+            if len(self._trees) == MOST_TREES:
+                raise InvalidValue(
+                    f"sandbox {self.id}: {MOST_TREES} snapshots lie one over the other already",
+                    hint="reset() to an earlier one, or begin anew from the image",
+                )
+            life.end()
+            trees = (*self._trees, life.tree)
+            life.tree.number()
+            self._go_on(trees)
+        return Snapshot(f"snap-{secrets.token_hex(6)}", self.image, time.time(), trees)
+
+    def fork(self, count: int) -> list[Self]:
+        """Make sandboxes over what is there now; see :meth:`minisandbox.Sandbox.fork`."""
+        if type(count) is not int or not 1 <= count <= _MOST_FORKS:
+            raise InvalidValue(f"fork({count!r})", hint=f"give how many sandboxes: 1 to {_MOST_FORKS}")
+        trees = self.snapshot().trees()
+        made: list[Self] = []
+        try:
+            for number in range(count + _AT_ONCE):
+                if number < count:
+                    made += [type(self)(self._controller, self._request, self._settings, trees)]
+                    made[-1]._begin()
+                if number >= _AT_ONCE:
+                    made[number - _AT_ONCE]._finish()
+        except BaseException:  # a Ctrl-C too: nothing half-made stays
+            for core in made:
+                core.stop()
+            raise
+        return made
+
+    def reset(self, to: Snapshot | None) -> None:
+        """Forget what was written; see :meth:`minisandbox.Sandbox.reset`."""
+        trees = self._origin if to is None else to.trees()
+        if to is not None and to.image != self.image:
+            raise InvalidValue(f"snapshot {to.id} is of image {to.image.name}, this sandbox of {self.image.name}")
+        with self._changing:
+            self._living("reset").end()
+            self._go_on(trees)
+
+    def _living(self, what: str) -> Life:
+        life = self._life
+        if self._stopped or life is None:
+            raise SandboxGone(f"sandbox {self.id} is stopped")
+        if self._request.upper is not None:
+            raise InvalidValue(
+                f"{what} of a sandbox that writes to {self._request.upper}", hint="leave out upper= at creation"
+            )
+        return life
+
+    def _go_on(self, trees: tuple[Tree, ...]) -> None:
+        """Begin the next life; where that fails the sandbox is over."""
+        self._life = None
+        self._trees = trees
+        doors.remove(self._controller.directory, self.id)
+        try:
+            self._begin()
+            self._finish()
+        except BaseException:  # a Ctrl-C too: nothing half-made stays
+            self._stop_now()
+            raise
+        self._controller.launcher.flush()
+
+    # --- its end -----------------------------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """What leaving a ``with`` block does: stop a sandbox of our own."""
+        self.stop()
+
+    def stop(self) -> None:
+        """End every process of the sandbox and its mounts; calling it again does nothing.
+
+        In a process forked from the one that made the sandbox it only forgets it: the sandbox is its maker's.
+
+        Raises:
+            SandboxGone: a process of it hangs in the kernel and did not end.
+        """
+        if self._controller.pid != os.getpid():
+            self._stopped = True
+            return
+        with self._changing:
+            self._stop_now()
+
+    def _stop_now(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        life, self._life = self._life, None
+        self._trees = self._origin = ()
+        try:
+            if life is not None:
+                life.end()
+        finally:
+            self._controller.remove(self)
+        del life
+        self._controller.launcher.flush()
+        if self._request.upper is not None:
+            uppers.finish(self._request.upper)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a sandbox's forks have in common with it besides the request.
+
+    Attributes:
+        environment: variables that every command gets, over the image's.
+        labels: what its maker calls it.
+    """
+
+    environment: Mapping[str, str]
+    labels: tuple[tuple[str, str], ...]
+
+
+def info_of(record: reaper.Record) -> SandboxInfo:
+    """The public part of a record."""
+    return SandboxInfo(
+        record.id, record.image, record.owner, record.pid, record.created, record.network,
+        tuple(sorted(record.labels.items())), record.expires, tuple(sorted(record.enforcement.items())),
+    )  # fmt: skip
+
+
+def knock_process(directory: Path, sandbox_id: str, process_id: str) -> socket.socket:
+    """Reach a process of a sandbox by its door.
+
+    Raises:
+        NotFound: there is none of that id, or nobody behind its door any more.
+    """
+    hint = 'start it with lifetime="sandbox" to find it again'
+    missing = NotFound(f"sandbox {sandbox_id} has no process {process_id!r}", hint=hint)
+    if not process_id or "/" in process_id:
+        raise missing
+    try:
+        return doors.knock(directory, doors.name_of(sandbox_id, process_id))
+    except OSError as error:
+        raise unreachable(missing, error) from error
+
+
+def unreachable(gone: MiniSandboxError, error: OSError) -> MiniSandboxError:
+    """What to raise where a socket could not be had: ``gone`` where its other end is, else what this host lacks."""
+    if error.errno in _GONE:
+        return gone
+    return HostError(f"no connection to a sandbox could be made: {error.strerror}", reason="this process's own limits")
+
+
+def _checked_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    for name, value in labels.items():
+        if not all(type(text) is str for text in (name, value)) or not name:  # callers are not all checked by mypy
+            raise InvalidValue(f"label {name!r}: {value!r}", hint="labels are texts by non-empty names")
+    return tuple(labels.items())
+
+
+def _checked_lifetime(lifetime: float | None) -> float | None:
+    if lifetime is not None and not 0 < lifetime <= _LONGEST_LIFETIME:
+        raise InvalidValue(f"lifetime {lifetime!r} is not a positive number of seconds")
+    return lifetime

@@ -1,0 +1,301 @@
+"""The calls of the file verbs and of ``usage``: what is asked of a worker, and what is believed of its answer."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+from typing import BinaryIO
+
+from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
+from minisandbox.launch import frames, trees
+from minisandbox.sandbox.hosttrees import Download, Upload
+from minisandbox.sandbox.wire import Call
+from minisandbox.types import FileInfo, FileType, SandboxUsage
+
+_ZEROS = bytes(trees.CHUNK)
+_LONGEST_MESSAGE = 1000
+_MOST_NUMBER = 1 << 63
+_MOST_TEXT = 1 << 27
+_WORDS = {"mkdir": "make directory", "send_tree": "download", "take_tree": "upload to"}
+_TYPES = {
+    stat.S_IFREG: FileType.FILE,
+    stat.S_IFDIR: FileType.DIRECTORY,
+    stat.S_IFLNK: FileType.SYMLINK,
+    stat.S_IFIFO: FileType.FIFO,
+    stat.S_IFSOCK: FileType.SOCKET,
+    stat.S_IFCHR: FileType.DEVICE,
+    stat.S_IFBLK: FileType.DEVICE,
+}
+
+Piece = bytes | int
+"""Content on its way: bytes, or the size of a hole."""
+
+
+def checked_path(path: str | PurePosixPath) -> str:
+    """A path as the worker takes it.
+
+    Raises:
+        InvalidValue: no file can have it.
+    """
+    text = str(path)
+    try:
+        if b"\0" not in text.encode("utf-8", "surrogateescape"):
+            return text
+    except UnicodeEncodeError:
+        pass
+    raise InvalidValue(f"{text!r} is not a path", reason="a NUL or a lone surrogate is in it")
+
+
+def request(verb: str, path: str | PurePosixPath, cwd: str, **options: object) -> frames.Header:
+    """The header of a request.
+
+    Raises:
+        InvalidValue: the path or a mode cannot be used.
+    """
+    mode = options.get("mode")
+    if mode is not None and (type(mode) is not int or not 0 <= mode <= 0o7777):
+        raise InvalidValue(f"mode {mode!r} is not permission bits", hint="give 0 to 0o7777")
+    return {"verb": verb, "path": checked_path(path), "cwd": cwd, **options}
+
+
+class _FileCall(Call):
+    """What the calls of this module share.
+
+    Attributes:
+        about: what an error's text is about, where that is more than the path that the worker names.
+    """
+
+    def __init__(self, header: frames.Header, *, max_answer: int = 0) -> None:
+        super().__init__(header, max_answer=max_answer)
+        self.about = ""
+
+    def _take(self, header: frames.Header, payload: bytes) -> None:
+        if self.done:
+            raise ValueError("an answer after the last")
+        super()._take(header, payload)
+
+    def _check(self) -> None:
+        """Raise what the worker answered, or that it did not."""
+        if not self.done:
+            raise SandboxGone("a file verb was cut off", reason="its worker was killed from inside")
+        if self._error is None:
+            return
+        number, operation = self._error.get("errno"), str(self._request["verb"])
+        path, message = str(self._error.get("path")), str(self._error.get("message"))[:_LONGEST_MESSAGE]
+        what = f"cannot {_WORDS.get(operation, operation)} {(self.about or path)[:_LONGEST_MESSAGE]}: {message}"
+        raise FileAccessError(what, path=path, errno=number if isinstance(number, int) else None)
+
+
+class DoneCall(_FileCall):
+    """A verb that has nothing to tell but that it is done."""
+
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - it has none
+        _expect(header, "done")
+        self.done = True
+
+    def result(self) -> None:
+        """Return if it is done, or raise."""
+        self._check()
+
+
+class UploadCall(DoneCall):
+    """Send a tree."""
+
+    def __init__(self, header: frames.Header, source: Upload) -> None:
+        super().__init__(header)
+        self._source = source
+
+    def outgoing(self) -> Iterator[bytes]:
+        """The request, the tree, and its end."""
+        yield from super().outgoing()
+        yield from self._source.pieces()
+        yield frames.encode({"event": "end"})
+
+
+class DownloadCall(_FileCall):
+    """Receive a tree."""
+
+    def __init__(self, header: frames.Header, target: Download) -> None:
+        super().__init__(header, max_answer=trees.CHUNK)
+        self._target = target
+
+    def _answer(self, header: frames.Header, payload: bytes) -> None:
+        if header["event"] == "end":
+            self._target.finish()
+            self.done = True
+        else:
+            self._target.take(header, payload)
+
+    def result(self) -> None:
+        """Return if it has come completely, or raise."""
+        self._check()
+
+
+class ReadCall(_FileCall):
+    """Read a regular file into a stream; see :func:`read`."""
+
+    def __init__(self, path: str | PurePosixPath, *, cwd: str, limit: int | None, sink: BinaryIO) -> None:
+        super().__init__(request("read", path, cwd, limit=limit), max_answer=trees.CHUNK)
+        self._sink = sink
+        self._limit = limit
+        self._size = 0
+
+    def _answer(self, header: frames.Header, payload: bytes) -> None:
+        size = _size(header["size"]) if header["event"] == "hole" else len(payload)
+        self._size += size
+        if self._limit is not None and self._size > self._limit:
+            raise ValueError("more bytes than asked for")
+        if header["event"] == "data":
+            self._sink.write(payload)
+        elif header["event"] == "hole":
+            for start in range(0, size, len(_ZEROS)):
+                self._sink.write(_ZEROS[: size - start])
+        else:
+            _expect(header, "end")
+            self.done = True
+
+    def result(self) -> int:
+        """How many bytes there were, or raise."""
+        self._check()
+        return self._size
+
+
+class WriteCall(_FileCall):
+    """Write a regular file from a stream; see :func:`write`.
+
+    Args:
+        path: path inside.
+        cwd: absolute directory inside.
+        mode: permission bits, or None to leave them.
+        source: pieces of the content.
+        mtime: nanoseconds since the epoch, or None for now.
+    """
+
+    def __init__(
+        self,
+        path: str | PurePosixPath,
+        *,
+        cwd: str,
+        mode: int | None,
+        source: Iterable[Piece],
+        mtime: int | None = None,
+    ) -> None:
+        super().__init__(request("write", path, cwd, mode=mode, mtime=mtime))
+        self._source = source
+        self._size = 0
+
+    def outgoing(self) -> Iterator[bytes]:
+        """The request, the content in pieces, and its end."""
+        yield from super().outgoing()
+        for piece in self._source:
+            yield from self._frames(piece)
+        yield frames.encode({"event": "end"})
+
+    def _frames(self, piece: Piece) -> Iterator[bytes]:
+        self._size += piece if isinstance(piece, int) else len(piece)
+        if isinstance(piece, int):
+            yield frames.encode({"event": "hole", "size": piece})
+            return
+        view = memoryview(piece)
+        for start in range(0, len(view), trees.CHUNK):
+            yield frames.encode({"event": "data"}, bytes(view[start : start + trees.CHUNK]))
+
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - it has none
+        _expect(header, "done")
+        self.done = True
+
+    def result(self) -> int:
+        """How many bytes were written, or raise."""
+        self._check()
+        return self._size
+
+
+class EntriesCall(_FileCall):
+    """Ask about one path or all of a directory."""
+
+    def __init__(self, verb: str, path: str | PurePosixPath, cwd: str, *, most: int, **options: object) -> None:
+        super().__init__(request(verb, path, cwd, most=most, **options))
+        self._place = PurePosixPath(cwd, path)
+        self._single = verb == "stat"
+        self._most = most
+        self._infos: list[FileInfo] = []
+        self._text = 0
+
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - it has none
+        if header["event"] == "end" and not self._single:
+            self.done = True
+            return
+        _expect(header, "entries")
+        entries = header["entries"]
+        assert isinstance(entries, list)
+        if len(entries) + len(self._infos) > self._most:
+            raise ValueError("more entries than asked for")
+        self._infos.extend(self._info(entry) for entry in entries)
+        if self._single:
+            assert self._infos
+            self.done = True
+
+    def _info(self, entry: object) -> FileInfo:
+        assert isinstance(entry, list)
+        name, bits, size, mtime, uid, gid, target = entry
+        assert isinstance(name, str)
+        assert isinstance(mtime, int)
+        assert target is None or isinstance(target, str)
+        bits = _size(bits)
+        if (name == "") != self._single or name in (".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"{name[:300]!r} is no name of a file")
+        name.encode("utf-8", "surrogateescape")
+        self._text += len(name) + len(target or "")
+        if self._text > _MOST_TEXT:
+            raise ValueError("longer names and targets than allowed")
+        return FileInfo(
+            self._place / name,
+            _TYPES[stat.S_IFMT(bits)],
+            _size(size),
+            stat.S_IMODE(bits),
+            mtime / 1e9,
+            _size(uid),
+            _size(gid),
+            target,
+        )
+
+    def result(self) -> list[FileInfo]:
+        """What there is, or raise."""
+        self._check()
+        return self._infos
+
+
+class UsageCall(_FileCall):
+    """Ask what the sandbox uses."""
+
+    def __init__(self) -> None:
+        super().__init__({"verb": "usage"})
+        self._usage: SandboxUsage | None = None
+
+    def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - it has none
+        _expect(header, "usage")
+        cpu = header["cpu"]
+        assert isinstance(cpu, float)
+        if not 0 <= cpu < _MOST_NUMBER:
+            raise ValueError(f"{cpu} seconds")
+        self._usage = SandboxUsage(cpu, _size(header["memory"]), _size(header["disk"]), _size(header["processes"]))
+        self.done = True
+
+    def result(self) -> SandboxUsage:
+        """What it uses, or raise."""
+        self._check()
+        assert self._usage is not None
+        return self._usage
+
+
+def _size(value: object) -> int:
+    assert isinstance(value, int)
+    if not 0 <= value < _MOST_NUMBER:
+        raise ValueError(f"a number of {value}")
+    return value
+
+
+def _expect(header: frames.Header, event: str) -> None:
+    if header["event"] != event:
+        raise ValueError(f"an event {str(header['event'])[:40]!r}")

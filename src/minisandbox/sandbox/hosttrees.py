@@ -1,0 +1,243 @@
+"""The host's side of uploads and downloads.
+
+What a sandbox sends is not trusted: nothing it says reaches beyond one fresh file or directory, which appears under its
+final name when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from minisandbox.errors import FileAccessError
+from minisandbox.launch import frames, trees
+from minisandbox.launch.building import Attributes, Builder
+from minisandbox.store.trees import remove_tree
+from minisandbox.types import Transfer
+
+MOST_ENTRIES = 1_000_000
+_MOST_SKIPPED = 1 << 24
+"""Characters that the names of what was skipped may take together."""
+_DEEPEST = 4000
+_LATEST = 1 << 62
+_LONGEST_REASON = 200
+
+
+class Download:
+    """A file or tree that is being received.
+
+    Args:
+        local: where it goes.
+        limit: most bytes of all files together, or None.
+
+    Raises:
+        OSError: the directory that it goes to cannot be opened.
+    """
+
+    def __init__(self, local: Path, limit: int | None) -> None:
+        self._local = local.absolute()
+        self._limit = limit
+        self._partial = f".minisandbox-{secrets.token_hex(8)}"
+        self._parent = os.open(self._local.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._builder = Builder(os.dup(self._parent), replace=False, exact=False)
+        self._kind = ""
+        self._entries = self._files = self._size = self._skipped_size = 0
+        self._skipped: list[tuple[str, str]] = []
+
+    def take(self, header: frames.Header, payload: bytes) -> None:
+        """Take one frame.
+
+        Raises:
+            AssertionError, LookupError, ValueError: it makes no sense here.
+            OSError: the host refused.
+        """
+        event = header["event"]
+        assert isinstance(event, str)
+        match event:
+            case "data":
+                self._count(len(payload))
+                self._builder.data(payload)
+            case "hole":
+                size = header["size"]
+                assert isinstance(size, int) and size > 0  # noqa: PT018 - one claim about one value
+                self._count(size)
+                self._builder.hole(size)
+            case "eof":
+                self._builder.end()
+            case "up":
+                self._builder.up()
+            case "directory" | "file" | "link" | "skip":
+                self._take_entry(event, header)
+            case _:
+                raise ValueError(f"an event {event[:40]!r}")
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > (_LATEST if self._limit is None else self._limit):
+            raise ValueError("more bytes than asked for")
+
+    def _take_entry(self, event: str, header: frames.Header) -> None:
+        self._entries += 1
+        if self._entries > MOST_ENTRIES:
+            raise ValueError("more entries than asked for")
+        name = _text(header, "name")
+        if self._builder.depth == 0:
+            name = self._begin(event, name)
+        attributes = Attributes(_number(header, "mode", 0, 0o7777), _number(header, "mtime", -_LATEST, _LATEST))
+        try:
+            self._add(event, name, attributes, header)
+        except FileExistsError as error:
+            raise ValueError(f"{name[:300]!r} twice") from error
+
+    def _begin(self, event: str, name: str) -> str:
+        """The first frame names the root by nothing; it gets the partial name here."""
+        if self._kind or name or event not in ("directory", "file"):
+            raise ValueError(f"{event} {name[:300]!r} outside of the tree")
+        self._kind = event
+        self._check_destination()
+        return self._partial
+
+    def _add(self, event: str, name: str, attributes: Attributes, header: frames.Header) -> None:
+        if event == "directory":
+            if self._builder.depth >= _DEEPEST:
+                raise FileAccessError(f"cannot copy what is more than {_DEEPEST} directories deep", errno=errno.ELOOP)
+            self._builder.directory(name, attributes)
+        elif event == "file":
+            self._files += 1
+            self._builder.file(name, attributes)
+        elif event == "skip":
+            self._skip(name, _text(header, "detail"))
+        else:
+            target = _text(header, "detail")
+            reason = leaves_tree(target, self._builder.depth - 1)
+            if reason:
+                self._skip(name, reason)
+            else:
+                self._builder.link(name, target, attributes)
+
+    def _skip(self, name: str, reason: str) -> None:
+        self._builder.check(name)
+        path = "/".join([*self._builder.cursor.names[1:], name])
+        self._skipped.append((path, reason[:_LONGEST_REASON]))
+        self._skipped_size += len(path)
+        if self._skipped_size > _MOST_SKIPPED:
+            raise FileAccessError("too many links and other files that cannot be copied", errno=errno.E2BIG)
+
+    def _check_destination(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(self._local.name, dir_fd=self._parent, follow_symlinks=False)
+            if self._kind == "directory":
+                raise FileExistsError(errno.EEXIST, "a directory is copied to what does not exist", str(self._local))
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._local))
+
+    def finish(self) -> None:
+        """The last frame has come.
+
+        Raises:
+            ValueError: something is missing.
+        """
+        if not self._kind or not self._builder.idle:
+            raise ValueError("the end in the middle")
+
+    def publish(self) -> Transfer:
+        """Give the complete copy its name."""
+        try:
+            self._check_destination()
+        except FileExistsError as error:
+            raise FileExistsError(errno.EEXIST, "it came into being meanwhile", str(self._local)) from error
+        os.rename(self._partial, self._local.name, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+        self._kind = ""
+        return Transfer(self._files, self._size, tuple(self._skipped))
+
+    def close(self) -> None:
+        """Remove what was not published, and let go."""
+        self._builder.close()
+        try:
+            if self._kind == "directory":
+                remove_tree(self._local.parent / self._partial)
+            elif self._kind:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._partial, dir_fd=self._parent)
+        finally:
+            os.close(self._parent)
+
+
+def leaves_tree(target: str, depth: int) -> str:
+    """Why a symbolic link is not kept, or nothing.
+
+    Only leading ``..`` can be counted: after another name, which may be a link itself, ``..`` leads where that leads
+    from. So a target of at most as many leading ``..`` as the link is deep, and none later, stays in the tree, whatever
+    its other links are, because the same holds for them.
+
+    Args:
+        target: where the link points.
+        depth: directories between the tree's root and the link.
+    """
+    if not target or "\0" in target:
+        return "a link to nothing"
+    if target.startswith("/"):
+        return "a link to an absolute path"
+    names = [name for name in target.split("/") if name not in ("", ".")]
+    up = next((number for number, name in enumerate(names) if name != ".."), len(names))
+    if up > depth or ".." in names[up:]:
+        return "a link that may lead out of the tree"
+    return ""
+
+
+def _text(header: frames.Header, key: str) -> str:
+    value = header[key]
+    assert isinstance(value, str)
+    value.encode("utf-8", "surrogateescape")  # a lone surrogate that stands for no byte is an error
+    return value
+
+
+def _number(header: frames.Header, key: str, least: int, most: int) -> int:
+    value = header.get(key, 0)
+    assert isinstance(value, int)
+    if not least <= value <= most:
+        raise ValueError(f"a {key} of {value}")
+    return value
+
+
+class Upload:
+    """A host tree that is being sent.
+
+    Args:
+        descriptor: of its directory, taken over.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._cursor = trees.Cursor(descriptor)
+        self._tally = trees.Tally(None, 1 << 62)
+        self._skipped: list[tuple[str, str]] = []
+
+    def pieces(self) -> Iterator[bytes]:
+        """The frames of the tree, several in one piece.
+
+        Raises:
+            OSError: something cannot be read.
+        """
+        yield from trees.batches(trees.tree_frames(self._steps(), self._tally))
+
+    def _steps(self) -> Iterator[trees.Step]:
+        with contextlib.closing(trees.walk(self._cursor)) as steps:
+            for step in steps:
+                if step.event == "skip":
+                    self._skipped.append((self._cursor.path(step.name), step.detail))
+                else:
+                    yield step
+
+    @property
+    def transfer(self) -> Transfer:
+        """What was sent so far."""
+        return Transfer(self._tally.files, self._tally.size, tuple(self._skipped))
+
+    def close(self) -> None:
+        """Let go of the tree."""
+        self._cursor.close()

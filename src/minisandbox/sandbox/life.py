@@ -1,0 +1,176 @@
+"""One life of a sandbox: from its first process to its last. A snapshot or a reset ends one and begins the next."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from minisandbox.errors import SandboxCreationError, SandboxGone
+from minisandbox.launch.plan import Plan
+from minisandbox.sandbox.launcher import Launcher
+from minisandbox.sandbox.snapshots import Tree
+
+_READY_TIMEOUT = 60.0
+_STOP_TIMEOUT = 30.0
+
+
+class Life:
+    """The processes of a sandbox; ready for commands after :meth:`await_ready`.
+
+    Args:
+        launcher: who makes it.
+        plan: what it is.
+        door: listening socket at which other processes bring it jobs.
+        trees: the sealed trees that the plan names.
+        name: the sandbox's id, for messages.
+        one_id: whether it has but one uid even where a range could be had.
+
+    Attributes:
+        pid: host pid of its first process.
+        tree: what it writes.
+        listener: where it was asked for, the socket that listens inside for its way out; whoever serves it closes it.
+
+    Raises:
+        SandboxCreationError: it could not even be forked.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        plan: Plan,
+        door: socket.socket,
+        trees: Sequence[Tree],
+        name: str,
+        *,
+        one_id: bool = False,
+    ) -> None:
+        self._name = name
+        self._tree: Tree | None = None
+        self.listener: socket.socket | None = None
+        self._launcher = launcher
+        numbers = [tree.number() for tree in trees]
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pidfd = -1
+        try:
+            with theirs:
+                self._pidfd = launcher.create(plan, theirs, door, numbers, one_id=one_id)
+            self.pid = _pid_of(self._pidfd)
+        except BaseException:  # a Ctrl-C included
+            self.end()
+            raise
+
+    @property
+    def tree(self) -> Tree:
+        """What it writes."""
+        assert self._tree is not None
+        return self._tree
+
+    def await_ready(self) -> None:
+        """Wait until commands can be run.
+
+        Raises:
+            SandboxCreationError: the kernel refused a step, or it took too long.
+        """
+        self._control.settimeout(_READY_TIMEOUT)
+        while (answer := self._receive())["event"] != "ready":
+            if answer["event"] in ("tree", "listener"):
+                continue
+            if answer["event"] == "gone":
+                raise SandboxCreationError(
+                    f"sandbox {self._name} ended while it was made", reason="it was killed from outside"
+                )
+            raise SandboxCreationError(
+                f"could not {answer['operation']}: {answer['message']}",
+                operation=answer["operation"],
+                errno=answer["errno"],
+                hint="run 'minisandbox doctor': it tries each kernel feature and names the fix",
+            )
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            flags = socket.MSG_CMSG_CLOEXEC
+            data, ancillary, _, _ = self._control.recvmsg(1 << 16, socket.CMSG_SPACE(4), flags)
+        except TimeoutError:
+            raise SandboxCreationError(f"sandbox {self._name} was not ready after {_READY_TIMEOUT:.0f} s") from None
+        answer = json.loads(data or b'{"event":"gone"}')
+        assert isinstance(answer, dict)
+        if ancillary:
+            descriptor = array.array("i", ancillary[0][2][:4])[0]
+            if answer["event"] == "listener":
+                self.listener = socket.socket(fileno=descriptor)
+            else:
+                self._tree = Tree(self._launcher, descriptor)
+        return answer
+
+    @property
+    def pidfd(self) -> int:
+        """Descriptor of its first process; this object closes it."""
+        return self._pidfd
+
+    def open_job(self) -> socket.socket:
+        """A connected stream socket of a new job.
+
+        Raises:
+            OSError: its end is gone.
+        """
+        ours, theirs = socket.socketpair()
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]).tobytes())
+        try:
+            with theirs:
+                self._control.sendmsg([b"job"], [rights])
+        except BaseException:  # a Ctrl-C too: nothing half-made stays
+            ours.close()
+            raise
+        return ours
+
+    def has_room(self) -> bool:
+        """Whether a job can be handed over without waiting; for a peer that is gone that is so too."""
+        descriptor = self._control.fileno()
+        if descriptor < 0:
+            return True
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        return bool(poll.poll(0))
+
+    def over(self, seconds: float) -> bool:
+        """Whether its first process has ended, or does within so many seconds."""
+        return self._pidfd < 0 or _ready(self._pidfd, seconds)
+
+    def end(self) -> None:
+        """End every process of it; calling it again does nothing.
+
+        Raises:
+            SandboxGone: a process of it hangs in the kernel and did not end.
+        """
+        self._control.close()
+        if self.listener is not None:
+            self.listener.close()
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd < 0:
+            return
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            if not _ready(pidfd, _STOP_TIMEOUT):
+                reason = "a process hangs in the kernel"
+                raise SandboxGone(f"sandbox {self._name} did not end in {_STOP_TIMEOUT:.0f} s", reason=reason)
+        finally:
+            os.close(pidfd)
+
+
+def _ready(descriptor: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _pid_of(pidfd: int) -> int:
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
+        return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))

@@ -1,0 +1,204 @@
+"""The connection of a channel: moves what can be moved without waiting. Each colour waits in its own way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Generic, Protocol, TypeVar
+
+from minisandbox.errors import InvalidValue, MiniSandboxError, SandboxGone, WaitTimeout
+from minisandbox.sandbox.handles import SandboxCore
+from minisandbox.sandbox.processes import ProcessChannel
+
+Channel = TypeVar("Channel", bound="AnyChannel")
+MOST_UNREAD = 256
+"""Pieces of output that may wait to be read while something else is waited for; a piece has at most 128 KiB."""
+KILL_PATIENCE = 5.0
+"""Seconds that closing a handle waits for the end of what was killed."""
+LOOK_AGAIN = 0.5
+"""Seconds after which one who waits for another reader looks whether that one still reads: nobody tells if not."""
+GRACE = 60.0
+"""Seconds after a deadline within which its end must have been reported, however busy the machine is."""
+_PIECE = 1 << 18
+
+
+class AnyChannel(Protocol):
+    """What the channels of processes and shells have in common."""
+
+    started: bool
+    done: bool
+
+    def start(self) -> bytes:
+        """What to send first."""
+
+    def outgoing(self) -> bytes:
+        """What to send now."""
+
+    def feed(self, data: bytes) -> None:
+        """Take what was received."""
+
+    def hung_up(self) -> None:
+        """The peer closed."""
+
+    def check(self) -> None:
+        """Raise what keeps it from going on."""
+
+
+class Line(Generic[Channel]):
+    """A channel, its connection, and what waits to be sent. Not safe for threads.
+
+    Args:
+        core: the sandbox.
+        channel: what is spoken.
+        connection: where.
+        name: what the other end is called in messages.
+
+    Attributes:
+        over: whether the peer has hung up.
+    """
+
+    def __init__(self, core: SandboxCore, channel: Channel, connection: socket.socket, name: str) -> None:
+        self.core = core
+        self.channel = channel
+        self.name = name
+        self._waiting = bytearray()
+        self._failure: MiniSandboxError | None = None
+        self.connection = connection
+        self.over = False
+
+    def begin(self, door: socket.socket | None = None) -> None:
+        """Say the first word.
+
+        Args:
+            door: a process's door: travels with the first byte to whoever will supervise the process, and keep it.
+        """
+        self.connection.setblocking(False)
+        self._waiting[:] = self.channel.start()
+        if door is not None:
+            socket.send_fds(self.connection, [self._waiting[:1]], [door.fileno()])
+            del self._waiting[:1]
+        self.send()
+
+    def begin_again(self, connection: socket.socket) -> None:
+        """Go on with the same channel on another connection."""
+        self.connection.close()
+        self.connection = connection
+        self.over = False
+        self.begin()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits until the connection takes it."""
+        return bool(self._waiting)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed on this side."""
+        return self.connection.fileno() < 0
+
+    def check(self) -> None:
+        """Return if something may still come, or the last word was said.
+
+        Raises:
+            InvalidValue: the handle was closed.
+            SandboxGone: the sandbox has ended.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def check_open(self) -> None:
+        """Return if something may be said.
+
+        Raises:
+            InvalidValue: the handle was closed.
+            SandboxGone: the sandbox has ended.
+        """
+        self.check()
+        if self.closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> InvalidValue:
+        return InvalidValue(f"{self.name}: this handle was closed")
+
+    def send(self) -> None:
+        """Send what the connection takes now."""
+        self._waiting += self.channel.outgoing()
+        while self._waiting and not self.over:
+            try:
+                sent = self.connection.send(self._waiting)
+            except BlockingIOError:
+                return
+            except OSError:  # the peer has gone; what it said last is still to be read
+                break
+            del self._waiting[:sent]
+        self._waiting.clear()
+
+    def listen(self) -> None:
+        """Take what has arrived; the end of the stream has to be followed by :meth:`conclude`."""
+        try:
+            data = self.connection.recv(_PIECE)
+        except (BlockingIOError, ConnectionResetError):  # the latter once, where the peer closed with our bytes unread
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._feed(data)
+        else:
+            self.over = True
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.channel.feed(data)
+        except SandboxGone as error:
+            self._failure = error
+            self.hang_up()
+        else:
+            self.send()
+
+    @property
+    def inconclusive(self) -> bool:
+        """Whether the peer has hung up without a last word, and why is not known yet."""
+        return self.over and not self.channel.done and self._failure is None
+
+    def conclude(self, gone: SandboxGone | None) -> None:
+        """Take the reason why the peer has hung up without a last word.
+
+        Args:
+            gone: the sandbox's end; None: it lives, and so the peer was killed from inside.
+        """
+        if not self.inconclusive:
+            return
+        if gone is None:
+            self.channel.hung_up()
+        else:
+            self._failure = gone
+
+    def reason(self) -> SandboxGone | None:
+        """Whether the sandbox has ended; takes a moment."""
+        try:
+            self.core.check_alive()
+        except SandboxGone as error:
+            return error
+        return None
+
+    def hang_up(self) -> None:
+        """Let whoever waits on the connection see its end."""
+        if self._failure is None and not self.channel.done:
+            self._failure = self._closed_error()
+        with contextlib.suppress(OSError):  # not connected any more
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.hang_up()
+        self.connection.close()
+
+
+def as_bytes(data: bytes | str) -> bytes:
+    """What was given to be written."""
+    return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+
+
+def still_runs(channel: ProcessChannel, timeout: float | None) -> WaitTimeout:
+    """The error for a wait that was too short."""
+    return WaitTimeout(f"process {channel.id} still runs after {timeout} s", hint="wait longer, or kill it")

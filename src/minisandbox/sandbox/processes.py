@@ -1,0 +1,427 @@
+"""Streaming processes and stateful shells: the controller's half, without any I/O.
+
+A *channel* speaks over one job's connection for as long as its process or shell lives. Verbs queue what they have to
+say; ``outgoing()`` gives the bytes that may be sent now; ``feed()`` takes what was received. Who drives a channel sends
+``start()`` first, then what ``outgoing()`` gives after every verb and after every ``feed()``, and calls ``hung_up()``
+at the end of the stream. A ConnectionResetError is such an end, and what cannot be sent (BrokenPipeError) is dropped:
+the peer has said its last word, which is still to be received.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Literal
+
+from minisandbox.errors import InvalidValue, NotFound, SandboxGone
+from minisandbox.launch import frames
+from minisandbox.launch.capture import Capture
+from minisandbox.sandbox import wire
+from minisandbox.types import ExecResult, Output, ShellResult, Terminal
+
+Lifetime = Literal["handle", "sandbox"]
+
+STDIN_CREDIT = 1 << 20
+"""Bytes of standard input that may be under way to a process that does not read."""
+_PIECE = 1 << 16
+_MAX_OUTPUT_FRAME = 1 << 17
+_STREAMS = ("stdout", "stderr")
+_END_OF_FILE = b"\x04"
+
+
+class _Channel:
+    """Framing, what waits to be sent, the error answer."""
+
+    def __init__(self, max_answer: int) -> None:
+        self._max_answer = max_answer
+        self._decoder = frames.Decoder(max_answer)
+        self._queue = bytearray()
+        self._error: frames.Header | None = None
+
+    def outgoing(self) -> bytes:
+        """What may be sent now; it counts as sent."""
+        data = bytes(self._queue)
+        self._queue.clear()
+        return data
+
+    def feed(self, data: bytes) -> None:
+        """Take received bytes.
+
+        Raises:
+            SandboxGone: they are not our protocol; the sandbox is not to be trusted further.
+        """
+        try:
+            for header, payload in self._decoder.feed(data):
+                if header["event"] == "error":
+                    self._error = header
+                    self._failed()
+                else:
+                    self._take(header, payload)
+        except wire.NONSENSE as error:
+            raise SandboxGone(f"the sandbox answered nonsense: {error!r}") from error
+
+    def _take(self, header: frames.Header, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def _failed(self) -> None:
+        raise NotImplementedError
+
+    def _say(self, header: frames.Header, payload: bytes = b"") -> None:
+        self._queue += frames.encode(header, payload)
+
+
+class ProcessChannel(_Channel):
+    """One started process, seen from one connection.
+
+    Args:
+        command: text for ``bash -c``, or an argument list.
+        id: its name within the sandbox.
+        env: the whole environment (:func:`.wire.environment_for`).
+        cwd: absolute directory inside.
+        timeout: wall seconds, or None.
+        user: name or uid, or None for the sandbox's own.
+        pty: size of a terminal to run it on, or None for pipes.
+        lifetime: whether it ends with the connection, or with the sandbox. For the latter, the first byte of
+            ``start()`` travels with a listening socket (SCM_RIGHTS), at which others take hold of it.
+        output: bytes kept per stream.
+
+    Attributes:
+        id: its name within the sandbox.
+        command: what was run, as given; of a process taken hold of, known once ``started``.
+        pid: its number inside, once ``started``; before that 0.
+        started: whether it runs, or has run.
+        done: whether nothing more will come: it has ended, could not be started, or another handle took hold of it.
+        events: pieces of output as they came, at last the result; whoever consumes them takes them out.
+        result: how it ended, or None.
+
+    Raises:
+        InvalidValue: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        command: str | Sequence[str],
+        *,
+        id: str,  # noqa: A002 - the contract's word
+        env: Mapping[str, str],
+        cwd: str,
+        timeout: float | None,
+        user: str | int | None,
+        pty: Terminal | None,
+        lifetime: Lifetime,
+        output: int,
+    ) -> None:
+        if lifetime not in ("handle", "sandbox"):
+            raise InvalidValue(f"lifetime {lifetime!r} is not known", hint="give 'handle' or 'sandbox'")
+        super().__init__(_MAX_OUTPUT_FRAME)
+        request = wire.command_request("start", command, env=env, cwd=cwd, timeout=timeout, user=user, output=output)
+        size = None if pty is None else [pty.rows, pty.columns]
+        given = command if isinstance(command, str) else tuple(command)
+        self._prepare(id, given, output, {**request, "pty": size, "lifetime": lifetime, "id": id})
+        self._terminal = pty is not None
+
+    def _prepare(
+        self, identifier: str, command: str | tuple[str, ...], output: int, request: frames.Header | None
+    ) -> None:
+        self._request = request
+        self._lasting = request is None or request["lifetime"] == "sandbox"
+        self.id = identifier
+        self.command = command
+        self.pid = 0
+        self.started = False
+        self.done = False
+        self.events: deque[Output | ExecResult] = deque()
+        self.result: ExecResult | None = None
+        self._terminal = False
+        self._kept = (Capture(output), Capture(output))
+        self._dropped = [0, 0]
+        self._unsent = bytearray()
+        self._credit = STDIN_CREDIT
+        self._closing = self._close_said = False
+        self._taken = False
+
+    @classmethod
+    def attach(cls, id: str, *, output: int) -> ProcessChannel:  # noqa: A002 - the contract's word
+        """Take hold of a process with lifetime ``sandbox``, on a connection to its listening socket.
+
+        Args:
+            id: its name within the sandbox.
+            output: bytes kept per stream.
+        """
+        channel = cls.__new__(cls)
+        _Channel.__init__(channel, _MAX_OUTPUT_FRAME)
+        channel._prepare(id, "", output, None)
+        channel._credit = 0  # until it is known how much is under way already
+        return channel
+
+    def start(self) -> bytes:
+        """What to send first. ``feed`` answers until ``started`` or ``done``."""
+        return frames.encode({"verb": "attach"} if self._request is None else self._request)
+
+    def check(self) -> None:
+        """Return if it runs, or has run and ended.
+
+        Raises:
+            FileAccessError: its working directory cannot be entered.
+            InvalidValue: there is no such user, or it cannot be had here.
+            NotFound: another handle has taken hold of it.
+        """
+        if self._error is not None:
+            wire.raise_error(self._error)
+        if self._taken:
+            raise NotFound(
+                f"process {self.id} is not ours any more", reason="another handle took hold of it",
+                hint=f"process({self.id!r}) takes hold of it again",
+            )  # fmt: skip
+
+    def acknowledge(self) -> None:
+        """Queue that somebody has seen the result: a process with lifetime ``sandbox`` is then forgotten.
+
+        Without it the result is kept for the next one who takes hold of the process.
+        """
+        if self._lasting and self.result is not None:
+            self._lasting = False
+            self._say({"verb": "seen"})
+
+    # --- what to say ---
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of standard input that wait until the process has read others: a writer waits for 0."""
+        return 0 if self.done else len(self._unsent)
+
+    def write(self, data: bytes) -> None:
+        """Queue standard input; after :meth:`close_stdin` and after the end it is dropped.
+
+        Raises:
+            InvalidValue: its standard input was closed.
+        """
+        if self._closing:
+            raise InvalidValue(f"standard input of process {self.id} was closed")
+        self._unsent += data
+        self._spend()
+
+    def close_stdin(self) -> None:
+        """Queue the end of standard input (on a pty: ^D); calling it again does nothing."""
+        if self._closing:
+            return
+        if self._terminal:  # a terminal has no end: the program that reads is told one (termios(3), VEOF)
+            self.write(_END_OF_FILE)
+            return
+        self._closing = True
+        self._spend()
+
+    def signal(self, number: int) -> None:
+        """Queue a signal to the process itself.
+
+        Raises:
+            InvalidValue: there is no such signal.
+        """
+        if number not in signal.valid_signals():
+            raise InvalidValue(f"signal {number!r} does not exist", hint="give a number, such as signal.SIGINT")
+        self._say({"verb": "signal", "number": int(number)})
+
+    def kill(self) -> None:
+        """Queue the end of the process and everything that descends from it."""
+        self._say({"verb": "kill"})
+
+    def resize(self, terminal: Terminal) -> None:
+        """Queue a new size of its terminal.
+
+        Raises:
+            InvalidValue: it has none.
+        """
+        if not self._terminal:
+            raise InvalidValue(f"process {self.id} has no terminal", hint="start it with pty=Terminal(rows, columns)")
+        self._say({"verb": "resize", "size": [terminal.rows, terminal.columns]})
+
+    def _spend(self) -> None:
+        """Move standard input to what may be sent, as far as the credit goes."""
+        while self._unsent and self._credit:
+            piece = bytes(self._unsent[: min(_PIECE, self._credit)])
+            del self._unsent[: len(piece)]
+            self._credit -= len(piece)
+            self._say({"verb": "stdin"}, piece)
+        if self._closing and not self._unsent and not self._close_said:
+            self._close_said = True
+            self._say({"verb": "close_stdin"})
+
+    # --- what is heard ---
+
+    def _take(self, header: frames.Header, payload: bytes) -> None:
+        event = header["event"]
+        if event == "output":
+            stream = header["stream"]
+            assert stream in (0, 1)
+            self._kept[int(stream)].add(payload)
+            self.events.append(Output(_STREAMS[int(stream)], payload))
+        elif event == "credit":
+            self._earn(header["size"])
+        elif event == "started":
+            self._begin(header)
+        elif event == "replaced":
+            self._taken = self.done = True
+        elif event == "exit" and not self.done:
+            self._finish(wire.exec_result(self.command, header, b""), header)
+
+    def _earn(self, size: object) -> None:
+        assert isinstance(size, int)
+        assert 0 <= size <= STDIN_CREDIT
+        self._credit = min(self._credit + size, STDIN_CREDIT)
+        self._spend()
+
+    def _begin(self, header: frames.Header) -> None:
+        pid, command = header["pid"], header.get("command")
+        assert isinstance(pid, int)
+        self.pid, self.started = pid, True
+        self._count_dropped(header)
+        if self._request is None:
+            self.command = str(command) if isinstance(command, str) else tuple(map(str, wire.as_list(command)))
+            self._terminal = header["pty"] is True
+            self._closing = self._close_said = header["closed"] is True
+            self._earn(header["credit"])
+
+    def _count_dropped(self, header: frames.Header) -> None:
+        for stream, count in enumerate(wire.as_list(header["dropped"])):
+            assert isinstance(count, int)
+            self._dropped[stream] += count
+
+    def _finish(self, end: ExecResult, header: frames.Header | None) -> None:
+        if header is not None:
+            self._count_dropped(header)
+        kept = self._kept
+        self.result = ExecResult(
+            end.command, end.outcome, end.exit_code, end.signal, kept[0].result(), kept[1].result(),
+            self._dropped[0] + kept[0].dropped, self._dropped[1] + kept[1].dropped,
+            end.duration, end.usage, end.left_running, end.limits_hit,
+        )  # fmt: skip
+        self.events.append(self.result)
+        self.done = True
+
+    def _failed(self) -> None:
+        self.done = True
+
+    def hung_up(self) -> None:
+        """The peer closed: if it had not said how the process ended, its supervisor was killed from inside."""
+        if not self.done:
+            self._finish(wire.killed(self.command), None)
+
+
+class ShellChannel(_Channel):
+    """One stateful bash.
+
+    Args:
+        env: the whole environment (:func:`.wire.environment_for`).
+        cwd: absolute directory inside.
+        user: name or uid, or None for the sandbox's own.
+        output: bytes kept of each of a run's stdout and stderr.
+
+    Attributes:
+        started: whether it takes scripts.
+        done: whether nothing more will come on this connection; ``start()`` begins again on a new one, in the last
+            known directory.
+        cwd: where the next run starts, as far as is known.
+
+    Raises:
+        InvalidValue: an argument cannot be used.
+    """
+
+    def __init__(self, *, env: Mapping[str, str], cwd: str, user: str | int | None, output: int) -> None:
+        super().__init__(2 * (output + wire.DROPPED_LINE))
+        self._request = wire.command_request(
+            "shell", ("bash",), env=env, cwd=cwd, timeout=None, user=user, output=output
+        )
+        self.cwd = PurePosixPath(cwd)
+        self.started = self._has_run = False
+        self.done = True
+        self._number = 0
+        self._running: dict[int, str] = {}
+        self._results: dict[int, ShellResult] = {}
+
+    def start(self) -> bytes:
+        """What to send first on a (new) connection. ``feed`` answers until ``started`` or ``done``."""
+        request = {**self._request, "cwd": str(self.cwd), "again": self._has_run}
+        self._decoder = frames.Decoder(self._max_answer)
+        self._queue.clear()
+        self._error, self.done, self.started = None, False, False
+        return frames.encode(request)
+
+    def check(self) -> None:
+        """Return if it could be started.
+
+        Raises:
+            FileAccessError: the working directory cannot be entered, or there is no bash.
+            InvalidValue: there is no such user, or it cannot be had here.
+        """
+        if self._error is not None:
+            wire.raise_error(self._error)
+
+    def run(self, script: str, *, timeout: float | None) -> int:
+        """Queue a script; scripts run one after the other.
+
+        Args:
+            script: text for bash, of any number of lines.
+            timeout: wall seconds from its start, or None.
+
+        Returns:
+            The number of this run.
+
+        Raises:
+            InvalidValue: an argument cannot be used.
+        """
+        wire.check_command(script or ":", {}, timeout)
+        self._number += 1
+        self._running[self._number] = script
+        data = script.encode("utf-8", "surrogateescape")
+        self._say({"verb": "run", "run": self._number, "timeout": timeout}, data)
+        return self._number
+
+    def interrupt(self, run: int) -> None:
+        """Queue the end of a run, as a timeout would end it; its result says SIGINT. It may have ended before."""
+        if run in self._running:
+            self._say({"verb": "interrupt", "run": run})
+
+    def take(self, run: int) -> ShellResult | None:
+        """The result of a run, once; None while there is none."""
+        return self._results.pop(run, None)
+
+    def forget(self, run: int) -> None:
+        """Nobody will take the result of this run."""
+        self._running.pop(run, None)
+        self._results.pop(run, None)
+
+    def _take(self, header: frames.Header, payload: bytes) -> None:
+        self.cwd = _directory(header["cwd"])
+        if header["event"] == "started":
+            self.started = self._has_run = True
+        elif header["event"] == "exit":
+            run = header["run"]
+            assert isinstance(run, int)
+            script = self._running.pop(run, None)
+            if script is not None:  # else nobody waits for it any more
+                replaced = header["replaced"] is True
+                self._end(run, wire.exec_result(script, header, payload), replaced=replaced)
+
+    def _end(self, run: int, end: ExecResult, *, replaced: bool) -> None:
+        self._results[run] = ShellResult(
+            end.command, end.outcome, end.exit_code, end.signal, end.stdout_bytes, end.stderr_bytes,
+            end.dropped_stdout, end.dropped_stderr, end.duration, end.usage, end.left_running, end.limits_hit,
+            replaced, self.cwd,
+        )  # fmt: skip
+
+    def _failed(self) -> None:
+        self.done = True
+
+    def hung_up(self) -> None:
+        """The peer closed: bash and its supervisor were killed from inside. What was under way counts as killed."""
+        self.done = True
+        for run in sorted(self._running):
+            self._end(run, wire.killed(self._running.pop(run)), replaced=True)
+
+
+def _directory(path: object) -> PurePosixPath:
+    assert isinstance(path, str)
+    assert path.startswith("/")
+    return PurePosixPath(path)

@@ -1,0 +1,97 @@
+"""Snapshots: sealed states of a workspace, shared by whatever is made over them (DESIGN 4.11a)."""
+
+from __future__ import annotations
+
+import os
+import threading
+import types
+from typing import Self
+
+from minisandbox.errors import InvalidValue
+from minisandbox.sandbox.launcher import Launcher
+from minisandbox.types import ImageSpec
+
+MOST_TREES = 200
+"""Sealed trees one over the other: a message passes at most 253 descriptors (SCM_MAX_FD, include/net/scm.h)."""
+
+
+class Tree:
+    """What one sandbox wrote: a mount that lives as long as this object, or a sandbox made over it.
+
+    Args:
+        launcher: who made the sandbox.
+        descriptor: of the mount; it is never used as a path here, because an agent has shaped what lies below it.
+    """
+
+    def __init__(self, launcher: Launcher, descriptor: int) -> None:
+        self._launcher = launcher
+        self._descriptor = descriptor
+        self._number = 0
+        self._lock = threading.Lock()
+
+    def number(self) -> int:
+        """The number by which the launcher knows it; from now on sandboxes can be made over it.
+
+        Raises:
+            SandboxCreationError: the kernel refused, or the launcher is gone.
+        """
+        with self._lock:
+            if not self._number:
+                self._number = self._launcher.hold(self._descriptor)
+                self._close()
+            return self._number
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        """Give it up."""
+        self._close()
+        if self._number:
+            self._launcher.forget(self._number)
+
+
+class Snapshot:
+    """The sealed state of a workspace: what sandboxes can be made over, and what a workspace can be reset to.
+
+    It costs nothing beyond what the workspace had written, however many sandboxes share it, and lives until it is
+    closed and the last sandbox made over it has ended, or its owner's process has. Made by
+    :meth:`minisandbox.Sandbox.snapshot`.
+
+    Attributes:
+        id: its name.
+        image: what lies below it.
+        created: seconds since the epoch.
+    """
+
+    def __init__(self, identifier: str, image: ImageSpec, created: float, trees: tuple[Tree, ...]) -> None:
+        self.id = identifier
+        self.image = image
+        self.created = created
+        self._trees: tuple[Tree, ...] | None = trees
+
+    def trees(self) -> tuple[Tree, ...]:
+        """The sealed trees, the lowest first.
+
+        Raises:
+            InvalidValue: it is closed.
+        """
+        if self._trees is None:
+            raise InvalidValue(f"snapshot {self.id} is closed", hint="close it when nothing more is made over it")
+        return self._trees
+
+    def close(self) -> None:
+        """Give it up; sandboxes that were made over it go on. Calling it again does nothing."""
+        self._trees = None
+
+    def __enter__(self) -> Self:
+        """Use the snapshot in a ``with`` block; it is closed at its end."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close the snapshot."""
+        self.close()

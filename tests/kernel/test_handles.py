@@ -1,0 +1,218 @@
+"""The synchronous handles among threads and interrupts."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from minisandbox.errors import InvalidValue, WaitTimeout
+from minisandbox.sandbox import Process, Sandbox
+from minisandbox.sandbox.lines import MOST_UNREAD
+from minisandbox.types import ExecResult, Outcome, Output
+
+pytestmark = pytest.mark.kernel
+PATIENCE = 60.0
+T = TypeVar("T")
+
+
+class Later(threading.Thread):
+    """A call in a thread of its own."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._function = function
+        self.value: object = None
+        self.start()
+
+    def run(self) -> None:
+        self.value = self._function()
+
+    def result(self) -> object:
+        self.join(PATIENCE)
+        assert not self.is_alive()
+        return self.value
+
+
+def output(process: Process) -> bytes:
+    return b"".join(event.data for event in process.events() if isinstance(event, Output))
+
+
+def runs(box: Sandbox, command: str) -> bool:
+    return command in box.exec("ps -eo args").stdout.splitlines()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def interrupt_when(condition: Callable[[], bool]) -> None:
+    """Send this process what Ctrl-C sends it, once something is so."""
+
+    def wait() -> None:
+        until(condition)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_an_interrupt_ends_a_command_and_nothing_else(box: Sandbox) -> None:
+    interrupt_when(lambda: runs(box, "sleep 91"))
+    with pytest.raises(KeyboardInterrupt):
+        box.exec("sleep 90 & sleep 91")
+    until(lambda: not runs(box, "sleep 90") and not runs(box, "sleep 91"))
+    assert box.exec("echo on").stdout == "on\n"
+
+
+def test_an_interrupt_leaves_a_shell_usable(box: Sandbox) -> None:
+    with box.shell() as shell:
+        shell.run("cd /tmp; A=kept")
+        interrupt_when(lambda: runs(box, "sleep 92"))
+        with pytest.raises(KeyboardInterrupt):
+            shell.run("sleep 92")
+        assert shell.run("pwd; echo $A").stdout == "/tmp\nkept\n"
+        assert not runs(box, "sleep 92")
+
+
+def test_an_interrupt_of_a_wait_leaves_the_process(box: Sandbox) -> None:
+    with box.start("echo before; read line; echo after; exit 3") as process:
+        interrupt_when(lambda: process._line._listening)
+        with pytest.raises(KeyboardInterrupt):
+            process.wait()
+        process.write("\n")
+        result = process.wait(PATIENCE)
+    assert (result.exit_code, result.stdout) == (3, "before\nafter\n")
+
+
+def test_one_thread_reads_while_another_writes_more_than_fits_anywhere(box: Sandbox) -> None:
+    data = bytes(range(256)) * (1 << 16)
+    with box.start(["cat"]) as process:
+        reader = Later(lambda: output(process))
+        process.write(data)
+        process.close_stdin()
+        assert reader.result() == data
+        assert process.wait(PATIENCE).ok
+
+
+def test_readers_share_the_pieces_and_waiters_take_none(box: Sandbox) -> None:
+    with box.start("read line; for i in $(seq 2000); do echo $i; done; exit 3") as process:
+        readers = [Later(lambda: output(process)) for _ in range(2)]
+        waiters = [Later(process.wait) for _ in range(3)]
+        time.sleep(0.05)
+        process.write("\n")
+        results = {waiter.result() for waiter in waiters}
+        seen = [reader.result() for reader in readers]
+        assert results == {process.wait()}
+    printed = b"".join(b"%d\n" % number for number in range(1, 2001))
+    assert sum(len(part) for part in seen if isinstance(part, bytes)) == len(printed)
+
+
+def test_a_writer_to_a_deaf_process_holds_nobody_up(box: Sandbox) -> None:
+    with box.start("trap 'echo got it' USR1; echo up; while :; do sleep 0.05; done") as process:
+        assert next(process.events()) == Output("stdout", b"up\n")
+        writer = Later(lambda: process.write(b"x" * (8 << 20)))
+        time.sleep(0.1)
+        assert writer.is_alive()
+        process.signal(signal.SIGUSR1)
+        assert next(process.events()) == Output("stdout", b"got it\n")
+        with pytest.raises(WaitTimeout):
+            process.wait(0.1)
+        process.kill()
+        assert process.wait(PATIENCE).outcome is Outcome.SIGNALED
+        writer.result()
+
+
+def test_a_wait_of_no_time_takes_what_has_come(box: Sandbox) -> None:
+    with box.start("read line; exit 3") as process:
+        for nothing in (0, -1.0):
+            with pytest.raises(WaitTimeout):
+                process.wait(nothing)
+        process.write("\n")
+
+        def has_ended() -> bool:
+            try:
+                return process.wait(0).exit_code == 3
+            except WaitTimeout:
+                return False
+
+        until(has_ended)
+
+
+def test_closing_under_a_waiter(box: Sandbox) -> None:
+    process = box.start("sleep 93")
+    waiter = Later(process.wait)
+    time.sleep(0.05)
+    process.close()
+    result = waiter.result()
+    assert isinstance(result, ExecResult)
+    assert result.outcome is Outcome.SIGNALED
+    assert not runs(box, "sleep 93")
+
+
+def test_events_after_a_wait(box: Sandbox) -> None:
+    with box.start("echo out; echo err >&2; exit 2") as process:
+        result = process.wait(PATIENCE)
+        assert (result.stdout, result.stderr) == ("out\n", "err\n")
+        assert list(process.events()) == [result]
+        assert process.wait() is result
+
+
+def test_a_reader_that_leaves_holds_no_waiter_up(box: Sandbox) -> None:
+    leave = threading.Event()
+
+    def read_one(process: Process) -> None:
+        events = process.events()
+        next(events)
+        leave.wait(PATIENCE)
+
+    with box.start("head -c 100M /dev/zero") as process:
+        reader = Later(lambda: read_one(process))
+        until(lambda: bool(process._readers))
+        waiter = Later(process.wait)
+        until(lambda: len(process._channel.events) >= MOST_UNREAD)
+        leave.set()
+        reader.result()
+        result = waiter.result()
+    assert isinstance(result, ExecResult)
+    assert result.ok
+
+
+def test_a_reader_whose_thread_has_ended_holds_no_waiter_up(box: Sandbox) -> None:
+    with box.start("head -c 100M /dev/zero") as process:
+        events = process.events()
+        Later(lambda: next(events)).result()
+        assert Later(process.wait).result() == process.wait()
+
+
+def test_a_closed_handle_says_so_even_after_the_end(box: Sandbox) -> None:
+    process = box.start("exit 3")
+    result = process.wait(PATIENCE)
+    process.close()
+    assert process.wait() is result
+    for verb in (process.kill, process.close_stdin, lambda: process.write("x")):
+        with pytest.raises(InvalidValue, match="closed"):
+            verb()
+
+
+def test_a_closed_shell_stays_closed_though_its_bash_was_killed(box: Sandbox) -> None:
+    shell = box.shell()
+    assert shell.run("kill -KILL $PPID").replaced
+    shell.close()
+    with pytest.raises(InvalidValue, match="closed"):
+        shell.run(":")
+
+
+def test_a_shell_among_threads(box: Sandbox) -> None:
+    with box.shell() as shell:
+        shell.run("N=0")
+        threads = [Later(lambda: shell.run("N=$((N+1)); sleep 0.01")) for _ in range(20)]
+        for thread in threads:
+            thread.result()
+        assert shell.run("echo $N", timeout=PATIENCE).stdout == "20\n"

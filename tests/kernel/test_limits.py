@@ -1,0 +1,140 @@
+"""Limits: each is enforced, reported as what it is, and ends only what ran into it; with control groups and without."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import HostError, InvalidValue
+from minisandbox.host import reaper
+from minisandbox.launch import limits as groups
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import current_controller, shut_down
+from minisandbox.sandbox.launcher import NO_GROUPS
+from minisandbox.types import ImageSpec, Limits, MiB, Outcome
+
+pytestmark = pytest.mark.kernel
+
+MECHANISMS = ("as found", "without control groups")
+HOLD = "import time; held = bytearray({size}); held[::4096] = bytes(len(held[::4096])); print('held', flush=True)"
+
+
+@pytest.fixture(params=MECHANISMS)
+def mechanism(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A launcher that may use control groups, where there are any, and one that may not."""
+    if request.param == MECHANISMS[1]:
+        shut_down()
+        monkeypatch.setenv(NO_GROUPS, "1")
+    yield request.param
+    if request.param == MECHANISMS[1]:
+        shut_down()
+
+
+def python(script: str) -> list[str]:
+    return ["python3", "-c", script]
+
+
+def test_a_memory_bomb_ends_by_itself_and_is_named(spec: ImageSpec, mechanism: str) -> None:
+    with Sandbox.create(spec, limits=Limits(memory="64M")) as box, Sandbox.create(spec) as neighbour:
+        assert box.exec(python(HOLD.format(size=8 * MiB))).stdout == "held\n"
+        bomb = box.exec(python(HOLD.format(size=512 * MiB)), timeout=60)
+        assert not bomb.ok
+        # one process meets RLIMIT_DATA, which is a MemoryError of its own and no kill
+        assert bomb.limits_hit == ("memory",) or "MemoryError" in bomb.stderr
+        assert neighbour.exec("echo here").stdout == "here\n"
+        assert box.exec("echo here", timeout=30).stdout == "here\n"
+
+
+def test_many_small_processes_are_one_memory_bomb(spec: ImageSpec, mechanism: str) -> None:
+    script = HOLD.format(size=24 * MiB) + "; time.sleep(3)"
+    with Sandbox.create(spec, limits=Limits(memory="96M")) as box:
+        result = box.exec(f'for i in 1 2 3 4 5 6 7 8; do python3 -c "{script}" & done; wait', timeout=60)
+        assert "memory" in result.limits_hit
+        assert box.exec("echo here", timeout=30).limits_hit == ()
+
+
+def test_a_fork_bomb_ends_inside(spec: ImageSpec, mechanism: str) -> None:
+    with Sandbox.create(spec, limits=Limits(processes=50)) as box, Sandbox.create(spec) as neighbour:
+        bomb = box.exec("bomb() { bomb | bomb & }; bomb; sleep 1", timeout=30)
+        if dict(box.info().enforced)["processes"].startswith("cgroup"):
+            assert "processes" in bomb.limits_hit
+        else:
+            assert "Resource temporarily unavailable" in bomb.stderr
+        assert neighbour.exec("echo here", timeout=30).stdout == "here\n"
+        if box.alive:  # under a bomb that never stops it may have been given up
+            box.exec("kill -9 -1", timeout=30)
+
+
+def test_a_full_disk_and_too_much_output_are_named(spec: ImageSpec, mechanism: str) -> None:
+    with Sandbox.create(spec, limits=Limits(disk="8M", output="10K")) as box:
+        assert box.exec("head -c 20M /dev/zero > /testbed/big").limits_hit == ("disk",)
+        box.exec("rm /testbed/big").check()
+        assert box.exec("head -c 1M /dev/zero").limits_hit == ("output",)
+        assert box.exec("i=0; while : > /testbed/$((i++)); do :; done 2>/dev/null", timeout=60).limits_hit == ("disk",)
+        assert box.exec("rm -rf /testbed; echo fine").limits_hit == ()
+
+
+def test_shells_and_processes_tell_too(spec: ImageSpec, mechanism: str) -> None:
+    fill = "head -c 20M /dev/zero > /testbed/big"
+    with Sandbox.create(spec, limits=Limits(disk="8M")) as box:
+        with box.shell() as shell:
+            assert shell.run(fill).limits_hit == ("disk",)
+            assert shell.run("rm /testbed/big").limits_hit == ()
+        with box.start(fill) as process:
+            assert process.wait(30).limits_hit == ("disk",)
+
+
+def test_a_cpu_limit_holds_or_is_refused(spec: ImageSpec, mechanism: str) -> None:
+    limits = Limits(cpu=0.2)
+    if "cpu" not in current_controller().launcher.enforcement:
+        with pytest.raises(HostError, match="cpu"):
+            Sandbox.create(spec, limits=limits)
+        return
+    with Sandbox.create(spec, limits=limits) as box:
+        busy = box.exec("while :; do :; done", timeout=2.0)
+        assert busy.outcome is Outcome.TIMEOUT
+        assert box.usage().cpu < 1.2
+
+
+def test_inotify_instances_are_limited(spec: ImageSpec) -> None:
+    script = (
+        "import ctypes; libc = ctypes.CDLL(None); n = 0\n"
+        "while libc.inotify_init() >= 0: n += 1\nprint(n)"
+    )  # fmt: skip
+    with Sandbox.create(spec, limits=Limits(inotify=5)) as box, Sandbox.create(spec) as other:
+        assert box.exec(python(script)).stdout == "5\n"
+        assert int(other.exec(python(script)).stdout) <= 32
+
+
+def test_info_names_what_enforces(spec: ImageSpec, mechanism: str) -> None:
+    with Sandbox.create(spec) as box:
+        by = dict(box.info().enforced)
+        assert by["memory"] in ("cgroup v1", "cgroup v2", "watchdog")
+        if mechanism == MECHANISMS[1]:
+            assert by == {"memory": "watchdog", "processes": "rlimit"}
+
+
+def test_no_group_is_left_behind(spec: ImageSpec) -> None:
+    with Sandbox.create(spec):
+        mine = [directory for name, directory in groups.owners(groups.find_places()) if name == reaper.owner_name()]
+        assert bool(mine) == dict(current_controller().launcher.enforcement)["memory"].startswith("cgroup")
+    shut_down()
+    assert not [path for path in mine if Path(path).exists()]
+
+
+@pytest.mark.parametrize(
+    "limits", [{"memory": 0}, {"memory": "1M"}, {"cpu": 0.0}, {"cpu": float("nan")}, {"inotify": 0}]
+)
+def test_nonsense_is_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(InvalidValue):
+        Limits(**limits)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has more than one id without newuidmap")
+def test_other_uids_do_not_get_round_the_memory_limit(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=Limits(memory="64M")) as box:
+        result = box.exec(python(HOLD.format(size=512 * MiB)), user=1000, timeout=60)
+        assert not result.ok

@@ -1,0 +1,418 @@
+"""What a sandbox can reach: nothing, or what an allow-list names, through the proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import io
+import logging
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import InvalidValue, OwnerOnly, SandboxGone
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import current_controller
+from minisandbox.types import ImageSpec, Network, Refusals
+
+pytestmark = pytest.mark.kernel
+
+HERE = "127.0.0.2"
+"""Where the servers of these tests are: loopback, and not among the names that ``no_proxy`` keeps from the proxy."""
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextlib.contextmanager
+def serving(directory: Path, context: ssl.SSLContext | None = None) -> Iterator[int]:
+    """A web server of the host; its port."""
+    server = http.server.ThreadingHTTPServer((HERE, 0), functools.partial(Handler, directory=str(directory)))
+    if context:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+    directory = tmp_path_factory.mktemp("site")
+    (directory / "hello").write_text("hello\n")
+    with serving(directory) as port:
+        yield directory, port
+
+
+def private(*ports: int) -> Network:
+    return Network.allow(*(f"{HERE}:{port}" for port in ports), private=True)
+
+
+def ask(box: Sandbox, *requests: bytes, script: str = "") -> bytes:
+    """What the proxy answers to bytes that are sent to it from inside, one after the other; then the end."""
+    program = f"""
+import socket, sys, time
+c = socket.create_connection(("127.0.0.1", 3128))
+for piece in {list(requests)!r}:
+    c.sendall(piece); time.sleep(0.05)
+{script or "c.shutdown(socket.SHUT_WR)"}
+try:
+    while data := c.recv(65536):
+        sys.stdout.buffer.write(data)
+except ConnectionResetError:
+    sys.stdout.buffer.write(b"(reset)")
+"""
+    return box.exec(["python3", "-c", program], timeout=60).check().stdout_bytes
+
+
+# --- off -------------------------------------------------------------------------------------------------------------
+
+ATTEMPTS = """
+import socket, time
+for family, address in (
+    (socket.AF_INET, "192.0.2.1"), (socket.AF_INET, "1.1.1.1"), (socket.AF_INET, "169.254.169.254"),
+    (socket.AF_INET6, "2001:db8::1"), (socket.AF_INET6, "fe80::1"),
+):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        begun = time.monotonic()
+        try:
+            socket.socket(family, kind).connect((address, 443))
+            print("reached", address)
+        except OSError:
+            assert time.monotonic() - begun < 1, address
+begun = time.monotonic()
+try:
+    print("resolved", socket.getaddrinfo("packages.example.org", 443))
+except OSError:
+    assert time.monotonic() - begun < 1
+print(sorted(name for _, name in socket.if_nameindex()))
+"""
+
+
+def test_without_a_network_connections_fail_at_once(box: Sandbox) -> None:
+    assert box.exec(["python3", "-c", ATTEMPTS], timeout=30).check().stdout == "['lo']\n"
+    assert "proxy" not in box.exec("env").stdout.lower()
+    assert "refused" in box.exec("exec 3<>/dev/tcp/127.0.0.1/3128").stderr.lower()
+    assert box.refusals() == Refusals()
+
+
+# --- allow -----------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_other_way_than_the_proxy(spec: ImageSpec, site: tuple[Path, int]) -> None:
+    with Sandbox.create(spec, network=private(site[1])) as box:
+        assert box.info().network == "allow"
+        assert box.exec(["python3", "-c", ATTEMPTS], timeout=30).check().stdout == "['lo']\n"
+        direct = f"import socket; socket.create_connection(('{HERE}', {site[1]}), 5)"
+        assert "Connection refused" in box.exec(["python3", "-c", direct]).stderr
+        assert box.processes() == ()
+        names = box.exec("cat /proc/[0-9]*/cmdline /proc/[0-9]*/comm").stdout_bytes
+        assert b"minisandbox-network" not in names
+        taken = "import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); s.bind("
+        assert "in use" in box.exec(["python3", "-c", f"{taken}('127.0.0.1', 3128))"]).stderr
+
+
+def test_programs_find_the_proxy(spec: ImageSpec, site: tuple[Path, int]) -> None:
+    with Sandbox.create(spec, network=private(site[1]), environment={"NO_PROXY": "mine"}) as box:
+        lines = {line for line in box.exec("env").stdout.splitlines() if "proxy" in line.lower()}
+        url = "http://127.0.0.1:3128"
+        assert lines == {
+            f"http_proxy={url}", f"https_proxy={url}", f"HTTP_PROXY={url}", f"HTTPS_PROXY={url}", "NO_PROXY=mine",
+            "no_proxy=localhost,127.0.0.1,::1",
+        }  # fmt: skip
+        fetch = f"import urllib.request as u; print(u.urlopen('http://{HERE}:{site[1]}/hello').read())"
+        assert box.exec(["python3", "-c", fetch], timeout=30).check().stdout == "b'hello\\n'\n"
+        with Sandbox.attach(box.id) as other:
+            assert other.exec(["python3", "-c", fetch], timeout=30).check().stdout == "b'hello\\n'\n"
+            with pytest.raises(OwnerOnly):
+                other.refusals()
+
+
+def test_requests_and_tunnels(spec: ImageSpec, site: tuple[Path, int]) -> None:
+    where = f"{HERE}:{site[1]}".encode()
+    with Sandbox.create(spec, network=private(site[1])) as box:
+        plain = ask(box, b"GET http://%b/hello HTTP/1.1\r\nHost: %b\r\n\r\n" % (where, where))
+        assert plain.startswith(b"HTTP/1.0 200")
+        assert plain.endswith(b"\r\n\r\nhello\n")
+        head = b"POST http://%b/ HTTP/1.1\r\nHost: %b\r\nContent-Length: 6\r\n\r\nab" % (where, where)
+        assert ask(box, head, b"cd", b"ef").endswith(b"\r\n\r\nabcdef")
+        tunnel = ask(box, b"CONNECT %b HTTP/1.1\r\n" % where, b"\r\nGET /hello", b" HTTP/1.0\r\n\r\n")
+        assert tunnel.startswith(b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.0 200")
+        assert tunnel.endswith(b"\r\n\r\nhello\n")
+        second = b"GET http://%b/hello HTTP/1.1\r\nHost: %b\r\n\r\n" % (where, where)
+        assert ask(box, second * 2).startswith(b"HTTP/1.1 403 ")
+        assert ask(box, b"X" * 70_000).startswith(b"HTTP/1.1 403 ")
+        assert ask(box, b"\0\r\n\r\n").startswith(b"HTTP/1.1 403 ")
+        assert ask(box) == b""
+        assert box.refusals().count == 3
+
+
+def test_refusals_are_answered_logged_and_counted(
+    spec: ImageSpec, site: tuple[Path, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    network = Network.allow("localhost", f"{HERE}:{site[1]}", "169.254.0.0.example.org", private=True)
+    with Sandbox.create(spec, network=network) as box, caplog.at_level(logging.WARNING, "minisandbox.network"):
+        answer = ask(box, b"CONNECT Elsewhere.example.org:443 HTTP/1.1\r\n\r\n")
+        why = "elsewhere.example.org:443 is not on this sandbox's allow-list"
+        assert answer.startswith(f"HTTP/1.1 403 refused by minisandbox: {why}\r\n".encode())
+        assert answer.endswith(f"\r\n\r\nrefused by minisandbox: {why}\n".encode())
+        assert box.refusals() == Refusals(1, (why,))
+        assert caplog.messages == [f"sandbox {box.id}: refused: {why}"]
+        for target in (f"{HERE}:1", "127.0.0.1:80", "[::1]:443", "169.254.169.254:80", "127.1:80", "0:80"):
+            assert ask(box, f"CONNECT {target} HTTP/1.1\r\n\r\n".encode()).startswith(b"HTTP/1.1 403 ")
+        assert ask(box, b"CONNECT localhost:80 HTTP/1.1\r\n\r\n")[:13] in (b"HTTP/1.1 502 ", b"HTTP/1.1 200 ")
+        assert box.refusals().count == 7
+    with pytest.raises(SandboxGone):
+        box.refusals()
+
+
+def test_private_addresses_need_a_word(spec: ImageSpec) -> None:
+    with pytest.raises(InvalidValue, match="private=True"):
+        Sandbox.create(spec, network=Network.allow("127.0.0.1"))
+    with Sandbox.create(spec, network=Network.allow("localhost")) as box:
+        answer = ask(box, b"CONNECT localhost:443 HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert b"loopback" in answer
+
+
+def test_a_flood_is_counted_and_told_in_part(
+    spec: ImageSpec, site: tuple[Path, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    script = """
+import socket
+for number in range(400):
+    with socket.create_connection(("127.0.0.1", 3128)) as c:
+        c.sendall(b"CONNECT h%d:443 HTTP/1.1\\r\\n\\r\\n" % number)
+        c.shutdown(socket.SHUT_WR)
+        while c.recv(4096): pass
+"""
+    with Sandbox.create(spec, network=private(site[1])) as box:
+        caplog.set_level(logging.WARNING, "minisandbox.network")
+        box.exec(["python3", "-c", script], timeout=60).check()
+        refusals = box.refusals()
+        assert refusals.count == 400
+        assert len(refusals.last) == 100
+        assert 100 <= len(caplog.messages) < 130
+
+
+def test_too_many_connections(spec: ImageSpec, site: tuple[Path, int]) -> None:
+    script = """
+import socket, time
+held = [socket.create_connection(("127.0.0.1", 3128)) for _ in range(256)]
+time.sleep(0.3)
+extra = socket.create_connection(("127.0.0.1", 3128))
+print(extra.recv(4096).split(b"\\r\\n")[0].decode())
+for c in held: c.close()
+time.sleep(0.3)
+c = socket.create_connection(("127.0.0.1", 3128))
+c.sendall(b"CONNECT h:443 HTTP/1.1\\r\\n\\r\\n")
+print(c.recv(4096).split(b"\\r\\n")[0].decode())
+"""
+    with Sandbox.create(spec, network=private(site[1])) as box, Sandbox.create(spec, network=private(site[1])) as other:
+        first, second = box.exec(["python3", "-c", script], timeout=60).check().stdout.splitlines()
+        assert "256 connections" in first
+        assert "allow-list" in second
+        assert other.refusals().count == 0
+
+
+def test_half_closed_tunnels(spec: ImageSpec) -> None:
+    """A client may close its side and still read: the server answers when it has seen the end."""
+    with socket.create_server((HERE, 0)) as server, Sandbox.create(spec, network=private(port_of(server))) as box:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                data = b"".join(iter(lambda: connection.recv(65536), b""))
+                connection.sendall(b"%d" % len(data) + b"!" * 1_000_000)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        request = f"CONNECT {HERE}:{port_of(server)} HTTP/1.1\r\n\r\n".encode()
+        script = "c.sendall(b'x' * 3_000_000); c.shutdown(socket.SHUT_WR)"
+        got = ask(box, request, script=script)
+        thread.join()
+    assert got.endswith(b"\r\n\r\n3000000" + b"!" * 1_000_000)
+
+
+def port_of(server: socket.socket) -> int:
+    return int(server.getsockname()[1])
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+def test_pip_installs_through_it(spec: ImageSpec, tmp_path: Path) -> None:
+    page = tmp_path / "simple" / "tiny-thing"
+    page.mkdir(parents=True)
+    name = "tiny_thing-1.0-py3-none-any.whl"
+    info = "tiny_thing-1.0.dist-info"
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as wheel:
+        wheel.writestr("tiny_thing.py", "answer = 42\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", f"tiny_thing.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    (page / name).write_bytes(data.getvalue())
+    (page / "index.html").write_text(f'<a href="{name}">{name}</a>')
+    with serving(tmp_path) as port, Sandbox.create(spec, network=private(port)) as box:
+        if box.exec("python3 -m pip --version").exit_code != 0:
+            pytest.skip("no pip in the host's /usr")
+        source = f"--index-url http://{HERE}:{port}/simple --trusted-host {HERE}"
+        box.exec(f"python3 -m pip install -q --target /tmp/lib {source} tiny-thing", timeout=120).check()
+        assert box.exec("PYTHONPATH=/tmp/lib python3 -c 'import tiny_thing as t; print(t.answer)'").stdout == "42\n"
+        assert box.refusals() == Refusals()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_git_clones_through_it(spec: ImageSpec, tmp_path: Path, scheme: str) -> None:
+    if shutil.which("git") is None or shutil.which("openssl") is None:
+        pytest.skip("needs git and openssl")
+    made = f"""
+git init -q work && cd work && echo hello > file && git add file
+git -c user.name=a -c user.email=a@example.org commit -q -m one && cd ..
+git clone -q --bare work repo.git && git -C repo.git update-server-info
+openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=t \
+    -addext subjectAltName=IP:{HERE} 2> /dev/null
+"""
+    clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["bash", "-ec", made], cwd=tmp_path, env=clean, check=True)
+    context = None
+    if scheme == "https":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with serving(tmp_path, context) as port, Sandbox.create(spec, network=private(port)) as box:
+        if box.exec("git --version").exit_code != 0:
+            pytest.skip("no git in the host's /usr")
+        box.files.write_bytes("/tmp/cert.pem", (tmp_path / "cert.pem").read_bytes())
+        command = f"git -c http.sslCAInfo=/tmp/cert.pem clone -q {scheme}://{HERE}:{port}/repo.git /tmp/r"
+        box.exec(f"{command} && cat /tmp/r/file", timeout=60).check()
+        assert box.files.read_text("/tmp/r/file") == "hello\n"
+
+
+# --- lives and deaths ------------------------------------------------------------------------------------------------
+
+
+def fetch(box: Sandbox, port: int) -> str:
+    script = f"import urllib.request as u; print(u.urlopen('http://{HERE}:{port}/hello', timeout=20).read().decode())"
+    done = box.exec(["python3", "-c", script], timeout=60)
+    return done.stdout.strip() or done.stderr.splitlines()[-1]
+
+
+def test_it_stays_after_snapshots_resets_and_in_forks(spec: ImageSpec, site: tuple[Path, int]) -> None:
+    port = site[1]
+    with Sandbox.create(spec, network=private(port)) as box:
+        ask(box, b"CONNECT h:443 HTTP/1.1\r\n\r\n")
+        with box.snapshot() as snapshot, Sandbox.create(snapshot, network=Network.off()) as cut_off:
+            assert fetch(box, port) == "hello"
+            assert "hello" not in fetch(cut_off, port)
+        box.reset()
+        assert fetch(box, port) == "hello"
+        ask(box, b"CONNECT h:443 HTTP/1.1\r\n\r\n")
+        assert box.refusals().count == 2
+        (child,) = box.fork()
+        with child:
+            assert (fetch(child, port), child.info().network) == ("hello", "allow")
+            assert child.refusals().count == 0
+
+
+def proxy_pid() -> int:
+    proxy = current_controller().gateway._proxy
+    assert proxy is not None
+    return proxy._process.pid
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_nothing_of_a_sandbox_stays_in_the_proxy(spec: ImageSpec, site: tuple[Path, int]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the descriptors of a process that is not dumpable are root's to see")
+    with Sandbox.create(spec, network=private(site[1])) as box:
+        fetch(box, site[1])
+        pid = proxy_pid()
+        with Sandbox.create(spec, network=private(site[1])) as second:
+            fetch(second, site[1])
+            time.sleep(0.2)
+            before = descriptors(pid)
+        give_up = time.monotonic() + 5
+        while descriptors(pid) != before - 2:  # the listening socket and the pidfd
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        for _ in range(5):
+            box.reset()
+        assert fetch(box, site[1]) == "hello"
+        assert descriptors(pid) <= before
+        assert proxy_pid() == pid
+
+
+def test_the_proxys_death_is_no_sandboxs(spec: ImageSpec, site: tuple[Path, int]) -> None:
+    with Sandbox.create(spec, network=private(site[1])) as box:
+        assert fetch(box, site[1]) == "hello"
+        os.kill(proxy_pid(), signal.SIGKILL)
+        give_up = time.monotonic() + 5
+        while "refused" not in (said := fetch(box, site[1])):
+            assert time.monotonic() < give_up, said
+        assert box.exec("echo alive").stdout == "alive\n"
+        assert box.refusals() == Refusals()
+        with Sandbox.create(spec, network=private(site[1])) as second:
+            assert fetch(second, site[1]) == "hello"
+        box.reset()
+        assert fetch(box, site[1]) == "hello"
+
+
+def test_the_proxy_ends_with_its_controller(spec: ImageSpec) -> None:
+    (layer,) = spec.layers
+    program = f"""
+import os, signal
+from pathlib import Path
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import current_controller
+from minisandbox.types import ImageSpec, Network
+box = Sandbox.create(ImageSpec("base", (Path({str(layer)!r}),)), network=Network.allow("h"))
+print(current_controller().gateway._proxy._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    give_up = time.monotonic() + 2
+    while Path(f"/proc/{done.stdout.strip()}").exists():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def test_the_proxy_has_no_privilege_and_says_nothing_of_its_caller(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, network=Network.allow("packages.example.org")) as box:
+        ask(box)
+        status = dict(
+            line.split(":\t", 1)
+            for line in Path(f"/proc/{proxy_pid()}/status").read_text().splitlines()
+            if ":\t" in line
+        )
+        assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
+        assert status["NoNewPrivs"] == "1"
+        assert Path(f"/proc/{proxy_pid()}/cmdline").read_bytes().strip(b"\0") == b"minisandbox-network"

@@ -1,0 +1,202 @@
+"""``user=``: commands, processes and shells of an ordinary user."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import pytest
+from tests.kernel.driving import PATIENCE, Driver, Shell
+
+from minisandbox.errors import FileAccessError, InvalidValue
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.drive import converse
+from minisandbox.sandbox.processes import ProcessChannel
+from minisandbox.sandbox.wire import ExecCall, environment_for
+from minisandbox.types import ExecResult, Outcome, Terminal
+
+pytestmark = pytest.mark.kernel
+
+PASSWD = (
+    "ann:x:1100:1001:Ann:/opt/ann:/bin/sh\nrobot:x:1200:1200::/:/bin/sh\nbad:x:70000:70000::/:/bin/sh\nbroken:x:y\n"
+)
+GROUP = "ann:x:1001:\nteam:x:1500:robot,ann\nothers:x:1600:robot\nodd\n"
+
+
+@pytest.fixture
+def peopled(box: Sandbox) -> Sandbox:
+    """A sandbox whose tables name users."""
+    script = 'printf "%s" "$1" >>/etc/passwd; printf "%s" "$2" >>/etc/group; mkdir -p /opt/ann /secret'
+    assert box.exec(["bash", "-c", script, "-", PASSWD, GROUP]).ok
+    return box
+
+
+@pytest.fixture
+def town(peopled: Sandbox) -> Sandbox:
+    """A sandbox whose users can be had."""
+    if has_one_id(peopled):
+        pytest.skip("sandboxes have one id here: no newuidmap, or no range in /etc/subuid")
+    assert peopled.exec("chown 1100 /opt/ann; chmod 700 /secret").ok
+    return peopled
+
+
+def has_one_id(box: Sandbox) -> bool:
+    return box.exec("awk '{n += $3} END {print n}' /proc/self/uid_map").stdout == "1\n"
+
+
+def run(
+    box: Sandbox,
+    command: str | list[str],
+    user: str | int | None,
+    *,
+    cwd: str = "/",
+    env: dict[str, str] | None = None,
+    stdin: bytes | None = None,
+    timeout: float | None = PATIENCE,
+) -> ExecResult:
+    environment = environment_for(box._core.environment, env, user)
+    call = ExecCall(command, env=environment, cwd=cwd, timeout=timeout, stdin=stdin, output=1 << 20, user=user)
+    with box._core.open_job() as connection:
+        connection.settimeout(PATIENCE)
+        converse(call, connection)
+    return call.result()
+
+
+def start(box: Sandbox, command: str, user: str | int, *, pty: Terminal | None = None) -> Driver:
+    environment = environment_for(box._core.environment, None, user)
+    channel = ProcessChannel(
+        command, id="p", env=environment, cwd="/", timeout=None, user=user, pty=pty, lifetime="handle", output=1000
+    )
+    return Driver(channel, box._core.open_job())
+
+
+def test_a_user_of_the_sandboxes_own_files(town: Sandbox) -> None:
+    result = run(town, "id -u; id -g; id -G; echo $HOME $USER $LOGNAME; grep ^Cap /proc/self/status", "ann")
+    lines = result.stdout.splitlines()
+    assert lines[:3] == ["1100", "1001", "1001 1500"]
+    assert lines[3] == "/opt/ann ann ann"
+    capabilities = dict(line.split() for line in lines[4:])
+    assert {name for name, mask in capabilities.items() if int(mask, 16)} == {"CapBnd:"}
+    assert run(town, "id -u", 1100).stdout == "1100\n"
+    assert run(town, "echo $USER $(id -G)", 1100).stdout == "ann 1001 1500\n"
+
+
+def test_a_uid_without_a_name(town: Sandbox) -> None:
+    assert run(town, "id -u; id -g; id -G; echo $HOME $USER", 4321).stdout == "4321\n4321\n4321\n/ 4321\n"
+    assert run(town, "id -u", "4321").stdout == "4321\n"
+
+
+def test_variables_that_are_named_win(town: Sandbox) -> None:
+    assert run(town, "echo $HOME $USER $LOGNAME", "ann", env={"HOME": "/tmp"}).stdout == "/tmp ann ann\n"
+
+
+def test_root_is_who_we_are(box: Sandbox) -> None:
+    assert run(box, "id -u; echo $HOME $USER; pwd", "root", cwd="/usr").stdout == "0\n/root root\n/usr\n"
+    assert run(box, "id -u", 0).stdout == "0\n"
+
+
+def test_permissions_hold(town: Sandbox) -> None:
+    assert run(town, "echo x >/opt/ann/mine && stat -c %u:%g /opt/ann/mine", "ann").stdout == "1100:1001\n"
+    assert run(town, "echo x >/etc/passwd", "ann").exit_code == 1
+    assert run(town, "chown 0 /opt/ann/mine", "ann").exit_code == 1
+    assert run(town, "kill -9 1", "ann").exit_code == 1
+    with pytest.raises(FileAccessError, match="cannot enter /secret") as caught:
+        run(town, "true", "ann", cwd="/secret")
+    assert caught.value.errno == 13
+    with pytest.raises(FileAccessError, match="cannot enter /none"):
+        run(town, "true", "ann", cwd="/none")
+    assert run(town, "pwd", "ann", cwd="/opt/ann").stdout == "/opt/ann\n"
+
+
+def test_programs_are_looked_up_and_missed_as_ever(town: Sandbox) -> None:
+    assert run(town, ["no-such"], "ann").exit_code == 127
+    assert "no-such: not found" in run(town, ["no-such"], "ann").stderr
+    assert run(town, ["/etc"], "ann").exit_code == 126
+    town.files.write_text("/secret/run", "#!/bin/sh\necho ran", mode=0o755)
+    town.files.write_text("/opt/ann/run", "#!/bin/sh\necho $0 ran", mode=0o755)
+    assert run(town, ["/secret/run"], "ann").exit_code == 126
+    assert run(town, ["./run"], "ann", cwd="/opt/ann").stdout == "./run ran\n"
+    assert run(town, ["env"], "ann", env={"A": "=b"}).stdout.count("A==b") == 1
+
+
+def test_standard_descriptors(town: Sandbox) -> None:
+    assert (
+        run(town, "cat; echo out >/dev/stdout; echo err >/dev/stderr; cat /dev/stdin", "ann", stdin=b"in").stdout
+        == "inout\n"
+    )
+    assert run(town, "ls -l /proc/self/fd | grep -c pipe", "ann").stdout == "2\n"
+    assert run(town, "ls -l /dev/null", "ann").stdout == run(town, "ls -l /dev/null", None).stdout
+    assert run(town, "echo " + "x" * 300_000, "ann").stdout == "x" * 300_000 + "\n"
+
+
+def test_fates(town: Sandbox) -> None:
+    assert run(town, "kill -SEGV $$", "ann").signal == 11
+    assert run(town, "(trap '' TERM; setsid -f sleep 80); sleep 81", "ann", timeout=0.4).outcome is Outcome.TIMEOUT
+    assert "sleep 8" not in town.exec("ps -eo args").stdout
+    assert run(town, ["grep", "SigIgn", "/proc/self/status"], "ann").stdout.split()[1] == "0000000000000000"
+
+
+def test_processes_and_terminals(town: Sandbox) -> None:
+    with start(town, "read x; echo $x $(id -u); exit 3", "ann") as process:
+        process.write(b"hello\n")
+        result = process.wait()
+        assert (result.stdout, result.exit_code) == ("hello 1100\n", 3)
+    script = "stat -c %u $(tty); echo x >/dev/tty; stty size; read y; echo $y"
+    with start(town, script, "ann", pty=Terminal(10, 20)) as process:
+        process.write(b"z\n")
+        assert process.wait().stdout.split() == ["z", "1100", "x", "10", "20", "z"]
+    with start(town, "echo ready; sleep 82", "ann") as process:
+        process.until_output(b"ready")
+    give_up = time.monotonic() + PATIENCE
+    while "sleep 82" in town.exec("ps -eo args").stdout:
+        assert time.monotonic() < give_up
+
+
+def test_shells(town: Sandbox) -> None:
+    with closing(Shell(town, user="ann")) as shell:
+        assert shell.run("id -u; cd; pwd; x=1").stdout == "1100\n/opt/ann\n"
+        assert shell.run("exit 3").replaced
+        assert shell.run("id -u; pwd; echo $x $HOME").stdout == "1100\n/opt/ann\n1 /opt/ann\n"
+        assert shell.run("sleep 100", timeout=0.2).outcome is Outcome.TIMEOUT
+        assert shell.run("kill -STOP $$; echo on; id -u").stdout == "on\n1100\n"
+    with pytest.raises(FileAccessError, match="cannot enter /secret"):
+        Shell(town, user="ann", cwd="/secret")
+    with pytest.raises(InvalidValue, match="does not exist"):
+        Shell(town, user="nobody-here")
+
+
+def test_users_that_there_are_not(peopled: Sandbox) -> None:
+    with pytest.raises(InvalidValue, match="user 'nobody-here' does not exist"):
+        run(peopled, "true", "nobody-here")
+    with pytest.raises(InvalidValue, match="'broken' does not exist"):
+        run(peopled, "true", "broken")
+    for user in ("bad", 70000):
+        with pytest.raises(InvalidValue, match="cannot be had"):
+            run(peopled, "true", user)
+    assert run(peopled, "echo on", None).stdout == "on\n"
+
+
+@pytest.mark.parametrize("user", ["", "a:b", "a\nb", "a\0b", -1, True, 1.5, 1 << 32])
+def test_users_that_cannot_be(box: Sandbox, user: object) -> None:
+    with pytest.raises(InvalidValue):
+        run(box, "true", user)  # type: ignore[arg-type] # what the test is about
+
+
+def test_one_id_only(box: Sandbox) -> None:
+    if has_one_id(box):
+        with pytest.raises(InvalidValue, match=r"one id only.*newuidmap"):
+            run(box, "true", 1000)
+        assert run(box, "id -u", "root").stdout == "0\n"
+    else:
+        assert run(box, "id -u", 1000).stdout == "1000\n"
+
+
+@pytest.mark.parametrize(
+    "replacement",
+    ["mkfifo", "mkdir", "ln -s /proc/self/exe", "ln -s /dev/zero", "head -c 3000000 /dev/zero >", "touch"],
+)
+def test_a_table_that_is_something_else(box: Sandbox, replacement: str) -> None:
+    assert box.exec(f"rm /etc/passwd; {replacement} /etc/passwd").ok
+    with pytest.raises(InvalidValue, match="does not exist"):
+        run(box, "true", "ann")
+    assert run(box, "echo $HOME", 0).stdout == "/\n"

@@ -1,0 +1,43 @@
+"""The connection of a channel among threads, without a sandbox at its other end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import cast
+
+from minisandbox.sandbox.handles import SandboxCore
+from minisandbox.sandbox.lines import Line
+from minisandbox.sandbox.processes import STDIN_CREDIT, ProcessChannel
+from minisandbox.sandbox.sync_lines import SyncLine
+
+PATIENCE = 10.0
+
+
+def receive_all(connection: socket.socket) -> None:
+    """Receive up to the end and say nothing."""
+    while connection.recv(1 << 16):
+        pass
+
+
+def test_who_listens_sends_what_an_interrupted_writer_left() -> None:
+    channel = ProcessChannel(
+        "cat", id="p", env={}, cwd="/", timeout=None, user=None, pty=None, lifetime="handle", output=1
+    )
+    ours, theirs = socket.socketpair()
+    line = Line(cast("SandboxCore", None), channel, ours, "process p")
+    shared = SyncLine(line)
+    reader = threading.Thread(target=receive_all, args=(theirs,), daemon=True)
+    with theirs, ours:
+        line.begin()
+        channel.write(b"x" * STDIN_CREDIT)
+        line.send()
+        assert line.unsent
+        reader.start()
+        deadline = time.monotonic() + PATIENCE
+        with shared.lock:
+            while line.unsent:
+                assert shared.wait(deadline), "it was never sent"
+        line.close()
+        reader.join(PATIENCE)

@@ -1,0 +1,318 @@
+"""The network proxy at work, in this process: a tenant whose door is an ordinary socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import pytest
+
+from minisandbox.launch import proxy
+from minisandbox.launch.proxy_rules import Rules, Upstream
+
+Told = list[dict[str, object]]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def telling(told: Told) -> Callable[[dict[str, object]], bool]:
+    """A controller that listens."""
+
+    def tell(message: dict[str, object]) -> bool:
+        told.append(message)
+        return True
+
+    return tell
+
+
+@asynccontextmanager
+async def tenant(*hosts: str, private: bool = True, upstream: Upstream = Upstream()) -> AsyncIterator[tuple[int, Told]]:  # noqa: B008 - frozen
+    """A proxy for one sandbox: its port, and what it tells."""
+    told: Told = []
+    with ThreadPoolExecutor(4) as threads:
+        made = proxy._Tenant("box", Rules(hosts, private), upstream, telling(told), threads)
+        door = socket.create_server(("127.0.0.1", 0))
+        made.serve(door)
+        yield door.getsockname()[1], told
+        made.close()
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def server(serve: Serve) -> AsyncIterator[int]:
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(served, "127.0.0.1", 0) as made:
+        yield made.sockets[0].getsockname()[1]
+
+
+async def ask(port: int, *pieces: bytes, end: bool = True) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = b""
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.03)
+        if end:
+            writer.write_eof()
+        async with asyncio.timeout(20):
+            while piece := await reader.read(65536):
+                data += piece
+    except ConnectionResetError:
+        data += b"(reset)"
+    finally:
+        writer.close()
+    return data
+
+
+def answering(
+    seen: list[bytes], answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", wait: int = 1
+) -> Serve:
+    """A server that reads until it has seen an empty line so many times, answers, and closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = b""
+        while data.count(b"\r\n\r\n") < wait and (piece := await reader.read(65536)):
+            data += piece
+        seen.append(data)
+        writer.write(answer)
+        await writer.drain()
+
+    return serve
+
+
+def run(work: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await work
+
+    asyncio.run(bounded())
+
+
+def test_a_name_is_asked_for_once_and_its_checked_address_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    answers = [["127.0.0.1"], ["169.254.169.254"], ["10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1"], []]
+
+    def look_up(host: str) -> list[str]:
+        asked.append(host)
+        return answers[len(asked) - 1]
+
+    async def work() -> None:
+        monkeypatch.setattr(proxy, "_look_up", look_up)
+        seen: list[bytes] = []
+        async with server(answering(seen)) as port, tenant(f"*.example.org:{port}") as (door, told):
+            request = f"CONNECT a.example.org:{port} HTTP/1.1\r\n\r\n".encode()
+            assert b"200 Connection established" in await ask(door, request)
+            assert asked == ["a.example.org"]
+            assert b" 403 " in await ask(door, request)
+            assert len(told) == 1
+        async with tenant("a.example.org", private=False) as (door, told):
+            assert b" 403 " in await ask(door, b"CONNECT a.example.org:443 HTTP/1.1\r\n\r\n")
+            assert len(told) == 1
+            assert b" 502 " in await ask(door, b"CONNECT a.example.org:443 HTTP/1.1\r\n\r\n")
+            assert len(told) == 1
+
+    run(work())
+
+
+def test_of_several_addresses_only_those_that_are_fine_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(proxy, "_look_up", lambda _: ["169.254.169.254", "::", "127.0.0.1"])
+        seen: list[bytes] = []
+        async with server(answering(seen)) as port, tenant(f"h:{port}") as (door, told):
+            answer = await ask(door, f"GET http://h:{port}/x HTTP/1.1\r\nHost: h:{port}\r\n\r\n".encode())
+            assert answer.endswith(b"\r\n\r\nok")
+            assert seen == [f"GET /x HTTP/1.1\r\nHost: h:{port}\r\nConnection: close\r\n\r\n".encode()]
+            assert told == []
+
+    run(work())
+
+
+def test_this_machines_own_address_counts_as_private() -> None:
+    assert proxy._is_own("127.0.0.1")
+    assert not proxy._is_own("192.0.2.1")
+
+
+BODY = b"POST http://127.0.0.1:%d/ HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_bodies_in_chunks_are_written_anew() -> None:
+    async def work() -> None:
+        seen: list[bytes] = []
+        async with server(answering(seen, wait=2)) as port, tenant(f"127.0.0.1:{port}") as (door, told):
+            pieces = (
+                BODY % (port, port) + b"0005;x=y\r\nhel",
+                b"lo\r\n1",
+                b"0\r\n" + b"z" * 16 + b"\r\n0\r",
+                b"\n\r\n",
+            )
+            assert (await ask(door, *pieces)).endswith(b"ok")
+            assert seen[0].partition(b"\r\n\r\n")[2] == b"5\r\nhello\r\n10\r\n" + b"z" * 16 + b"\r\n0\r\n\r\n"
+            assert told == []
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"5\r\nhelloX\r\n0\r\n\r\n", b"-1\r\n", b"5\nhello\r\n0\r\n\r\n", b"0\r\nHost: other\r\n\r\n", b"\r\n",
+        b"0\r\n\r\nGET http://other/ HTTP/1.1\r\nHost: other\r\n\r\n", b"x" * 2000, b"5\r\nhello\n0\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_what_a_body_in_chunks_may_not_hide(body: bytes) -> None:
+    async def work() -> None:
+        seen: list[bytes] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            seen.append(await reader.read(-1))
+
+        async with server(serve) as port, tenant(f"127.0.0.1:{port}") as (door, told):
+            assert await ask(door, BODY % (port, port), body) == b"(reset)"
+            assert len(told) == 1
+            assert all(b"other" not in data for data in seen)
+
+    run(work())
+
+
+def test_a_second_request_is_never_passed_on() -> None:
+    async def work() -> None:
+        seen: list[bytes] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            seen.append(await reader.read(-1))
+
+        async with server(serve) as port, tenant(f"127.0.0.1:{port}") as (door, told):
+            head = b"POST http://127.0.0.1:%d/ HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: 2\r\n\r\n" % (
+                port,
+                port,
+            )
+            second = b"GET http://other/ HTTP/1.1\r\nHost: other\r\n\r\n"
+            assert b" 403 " in await ask(door, head + b"ab" + second)
+            assert await ask(door, head + b"a", b"b" + second) == b"(reset)"
+            assert await ask(door, head, b"ab", second) == b"(reset)"
+            assert len(told) == 3
+            assert all(data.endswith(b"\r\n\r\nab") for data in seen)
+
+    run(work())
+
+
+def test_a_server_that_answers_early() -> None:
+    async def work() -> None:
+        seen: list[bytes] = []
+        async with (
+            server(answering(seen, b"HTTP/1.1 413 no\r\n\r\n")) as port,
+            tenant(f"127.0.0.1:{port}") as (door, _),
+        ):
+            head = b"PUT http://127.0.0.1:%d/ HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: 9\r\n\r\n" % (
+                port,
+                port,
+            )
+            assert (await ask(door, head, b"a", b"b", end=False)).startswith(b"HTTP/1.1 413 ")
+
+    run(work())
+
+
+def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(proxy, "_HEAD_PATIENCE", 0.2)
+        monkeypatch.setattr(proxy, "_IDLE_PATIENCE", 0.2)
+        monkeypatch.setattr(proxy, "_CONNECT_PATIENCE", 0.2)
+
+        def slow(_: str) -> list[str]:
+            time.sleep(0.5)
+            return []
+
+        async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await reader.read(-1)
+
+        async with server(silent) as port, tenant(f"127.0.0.1:{port}", "slow") as (door, told):
+            assert await ask(door, b"CONNECT ", end=False) == b"(reset)"
+            request = f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode()
+            assert (await ask(door, request, end=False)).endswith(b"(reset)")
+            monkeypatch.setattr(proxy, "_look_up", slow)
+            assert b" 502 slow:443 does not answer" in await ask(door, b"CONNECT slow:443 HTTP/1.1\r\n\r\n", end=False)
+            assert told == []
+
+    run(work())
+
+
+def test_the_way_through_a_proxy_of_this_machine() -> None:
+    async def work() -> None:
+        seen: list[bytes] = []
+        yes = b"HTTP/1.1 200 fine\r\nVia: x\r\n\r\nearly"
+        async with server(answering(seen, yes)) as port:
+            beyond = Upstream(f"http://me:pw@127.0.0.1:{port}", f"http://127.0.0.1:{port}")
+            async with tenant("*.example.org", "127.0.0.1:81", private=False, upstream=beyond) as (door, told):
+                got = await ask(door, b"CONNECT A.example.org:443 HTTP/1.1\r\n\r\n")
+                assert got == b"HTTP/1.1 200 Connection established\r\n\r\nearly"
+                assert seen.pop() == (
+                    b"CONNECT a.example.org:443 HTTP/1.1\r\nHost: a.example.org:443\r\n"
+                    b"Proxy-Authorization: Basic bWU6cHc=\r\n\r\n"
+                )
+                assert await ask(door, b"GET http://b.example.org/x HTTP/1.1\r\nHost: b.example.org\r\n\r\n") == yes
+                assert seen.pop().startswith(b"GET http://b.example.org/x HTTP/1.1\r\n")
+                for target in (b"other:443", b"127.0.0.1:81"):
+                    assert b" 403 " in await ask(door, b"CONNECT %b HTTP/1.1\r\n\r\n" % target)
+                assert seen == []
+                assert len(told) == 2
+
+    run(work())
+
+
+def test_a_proxy_of_this_machine_that_says_no() -> None:
+    async def work() -> None:
+        for answer in (b"HTTP/1.1 407 who\r\n\r\n", b"", b"nonsense", b"x" * 70_000):
+            async with (
+                server(answering([], answer)) as port,
+                tenant("h", upstream=Upstream(f"http://127.0.0.1:{port}")) as (door, told),
+            ):
+                got = await ask(door, b"CONNECT h:443 HTTP/1.1\r\n\r\n")
+                assert b" 502 h:443: the proxy of this machine" in got
+                assert told == []
+
+    run(work())
+
+
+def test_refusals_that_nobody_listens_to_are_counted() -> None:
+    async def work() -> None:
+        made = proxy._Tenant("box", Rules(()), Upstream(), lambda m: False, ThreadPoolExecutor(1))
+        for _ in range(3):
+            made._report("why")
+        told: Told = []
+        made._tell = telling(told)
+        made.tell_rest()
+        made.tell_rest()
+        assert told == [{"event": "refused", "id": "box", "why": "", "count": 3}]
+
+    run(work())
+
+
+def test_ipv6() -> None:
+    try:
+        server_socket = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError as error:
+        pytest.skip(f"no IPv6 loopback: {error}")
+
+    async def work() -> None:
+        port = server_socket.getsockname()[1]
+        async with tenant(f"[::1]:{port}") as (door, told):
+            accepted = asyncio.get_running_loop().run_in_executor(None, server_socket.accept)
+            answer = asyncio.ensure_future(ask(door, f"CONNECT [0::1]:{port} HTTP/1.1\r\n\r\n".encode()))
+            connection, _ = await accepted
+            connection.close()
+            assert b" 200 " in await answer
+            assert told == []
+
+    with server_socket:
+        run(work())
