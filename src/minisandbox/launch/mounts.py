@@ -6,6 +6,7 @@ the launcher's privileges. Every path below scratch is opened without following 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -26,7 +27,9 @@ _DEVICE_LINKS = (
 _INODES = 1024
 _MOST_TERMINALS = "256"
 """The machine has a maximum for all instances of devpts together (kernel.pty.max)."""
+_NEW_PROC, _EMPTY_FILE, _EMPTY_DIRECTORY = "new-proc", "hidden/file", "hidden/directory"
 _SAFE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV
+_DEVICE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_RDONLY
 _NO_LINKS = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
 
 
@@ -71,9 +74,7 @@ class Executor:
             case p.Devices():
                 self._make_devices(operation.path)
             case p.Proc():
-                self._mount_at(sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC), operation.path)
-            case p.Hide() | p.Freeze():
-                self._restrict(operation)
+                self._mount_proc(operation)
             case p.File():
                 self._write_file(operation)
             case p.Enter():
@@ -113,9 +114,12 @@ class Executor:
         os.chmod(path, mode)  # mkdir(2) applies the umask
 
     def _write_file(self, file: p.File) -> None:
-        with open(os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode), "w", encoding="utf-8") as out:
-            out.write(file.text)
-        os.chmod(file.path, file.mode)
+        descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file.mode)
+        try:
+            os.write(descriptor, file.text.encode())
+            os.fchmod(descriptor, file.mode)
+        finally:
+            os.close(descriptor)
 
     def _attach(self, attach: p.Attach) -> None:
         tree = self._slots.pop(attach.slot) if attach.slot else sc.open_tree(attach.source)
@@ -129,24 +133,24 @@ class Executor:
             os.close(point)
             os.close(tree)
 
-    def _restrict(self, operation: p.Hide | p.Freeze) -> None:
-        try:
-            point = sc.openat2(self._scratch, operation.path, os.O_PATH, _NO_LINKS)
-        except sc.CallError as error:
-            if error.errno in (errno.ENOENT, errno.EACCES):  # not of this kernel
-                return
-            raise
-        try:
-            source = operation.path
-            if isinstance(operation, p.Hide):
-                is_directory = stat.S_ISDIR(os.fstat(point).st_mode)
-                source = operation.empty_directory if is_directory else operation.empty_file
-            tree = sc.open_tree(source)
-            sc.mount_setattr(tree, _SAFE | sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOEXEC)
-            sc.move_mount(tree, point, operation.path)
-            os.close(tree)
-        finally:
-            os.close(point)
+    def _mount_proc(self, proc: p.Proc) -> None:
+        """Mount and restrict it in scratch, where paths are what they seem, then move it with all that covers it.
+
+        A bind by mount(2) is one call, has the flags of its source, and there are thirty for each sandbox.
+        """
+        self._mount_at(sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC), _NEW_PROC)
+        if proc.hidden:
+            self._make_directory("hidden", 0o755)
+            self._make_directory(_EMPTY_DIRECTORY, 0o555)
+            self._write_file(p.File(_EMPTY_FILE, "", 0o444))
+            for empty in (_EMPTY_FILE, _EMPTY_DIRECTORY):
+                _bind_read_only(empty)
+        for name in proc.hidden:
+            _hide(f"{_NEW_PROC}/{name}")
+        for name in proc.frozen:
+            with contextlib.suppress(FileNotFoundError):  # not of this kernel
+                _bind_read_only(f"{_NEW_PROC}/{name}")
+        self._mount_at(os.open(_NEW_PROC, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), proc.path)
 
     def _mount_point(self, path: str, *, directory: bool) -> int:
         """Open a mount point below scratch, made if missing; symbolic links on the way are refused."""
@@ -194,13 +198,17 @@ class Executor:
         sc.mount("overlay", overlay.path, "overlay", sc.MS_NOSUID | sc.MS_NODEV, options)
 
     def _make_devices(self, path: str) -> None:
+        directory = self._mount_point(path, directory=True)
+        os.fchdir(directory)
+        os.close(directory)
         for name in _DEVICE_NAMES:
-            tree = sc.open_tree(f"/dev/{name}")
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            sc.mount(f"/dev/{name}", name, None, sc.MS_BIND)
             # read-only keeps the times of the host's node; writing to a device does not ask the mount
-            sc.mount_setattr(tree, sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_RDONLY)
-            self._mount_at(tree, f"{path}/{name}")
+            sc.mount_setattr(sc.AT_FDCWD, _DEVICE, path=name)
         for name, target in _DEVICE_LINKS:
-            os.symlink(target, f"{path}/{name}")
+            os.symlink(target, name)
+        os.fchdir(self._scratch)
         pts = sc.new_filesystem("devpts", sc.MOUNT_ATTR_NOEXEC, ptmxmode="0666", mode="0620", max=_MOST_TERMINALS)
         self._mount_at(pts, f"{path}/pts")
 
@@ -209,6 +217,25 @@ def _cover_scratch_point(tree: int) -> None:
     point = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     sc.move_mount(tree, point, "scratch")
     os.close(point)
+
+
+def _bind_read_only(path: str) -> None:
+    """Cover a path in scratch by itself, read-only."""
+    sc.mount(path, path, None, sc.MS_BIND)
+    sc.mount_setattr(sc.AT_FDCWD, _SAFE | sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOEXEC, path=path)
+
+
+def _hide(path: str) -> None:
+    """Cover a path in scratch by nothing; one that this kernel does not have is passed over."""
+    for empty in (_EMPTY_FILE, _EMPTY_DIRECTORY):
+        try:
+            sc.mount(empty, path, None, sc.MS_BIND)
+        except sc.CallError as error:
+            if error.errno == errno.ENOTDIR and empty == _EMPTY_FILE:
+                continue
+            if error.errno not in (errno.ENOENT, errno.EACCES):
+                raise
+        return
 
 
 def _create(parent: int, name: str, *, directory: bool) -> None:

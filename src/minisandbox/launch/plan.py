@@ -147,43 +147,21 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Proc:
-    """Mount a /proc of the sandbox's own process namespace."""
-
-    path: str
-
-    def describe(self) -> str:
-        """Say what it does, for people."""
-        return f"mount proc at {self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class Hide:
-    """Put nothing in the place of what a path shows; one that is not there is passed over.
+    """Mount a /proc of the sandbox's own process namespace.
 
     Attributes:
-        path: scratch path of a file or directory.
-        empty_file: scratch path of an empty file.
-        empty_directory: scratch path of an empty directory.
+        path: scratch path to mount it at.
+        hidden: names in it that show nothing; one that this kernel does not have is passed over.
+        frozen: names in it that are read-only; likewise.
     """
 
     path: str
-    empty_file: str
-    empty_directory: str
+    hidden: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Say what it does, for people."""
-        return f"hide {self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class Freeze:
-    """Make what a path shows read-only; one that is not there is passed over."""
-
-    path: str
-
-    def describe(self) -> str:
-        """Say what it does, for people."""
-        return f"make {self.path} read-only"
+        return f"mount proc at {self.path}, {len(self.hidden)} names hidden, {len(self.frozen)} read-only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +188,10 @@ class Enter:
         return f"make {self.path} the root directory"
 
 
-Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | Hide | Freeze | File | Enter
+Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | File | Enter
 _KINDS: dict[str, type[Operation]] = {
     kind.__name__: kind
-    for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, Hide, Freeze, File, Enter)
+    for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, File, Enter)
 }
 
 

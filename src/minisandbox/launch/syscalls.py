@@ -13,6 +13,7 @@ from ctypes import c_char_p, c_int, c_uint, c_uint32, c_uint64, c_ulong, c_void_
 
 MS_NOSUID = 2
 MS_NODEV = 4
+MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
@@ -165,19 +166,22 @@ class _MountAttr(ctypes.Structure):
     _fields_ = (("attr_set", c_uint64), ("attr_clr", c_uint64), ("propagation", c_uint64), ("userns_fd", c_uint64))
 
 
-def mount_setattr(mount_fd: int, set_flags: int, *, userns_fd: int = 0, recursive: bool = False) -> None:
-    """mount_setattr(2) on the mount behind a descriptor.
+def mount_setattr(
+    mount_fd: int, set_flags: int, *, userns_fd: int = 0, recursive: bool = False, path: str = ""
+) -> None:
+    """mount_setattr(2) on the mount behind a descriptor, or at a path below one.
 
     Args:
-        mount_fd: descriptor of the mount's root.
+        mount_fd: descriptor of the mount's root, or of the directory that ``path`` is relative to.
         set_flags: ``MOUNT_ATTR_*`` to switch on.
         userns_fd: the user namespace whose map is used with ``MOUNT_ATTR_IDMAP``.
         recursive: also for the mounts below.
+        path: where the mount is, or "" for the descriptor's own.
     """
     attr = _MountAttr(set_flags, 0, 0, userns_fd)
-    flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
+    flags = (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
     result = _syscall(
-        _SYS_MOUNT_SETATTR, c_int(mount_fd), c_char_p(b""), c_uint(flags), ctypes.byref(attr),
+        _SYS_MOUNT_SETATTR, c_int(mount_fd), c_char_p(os.fsencode(path)), c_uint(flags), ctypes.byref(attr),
         ctypes.c_size_t(ctypes.sizeof(attr)),
     )  # fmt: skip
     _checked(result, "mount_setattr", hex(set_flags))

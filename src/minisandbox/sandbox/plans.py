@@ -15,7 +15,8 @@ _VIEWER_SCRATCH = 1 << 20
 _OWN_PROCESSES = 8
 """Pid 1 and workers, which the kernel counts with the rest."""
 USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# The first lines are what Docker masks (moby/profiles); nobody inside needs the rest either.
+# What of /proc is about the host, not about the sandbox. The first lines are what Docker masks (moby/profiles);
+# nobody inside needs the rest either.
 _HIDDEN = (
     "acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list",
     "timer_stats", "cmdline", "config.gz", "dynamic_debug", "iomem", "ioports", "kallsyms", "key-users", "kmsg",
@@ -78,8 +79,7 @@ def make_plan(request: Request) -> p.Plan:
         p.Attach("root/dev/shm", source="shm"),
         *_tmp(request),
         p.Attach("root/run", source="run"),
-        p.Proc("root/proc"),
-        *_restricted(),
+        p.Proc("root/proc", _HIDDEN, _FROZEN),
         *_mounts(request.mounts),
         p.Enter(p.ROOT),
     )
@@ -187,17 +187,6 @@ def _sealed(request: Request, part: str) -> tuple[str, ...]:
 def _layers(image: ImageSpec) -> tuple[str, ...]:
     """Where the layers are attached, topmost first."""
     return tuple(f"layers/{slot}" for slot in reversed(range(len(image.layers))))
-
-
-def _restricted() -> Iterator[p.Operation]:
-    """What of /proc is about the host, not about the sandbox: as Docker's masked and read-only paths, and more."""
-    yield p.Directory("hidden")
-    yield p.Directory("hidden/directory", 0o555)
-    yield p.File("hidden/file", "", 0o444)
-    for name in _HIDDEN:
-        yield p.Hide(f"root/proc/{name}", "hidden/file", "hidden/directory")
-    for name in _FROZEN:
-        yield p.Freeze(f"root/proc/{name}")
 
 
 def _tmp(request: Request) -> Iterator[p.Operation]:
