@@ -31,6 +31,7 @@ from minisandbox.launch.identity import (
     become_inner_root,
     enter_outer_namespace,
     has_privileges,
+    hold_namespace,
 )
 from minisandbox.launch.mounts import Executor
 
@@ -83,7 +84,9 @@ def _as_launcher() -> bool:
 
 
 def _identity(lab: Lab, mapped: bool) -> Identity:
-    return Identities(mapped=mapped, count=RANGE_SIZE if mapped else 1, lock_directory=lab.locks).make()
+    identity = Identities(mapped=mapped, count=RANGE_SIZE if mapped else 1, lock_directory=lab.locks).make()
+    hold_namespace(identity)
+    return identity
 
 
 def _executor(identity: Identity) -> Executor:

@@ -10,10 +10,12 @@ it cannot be, because the caller is not it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pwd
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,39 +31,38 @@ OUTER_ID = 1
 # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (DESIGN 4.13; numbers from linux/capability.h)
 CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7))
 _LAST_CAPABILITY = 63
+_ENTERED, _MAPPED, _CLOSED = b"entered", b"mapped", b"closed"
 _NEEDED = 1 << 21 | 1 << 7 | 1 << 6  # SYS_ADMIN, SETUID, SETGID
 
 
 @dataclass(slots=True)
 class Identity:
-    """A prepared user namespace for one sandbox.
+    """Who one sandbox is: ids, and the user namespace in which they are so.
 
     Attributes:
-        userns_fd: descriptor of the namespace.
         first_id: host id (as the launcher sees it) that is uid and gid 0 inside.
+        id_map: what is written to uid_map and gid_map.
+        inotify: how many inotify instances there can be in it; a host user's are few, and all sandboxes share them.
         mapped: whether image files must be idmapped to appear as owned by uid 0.
         groups: whether setgroups(2) is allowed in it.
         lock_fd: descriptor whose lock holds the id range, or -1.
+        userns_fd: descriptor of the namespace, or -1.
     """
 
-    userns_fd: int
     first_id: int
+    id_map: str
+    inotify: int
     mapped: bool
     groups: bool = True
     lock_fd: int = -1
-
-    def release_namespace(self) -> None:
-        """Give up the descriptor of the namespace: whoever lives in it keeps it alive."""
-        if self.userns_fd >= 0:
-            os.close(self.userns_fd)
-        self.userns_fd = -1
+    userns_fd: int = -1
 
     def close(self) -> None:
         """Give up the descriptors; with the lock, the range."""
-        self.release_namespace()
-        if self.lock_fd >= 0:
-            os.close(self.lock_fd)
-        self.lock_fd = -1
+        for descriptor in (self.userns_fd, self.lock_fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.userns_fd = self.lock_fd = -1
 
 
 def has_privileges() -> bool:
@@ -171,24 +172,19 @@ class Identities:
             os.makedirs(lock_directory, 0o700, exist_ok=True)
 
     def make(self, *, one_id: bool = False, inotify: int = INOTIFY) -> Identity:
-        """A new user namespace in which no further one can be made, and its id range.
+        """A new identity, with an id range of its own where there are ranges; it has no namespace yet.
 
         Args:
-            inotify: how many inotify instances there can be in it; a host user's are few, and all sandboxes share them.
+            inotify: how many inotify instances there can be in it.
             one_id: have but one id where the range is not the sandbox's own: what it leaves on a disk then belongs to
                 the caller, who can remove it.
 
         Raises:
-            OSError: the kernel refused, or no range is free.
+            OSError: no range is free.
         """
         first, lock = self._take_range() if self.mapped else (OUTER_ID, -1)
-        try:
-            userns = _new_user_namespace(self._id_map(first, one_id=one_id), inotify)
-        except BaseException:  # the lock must not outlive the attempt, whatever ended it
-            if lock >= 0:
-                os.close(lock)
-            raise
-        return Identity(userns, first, self.mapped, self.count > 1, lock)
+        id_map = self._id_map(first, one_id=one_id)
+        return Identity(first, id_map, inotify, self.mapped, self.count > 1, lock)
 
     def _id_map(self, first: int, *, one_id: bool) -> str:
         """What is written to uid_map and gid_map; no row may span two rows of the outer map (user_namespaces(7))."""
@@ -227,48 +223,73 @@ def _foreign_ranges() -> Iterator[tuple[int, int]]:
                 yield int(row[first_field]), int(row[first_field]) + count
 
 
-def _new_user_namespace(id_map: str, inotify: int) -> int:
-    """Create a user namespace through a helper process that ends at once; returns the namespace's descriptor."""
-    ready_read, ready_write = os.pipe()
-    go_read, go_write = os.pipe()
-    helper = os.fork()
-    if helper == 0:
-        _hold_namespace(ready_write, go_read, inotify)
-    try:
-        os.close(ready_write)
-        os.close(go_read)
-        if os.read(ready_read, 1) != b"r":
-            raise OSError(1, "a nested user namespace was refused")
-        _write(f"/proc/{helper}/uid_map", id_map)
-        _write(f"/proc/{helper}/gid_map", id_map)
-        os.write(go_write, b"g")
-        if os.read(ready_read, 1) != b"c":
-            raise OSError(1, "nested user namespaces could not be switched off inside the sandbox")
-        return os.open(f"/proc/{helper}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(ready_read)
-        os.close(go_write)
-        os.kill(helper, signal.SIGKILL)
-        os.waitpid(helper, 0)
+def enter_new_namespace(identity: Identity, partner: socket.socket) -> None:
+    """Enter a new user namespace, in which no further one can be made, as its uid 0.
+
+    Args:
+        identity: who to be in it.
+        partner: socket to a process that stays outside and calls :func:`map_namespace`.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    sc.unshare(sc.CLONE_NEWUSER)
+    partner.send(_ENTERED)
+    if partner.recv(16) != _MAPPED:
+        raise OSError(errno.EPERM, "the ids of a user namespace could not be mapped")
+    limit = "/proc/sys/user/max_user_namespaces"
+    _write(limit, "0")
+    with contextlib.suppress(FileNotFoundError):  # a kernel without inotify
+        _write("/proc/sys/user/max_inotify_instances", str(identity.inotify))
+    with open(limit, encoding="ascii") as check:
+        if check.read().strip() != "0":
+            raise OSError(errno.EPERM, "nested user namespaces could not be switched off inside the sandbox")
 
 
-def _hold_namespace(ready: int, go: int, inotify: int) -> None:
-    """In the helper: enter a new namespace, have it mapped, close it for further ones, wait to be ended."""
-    try:
-        sc.unshare(sc.CLONE_NEWUSER)
-        os.write(ready, b"r")
-        os.read(go, 1)
-        limit = "/proc/sys/user/max_user_namespaces"
-        _write(limit, "0")
-        with contextlib.suppress(FileNotFoundError):  # a kernel without inotify
-            _write("/proc/sys/user/max_inotify_instances", str(inotify))
-        with open(limit, encoding="ascii") as check:
-            os.write(ready, b"c" if check.read().strip() == "0" else b"x")
-        os.read(go, 1)
-    except OSError:
-        os.write(ready, b"x")
-    finally:
-        os._exit(0)
+def map_namespace(identity: Identity, pid: int, partner: socket.socket) -> None:
+    """Map the ids of another process's new user namespace, and keep hold of it in ``identity.userns_fd``.
+
+    Args:
+        identity: who the other is to be.
+        pid: the other process, as ``/proc`` calls it here.
+        partner: socket to it; it calls :func:`enter_new_namespace`.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    if partner.recv(16) != _ENTERED:
+        raise OSError(errno.EPERM, "a nested user namespace was refused")
+    _write(f"/proc/{pid}/uid_map", identity.id_map)
+    _write(f"/proc/{pid}/gid_map", identity.id_map)
+    identity.userns_fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    partner.send(_MAPPED)
+
+
+def hold_namespace(identity: Identity) -> None:
+    """Make the user namespace of an identity for whoever only wants to try something with it.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        helper = os.fork()
+        if helper == 0:
+            try:
+                ours.close()
+                enter_new_namespace(identity, theirs)
+                theirs.send(_CLOSED)
+                theirs.recv(1)
+            finally:
+                os._exit(0)
+        theirs.close()
+        try:
+            map_namespace(identity, helper, ours)
+            if ours.recv(16) != _CLOSED:
+                raise OSError(errno.EPERM, "nested user namespaces could not be switched off inside the sandbox")
+        finally:
+            os.kill(helper, signal.SIGKILL)
+            os.waitpid(helper, 0)
 
 
 def act_as_owner(identity: Identity) -> None:
@@ -289,6 +310,15 @@ def become_inner_root(identity: Identity) -> None:
         OSError: the kernel refused.
     """
     sc.setns(identity.userns_fd, sc.CLONE_NEWUSER)
+    drop_privileges(identity)
+
+
+def drop_privileges(identity: Identity) -> None:
+    """In a sandbox's user namespace: be its uid 0 with the one capability set, for good.
+
+    Raises:
+        OSError: the kernel refused.
+    """
     if identity.groups:  # with one id that nobody privileged has mapped, the kernel forbids setgroups(2)
         os.setgroups([])
     os.setresgid(0, 0, 0)

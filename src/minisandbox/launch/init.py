@@ -20,10 +20,10 @@ import time
 from . import limits, maker, seccomp, watchdog, worker
 from . import syscalls as sc
 from .descendants import child_processes
-from .identity import Identity, become_inner_root
+from .identity import Identity, drop_privileges, enter_new_namespace
 from .ledger import Ledger
 
-_CONTROL, _LIFELINE, _USERNS, _FIRST_FREE = 3, 4, 5, 6
+_CONTROL, _LIFELINE, _FIRST_FREE = 3, 4, 5
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
 _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
@@ -46,7 +46,8 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
     counters: list[int] = []
     try:
         sc.overwrite_arguments("minisandbox-init")
-        _move_descriptors(birth, lifeline, identity)
+        _move_descriptors(birth, lifeline)
+        identity.lock_fd = -1
         if group:  # before there is a namespace of groups, which then begins at this one
             counters = group.open_counters()
             group.join()
@@ -58,26 +59,33 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     notes, notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     ledger = Ledger(counters)
+    leader = int(os.readlink("/proc/self"))  # as the zygote's /proc calls it, which the maker still has
     first = os.fork()
     if first == 0:
         try:
             ours.close()
-            maker.main(identity, _CONTROL, theirs, (notes_write, ledger), failure)
+            maker.main(identity, leader, _CONTROL, theirs, (notes_write, ledger), failure)
         finally:
             os._exit(worker.FAILED)
     theirs.close()
+    if failure is None:
+        ours.send(_become_pid_1(identity, ours))
     numbers, door = _await_birth(ours)
+    _Init(socket.SocketType(fileno=_CONTROL), door, (notes, notes_write), numbers, ledger, first).serve()
+
+
+def _become_pid_1(identity: Identity, maker_socket: socket.socket) -> bytes:
+    """Give up every privilege, long before there is a plan; returns what to tell the maker."""
     try:
-        become_inner_root(identity)
-        os.close(_USERNS)
+        enter_new_namespace(identity, maker_socket)
+        drop_privileges(identity)
         # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         sc.prctl(sc.PR_SET_DUMPABLE, 0)
         seccomp.install()
     except OSError as error:
-        maker.report(_CONTROL, error, "enter its user namespace")
-        os._exit(1)
-    _Init(socket.SocketType(fileno=_CONTROL), door, (notes, notes_write), numbers, ledger, first).serve()
+        return f"{error.errno} {error}".encode()
+    return maker.BECOME
 
 
 def _await_birth(maker_socket: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
@@ -98,14 +106,13 @@ def _await_birth(maker_socket: socket.socket) -> tuple[dict[str, int], socket.So
     return dict(maker.unpack_numbers(data)), socket.SocketType(fileno=door)
 
 
-def _move_descriptors(birth: socket.socket, lifeline: int, identity: Identity) -> None:
+def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
     """Put what is kept at known numbers and /dev/null at the standard ones; everything else is closed."""
-    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (birth.detach(), lifeline, identity.userns_fd)]
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (birth.detach(), lifeline)]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number, descriptor in enumerate((null, null, null, *kept)):
         os.dup2(descriptor, number, inheritable=number < _CONTROL)
     sc.close_range(_FIRST_FREE)
-    identity.userns_fd, identity.lock_fd = _USERNS, -1
 
 
 def _raise_loopback() -> None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import json
 import os
 import socket
 
 from . import mounts, seccomp, worker
 from . import syscalls as sc
-from .identity import Identity, act_as_owner, become_inner_root
+from .identity import Identity, act_as_owner, become_inner_root, map_namespace
 from .ledger import Ledger
 from .plan import Plan
 
-MADE = b"made"
+MADE, BECOME = b"made", b"become"
 PROXY_PORT = 3128
 _BACKLOG = 256
 LIFETIME, MEMORY = "LIFETIME", "MEMORY"
@@ -28,17 +29,24 @@ _MAX_PLAN = 1 << 18
 
 
 def main(
-    identity: Identity, birth: int, init: socket.socket, notes: tuple[int, Ledger], failure: OSError | None
+    identity: Identity,
+    leader: int,
+    birth: int,
+    init: socket.socket,
+    notes: tuple[int, Ledger],
+    failure: OSError | None,
 ) -> None:
     """Wait for the plan, carry it out, become a worker. Never returns.
 
     Args:
         identity: who the sandbox is.
+        leader: pid 1, as ``/proc`` still calls it here.
         birth: socket on which the plan arrives, with the control socket, the door and the sealed trees it names.
         init: socket to pid 1, which is told the limits and given control socket and door, and then that all is made.
         notes: pipe on which pid 1 is told what this worker does, and the ledger of what was refused.
         failure: why the namespaces could not be made, if so.
     """
+    failure = failure or _let_become(identity, leader, init)
     plan, (control, door, *given) = _await_plan(birth)
     init.sendmsg(
         [pack_numbers((*plan.rlimits, (LIFETIME, plan.lifetime), (MEMORY, plan.memory)))], [_rights(control, door)]
@@ -71,6 +79,19 @@ def main(
     init.close()
     with socket.socket(fileno=control) as jobs, socket.socket(fileno=door) as listener:
         worker.main(jobs, listener, notes, plan.rlimits, primary=True)
+
+
+def _let_become(identity: Identity, leader: int, init: socket.socket) -> OSError | None:
+    """See pid 1 into its user namespace; returns why that failed, if it did."""
+    try:
+        map_namespace(identity, leader, init)
+    except OSError as error:
+        return error
+    answer = init.recv(4096)
+    if answer == BECOME:
+        return None
+    number, _, message = answer.decode().partition(" ")
+    return OSError(int(number) if number.isdigit() else errno.EPERM, message)
 
 
 def _await_plan(birth: int) -> tuple[Plan, list[int]]:

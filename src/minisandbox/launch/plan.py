@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 INOTIFY = 32
 """Inotify instances of one sandbox by default; the kernel's default for all of a user is 128 (inotify(7))."""
@@ -190,8 +191,7 @@ class Enter:
 
 Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | File | Enter
 _KINDS: dict[str, type[Operation]] = {
-    kind.__name__: kind
-    for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, File, Enter)
+    kind.__name__: kind for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, File, Enter)
 }
 
 
@@ -227,6 +227,7 @@ class Plan:
         lines.append("limits: " + ", ".join(f"{name}={value}" for name, value in self.rlimits))
         return "\n".join(lines)
 
+    @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
     def to_json(self) -> bytes:
         """Serialise; :meth:`from_json` gives back an equal plan."""
         return json.dumps(
@@ -244,6 +245,7 @@ class Plan:
         ).encode()
 
     @classmethod
+    @lru_cache(maxsize=8)
     def from_json(cls, data: bytes) -> Plan:
         """Read what :meth:`to_json` wrote.
 

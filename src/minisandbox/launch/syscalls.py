@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 from ctypes import c_char_p, c_int, c_uint, c_uint32, c_uint64, c_ulong, c_void_p
+from functools import cache
 
 MS_NOSUID = 2
 MS_NODEV = 4
@@ -290,14 +291,20 @@ def join_new_session_keyring() -> None:
             _checked(-1, "keyctl", "join session keyring")
 
 
+@cache
+def _argument_area() -> tuple[int, ...]:
+    """Where arguments begin and end, and the environment; the same in every process that is forked from this one."""
+    with open("/proc/self/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    return tuple(int(fields[index]) for index in (45, 46, 47, 48))
+
+
 def overwrite_arguments(name: str) -> None:
     """Blank this process's command line and environment as others see them, and name it ``name``.
 
     The kernel serves ``/proc/PID/cmdline`` and ``environ`` from the process's own memory (proc_pid_cmdline(5)).
     """
-    with open("/proc/self/stat", "rb") as stat:
-        fields = stat.read().rpartition(b")")[2].split()
-    start, end, env_start, env_end = (int(fields[index]) for index in (45, 46, 47, 48))
+    start, end, env_start, env_end = _argument_area()
     text = name.encode()[: max(0, end - start - 1)]
     ctypes.memmove(c_void_p(start), text.ljust(end - start, b"\0"), end - start)
     ctypes.memset(c_void_p(env_start), 0, env_end - env_start)

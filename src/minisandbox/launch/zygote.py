@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from . import init, limits, seccomp
 from . import syscalls as sc
-from .identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges
-from .plan import INOTIFY
+from .identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
+from .plan import INOTIFY, Plan
 
 _MAX_MESSAGE = 1 << 18
 _HOLD = "/sys/kernel"
@@ -124,8 +124,9 @@ class _Zygote:
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         self._live: dict[int, tuple[Identity, limits.Group | None]] = {}
         mapped = identities.mapped
-        usr = mapped and _can_idmap("/usr", identities.make())
+        usr = _can_idmap("/usr", identities.make())
         self._sealed = 0
+        self._last_plan = b""
         self._spare: _Embryo | None = self._fork(_Wish())
         self._wants_spare = False
         hello: dict[str, object] = {"event": "hello", "mapped": mapped, "usr_idmap": usr, "ids": identities.count}
@@ -233,6 +234,9 @@ class _Zygote:
             plan: what it is to become.
             given: the sandbox's end of its control socket, and its door.
         """
+        if plan == self._last_plan:  # there may be many more of it: who is forked from now on has read it
+            Plan.from_json(plan)
+        self._last_plan = plan
         if self._spare and wish.fits(_Wish(), many_ids=self._identities.count > 1):
             embryo, self._spare, self._wants_spare = self._spare, None, True
         else:
@@ -263,7 +267,6 @@ class _Zygote:
             if group:
                 group.remove()
             raise
-        identity.release_namespace()
         self._live[pid] = (identity, group)
         return _Embryo(pid, ours, group)
 
@@ -358,9 +361,16 @@ def _rights(*descriptors: int) -> tuple[int, int, bytes]:
 
 
 def _can_idmap(path: str, identity: Identity) -> bool:
-    """Whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot)."""
+    """Whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot).
+
+    Raises:
+        OSError: no user namespace can be made as those of the sandboxes are.
+    """
     tree = -1
     try:
+        hold_namespace(identity)
+        if not identity.mapped:
+            return False
         tree = sc.open_tree(path)
         sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
     except sc.CallError:

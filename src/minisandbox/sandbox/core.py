@@ -19,6 +19,7 @@ from typing import Self
 
 from minisandbox.errors import HostError, InvalidValue, MiniSandboxError, NotFound, SandboxGone
 from minisandbox.host import doors, reaper
+from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.controller import Controller, current_controller
 from minisandbox.sandbox.environment import command_environment, network_environment
@@ -110,13 +111,20 @@ class Core:
         core.created_in = time.monotonic() - started
         return core
 
-    def _begin(self) -> None:
-        """Begin a life over the trees that are sealed now."""
+    def _begin(self, plan: Plan | None = None) -> None:
+        """Begin a life over the trees that are sealed now.
+
+        Args:
+            plan: what it is, where that is known already.
+        """
         door = doors.make(self._controller.directory, doors.name_of(self.id))
         with door:
-            plan = make_plan(replace(self._request, sealed=len(self._trees)))
+            plan = plan or self._plan()
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
             self._life = Life(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
+
+    def _plan(self) -> Plan:
+        return make_plan(replace(self._request, sealed=len(self._trees)))
 
     def _finish(self) -> None:
         """Wait until it is ready."""
@@ -256,12 +264,13 @@ class Core:
         if type(count) is not int or not 1 <= count <= _MOST_FORKS:
             raise InvalidValue(f"fork({count!r})", hint=f"give how many sandboxes: 1 to {_MOST_FORKS}")
         trees = self.snapshot().trees()
+        plan = self._plan()
         made: list[Self] = []
         try:
             for number in range(count + _AT_ONCE):
                 if number < count:
                     made += [type(self)(self._controller, self._request, self._settings, trees)]
-                    made[-1]._begin()
+                    made[-1]._begin(plan)
                 if number >= _AT_ONCE:
                     made[number - _AT_ONCE]._finish()
         except BaseException:  # a Ctrl-C too: nothing half-made stays
