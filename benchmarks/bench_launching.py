@@ -1,6 +1,6 @@
 """Measure what a sandbox costs: creation, exec, teardown, memory, many at once; beside the alternatives found here.
 
-    python benchmarks/bench_launching.py [--quick] [--json FILE]
+    python benchmarks/bench_launching.py [--quick] [--json FILE] [--beside DIR]
 
 Every number is printed with the machine's load; ratios are to alternatives measured in the same run, interleaved.
 """
@@ -35,13 +35,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--beside", type=Path, help="src directory of another version: only creation, in alternation")
     options = parser.parse_args()
     repeat = 10 if options.quick else 100
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}"
     print(f"{machine}, Python {platform.python_version()}, uid {os.geteuid()}, load {os.getloadavg()[0]:.2f}")
     results: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=Path.home()) as directory:
-        for name, value in measure(Path(directory), repeat):
+        measured = versions(options.beside, repeat) if options.beside else measure(Path(directory), repeat)
+        for name, value in measured:
             results[name] = value
             print(f"{name:<72} {value:10.3f}   load {os.getloadavg()[0]:.2f}", flush=True)
     if options.json:
@@ -58,6 +60,54 @@ def measure(directory: Path, repeat: int) -> Iterator[tuple[str, float]]:
     yield from round_trips(spec, repeat)
     yield from at_once(spec, 64)
     yield "import minisandbox over bare Python, ms (minimum of 20)", import_time()
+
+
+_VERSION = """
+import pathlib, sys, tempfile, time
+from minisandbox.images.base import base_entries, write_base
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ImageSpec
+with tempfile.TemporaryDirectory(dir=pathlib.Path.home()) as directory:
+    tree = pathlib.Path(directory, "base")
+    write_base(base_entries(), tree)
+    spec = ImageSpec("base", (tree,))
+    Sandbox.create(spec).stop()
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        box = Sandbox.create(spec)
+        created = time.perf_counter()
+        assert box.exec(["/bin/true"]).ok
+        print((created - start) * 1000, (time.perf_counter() - start) * 1000, flush=True)
+        box.stop()
+"""
+
+
+def versions(other: Path, repeat: int) -> Iterator[tuple[str, float]]:
+    """Creation by this version and by another one, each in a process of its own, alternately."""
+    times: dict[str, list[tuple[float, float]]] = {"this": [], "other": []}
+    with ExitStack() as stack:
+        processes = {}
+        for name, source in (("this", Path(__file__).resolve().parents[1] / "src"), ("other", other.resolve())):
+            processes[name] = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _VERSION], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    env={**os.environ, "PYTHONPATH": str(source)},
+                )
+            )  # fmt: skip
+        for _ in range(repeat):
+            for name, process in processes.items():
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+                created, first = map(float, process.stdout.readline().split())
+                times[name].append((created, first))
+    for number, what in enumerate(("create", "create to first result")):
+        this, that = (statistics.median(pair[number] for pair in times[name]) for name in ("this", "other"))
+        yield f"{what}, this version, ms, median", this
+        yield f"{what}, the other version, ms, median", that
+        yield f"{what}: this minus the other, ms", this - that
+        yield f"{what}: ratio of this to the other", this / that
 
 
 def base_image(directory: Path) -> ImageSpec:
