@@ -282,6 +282,13 @@ def default_internal_signals() -> None:
             _syscall(number, c_int(internal), default, None, ctypes.c_size_t(8))
 
 
+def trim_memory() -> None:
+    """malloc_trim(3): give back free memory, which every child forked from here would have to map and unmap."""
+    trim = getattr(_libc, "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
+        trim(c_ulong(0))
+
+
 def join_new_session_keyring() -> None:
     """keyctl(2): leave the caller's session keyring for a new, empty one."""
     number = _SYS_KEYCTL.get(os.uname().machine)

@@ -138,7 +138,9 @@ class _Zygote:
         poll = select.poll()
         for descriptor in (self._connection.fileno(), self._controller, self._wakeup):
             poll.register(descriptor, select.POLLIN)
+        gc.collect()
         gc.freeze()
+        sc.trim_memory()
         while True:
             events = dict(poll.poll(0 if self._wants_spare else None))
             if not events:
