@@ -284,7 +284,8 @@ def _private_proc(lab: Lab) -> str:
     def look() -> str:
         sc.unshare(sc.CLONE_NEWNS)
         executor = _executor(identity)
-        for operation in (p.Scratch(_SIZE), p.Proc("proc")):
+        executor.proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
+        for operation in (p.Scratch(_SIZE), p.Proc("proc", ("kcore",), ("sys",))):
             executor.run(operation)
         seen = sorted(filter(str.isdigit, os.listdir("proc")))
         if seen != ["1"]:

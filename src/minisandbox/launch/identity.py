@@ -16,6 +16,7 @@ import os
 import pwd
 import signal
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ RANGE_SIZE = 65536
 BLOCK_START = 0x70000000
 """First host id given to sandboxes: above the ranges that systemd gives to containers (524288 to 1879048191)."""
 BLOCK_RANGES = 4000
+LOCKS = "ranges"
+"""Name of the file whose bytes are locked, one for each range in use."""
 OUTER_ID = 1
 
 # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (DESIGN 4.13; numbers from linux/capability.h)
@@ -45,7 +48,6 @@ class Identity:
         inotify: how many inotify instances there can be in it; a host user's are few, and all sandboxes share them.
         mapped: whether image files must be idmapped to appear as owned by uid 0.
         groups: whether setgroups(2) is allowed in it.
-        lock_fd: descriptor whose lock holds the id range, or -1.
         userns_fd: descriptor of the namespace, or -1.
     """
 
@@ -54,15 +56,7 @@ class Identity:
     inotify: int
     mapped: bool
     groups: bool = True
-    lock_fd: int = -1
     userns_fd: int = -1
-
-    def close(self) -> None:
-        """Give up the descriptors; with the lock, the range."""
-        for descriptor in (self.userns_fd, self.lock_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.userns_fd = self.lock_fd = -1
 
 
 def has_privileges() -> bool:
@@ -165,11 +159,12 @@ class Identities:
     def __init__(self, *, mapped: bool, count: int, lock_directory: str) -> None:
         self.mapped = mapped
         self.count = count
-        self._locks = lock_directory
         self._next = os.getpid() % BLOCK_RANGES
         self._forbidden = tuple(_foreign_ranges()) if mapped else ()
+        self._taken: set[int] = set()
         if mapped:
             os.makedirs(lock_directory, 0o700, exist_ok=True)
+            self._locks = os.open(f"{lock_directory}/{LOCKS}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def make(self, *, one_id: bool = False, inotify: int = INOTIFY) -> Identity:
         """A new identity, with an id range of its own where there are ranges; it has no namespace yet.
@@ -182,9 +177,15 @@ class Identities:
         Raises:
             OSError: no range is free.
         """
-        first, lock = self._take_range() if self.mapped else (OUTER_ID, -1)
-        id_map = self._id_map(first, one_id=one_id)
-        return Identity(first, id_map, inotify, self.mapped, self.count > 1, lock)
+        first = self._take_range() if self.mapped else OUTER_ID
+        return Identity(first, self._id_map(first, one_id=one_id), inotify, self.mapped, self.count > 1)
+
+    def give_back(self, identity: Identity) -> None:
+        """Let another sandbox have the id range of one that has ended."""
+        if self.mapped:
+            index = (identity.first_id - BLOCK_START) // RANGE_SIZE
+            self._lock(index, fcntl.F_UNLCK)
+            self._taken.discard(index)
 
     def _id_map(self, first: int, *, one_id: bool) -> str:
         """What is written to uid_map and gid_map; no row may span two rows of the outer map (user_namespaces(7))."""
@@ -193,20 +194,30 @@ class Identities:
         rest = "" if one_id or self.count == 1 else f"\n1 {first + 1} {self.count - 1}"
         return f"0 {first} 1{rest}"
 
-    def _take_range(self) -> tuple[int, int]:
+    def _take_range(self) -> int:
+        """The first id of a range that nobody has, on this machine."""
         for _ in range(BLOCK_RANGES):
             index, self._next = self._next, (self._next + 1) % BLOCK_RANGES
             first = BLOCK_START + index * RANGE_SIZE
             if any(first < end and start < first + RANGE_SIZE for start, end in self._forbidden):
                 continue
-            lock = os.open(f"{self._locks}/{index}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                continue
-            return first, lock
-        raise OSError(11, "every id range is in use")
+            if index not in self._taken and self._lock(index, fcntl.F_WRLCK):
+                self._taken.add(index)
+                return first
+        raise OSError(errno.EAGAIN, "every id range is in use")
+
+    def _lock(self, index: int, kind: int) -> bool:
+        """Lock or unlock the byte that stands for a range; returns whether that went.
+
+        One descriptor holds the locks of all, because each fork copies each descriptor. They belong to the open file,
+        not to a process (fcntl(2), open file description locks): they end with the last who has it open.
+        """
+        request = struct.pack("hhqqi4x", kind, os.SEEK_SET, index, 1, 0)
+        try:
+            fcntl.fcntl(self._locks, fcntl.F_OFD_SETLK, request)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def _foreign_ranges() -> Iterator[tuple[int, int]]:
@@ -223,12 +234,14 @@ def _foreign_ranges() -> Iterator[tuple[int, int]]:
                 yield int(row[first_field]), int(row[first_field]) + count
 
 
-def enter_new_namespace(identity: Identity, partner: socket.socket) -> None:
+def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -> None:
     """Enter a new user namespace, in which no further one can be made, as its uid 0.
 
     Args:
         identity: who to be in it.
         partner: socket to a process that stays outside and calls :func:`map_namespace`.
+        proc: descriptor of a mounted proc. Best one that nobody else uses: the kernel keeps an entry of this name for
+            each namespace, and looks through all of them for each that opens it (fs/proc/proc_sysctl.c).
 
     Raises:
         OSError: the kernel refused.
@@ -237,13 +250,20 @@ def enter_new_namespace(identity: Identity, partner: socket.socket) -> None:
     partner.send(_ENTERED)
     if partner.recv(16) != _MAPPED:
         raise OSError(errno.EPERM, "the ids of a user namespace could not be mapped")
-    limit = "/proc/sys/user/max_user_namespaces"
-    _write(limit, "0")
+    if _set_limit(proc, "max_user_namespaces", "0") != "0":
+        raise OSError(errno.EPERM, "nested user namespaces could not be switched off inside the sandbox")
     with contextlib.suppress(FileNotFoundError):  # a kernel without inotify
-        _write("/proc/sys/user/max_inotify_instances", str(identity.inotify))
-    with open(limit, encoding="ascii") as check:
-        if check.read().strip() != "0":
-            raise OSError(errno.EPERM, "nested user namespaces could not be switched off inside the sandbox")
+        _set_limit(proc, "max_inotify_instances", str(identity.inotify))
+
+
+def _set_limit(proc: int, name: str, value: str) -> str:
+    """Set a limit of this process's user namespace (namespaces(7)); returns what it is now."""
+    descriptor = os.open(f"sys/user/{name}", os.O_RDWR | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        os.write(descriptor, value.encode())
+        return os.pread(descriptor, 32, 0).decode().strip()
+    finally:
+        os.close(descriptor)
 
 
 def map_namespace(identity: Identity, pid: int, partner: socket.socket) -> None:
@@ -277,7 +297,7 @@ def hold_namespace(identity: Identity) -> None:
         if helper == 0:
             try:
                 ours.close()
-                enter_new_namespace(identity, theirs)
+                enter_new_namespace(identity, theirs, os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
                 theirs.send(_CLOSED)
                 theirs.recv(1)
             finally:

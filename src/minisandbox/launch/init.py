@@ -44,16 +44,17 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
     """
     failure: OSError | None = None
     counters: list[int] = []
+    proc = -1
     try:
         sc.overwrite_arguments("minisandbox-init")
         _move_descriptors(birth, lifeline)
-        identity.lock_fd = -1
         if group:  # before there is a namespace of groups, which then begins at this one
             counters = group.open_counters()
             group.join()
         sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
         if network == "off":
             _raise_loopback()
+        proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     except OSError as error:
         failure = error
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -64,20 +65,21 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
     if first == 0:
         try:
             ours.close()
-            maker.main(identity, leader, _CONTROL, theirs, (notes_write, ledger), failure)
+            maker.main(identity, leader, _CONTROL, theirs, (notes_write, ledger), proc, failure)
         finally:
             os._exit(worker.FAILED)
     theirs.close()
     if failure is None:
-        ours.send(_become_pid_1(identity, ours))
+        ours.send(_become_pid_1(identity, ours, proc))
     numbers, door = _await_birth(ours)
     _Init(socket.SocketType(fileno=_CONTROL), door, (notes, notes_write), numbers, ledger, first).serve()
 
 
-def _become_pid_1(identity: Identity, maker_socket: socket.socket) -> bytes:
+def _become_pid_1(identity: Identity, maker_socket: socket.socket, proc: int) -> bytes:
     """Give up every privilege, long before there is a plan; returns what to tell the maker."""
     try:
-        enter_new_namespace(identity, maker_socket)
+        enter_new_namespace(identity, maker_socket, proc)
+        os.close(proc)
         drop_privileges(identity)
         # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -34,6 +34,7 @@ def main(
     birth: int,
     init: socket.socket,
     notes: tuple[int, Ledger],
+    proc: int,
     failure: OSError | None,
 ) -> None:
     """Wait for the plan, carry it out, become a worker. Never returns.
@@ -44,6 +45,7 @@ def main(
         birth: socket on which the plan arrives, with the control socket, the door and the sealed trees it names.
         init: socket to pid 1, which is told the limits and given control socket and door, and then that all is made.
         notes: pipe on which pid 1 is told what this worker does, and the ledger of what was refused.
+        proc: descriptor of the mount that becomes ``/proc``.
         failure: why the namespaces could not be made, if so.
     """
     failure = failure or _let_become(identity, leader, init)
@@ -56,7 +58,7 @@ def main(
         if failure:
             raise failure
         act_as_owner(identity)
-        executor = mounts.Executor(identity.userns_fd if identity.mapped else None, tuple(given))
+        executor = mounts.Executor(identity.userns_fd if identity.mapped else None, tuple(given), proc)
         for operation in plan.operations:
             step = operation.describe()
             executor.run(operation)

@@ -42,11 +42,13 @@ class Executor:
     Attributes:
         idmap_fd: user namespace whose map shows image files as owned by uid 0 inside; None where they already are.
         given: descriptors of the sealed trees handed over with the plan.
+        proc: descriptor of a proc file system of the sandbox's process namespace, not yet attached.
         tree: descriptor of a copy of the scratch mount that can outlive the sandbox, once it is made.
     """
 
     idmap_fd: int | None
     given: tuple[int, ...] = ()
+    proc: int = -1
     tree: int = -1
     _slots: dict[str, int] = field(default_factory=dict)
     _scratch: int = -1
@@ -138,7 +140,7 @@ class Executor:
 
         A bind by mount(2) is one call, has the flags of its source, and there are thirty for each sandbox.
         """
-        self._mount_at(sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC), _NEW_PROC)
+        self._mount_at(self.proc, _NEW_PROC)
         if proc.hidden:
             self._make_directory("hidden", 0o755)
             self._make_directory(_EMPTY_DIRECTORY, 0o555)

@@ -124,7 +124,7 @@ class _Zygote:
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         self._live: dict[int, tuple[Identity, limits.Group | None]] = {}
         mapped = identities.mapped
-        usr = _can_idmap("/usr", identities.make())
+        usr = self._can_idmap("/usr")
         self._sealed = 0
         self._last_plan = b""
         self._spare: _Embryo | None = self._fork(_Wish())
@@ -133,6 +133,27 @@ class _Zygote:
         if groups:
             hello["groups"] = {"version": groups.places.version, "controllers": sorted(groups.places.controllers)}
         connection.send(json.dumps(hello).encode())
+
+    def _can_idmap(self, path: str) -> bool:
+        """Whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot).
+
+        Raises:
+            OSError: no user namespace can be made as those of the sandboxes are.
+        """
+        identity, tree = self._identities.make(), -1
+        hold_namespace(identity)
+        try:
+            if identity.mapped:
+                tree = sc.open_tree(path)
+                sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
+        except sc.CallError:
+            return False
+        finally:
+            os.close(identity.userns_fd)
+            self._identities.give_back(identity)
+            if tree >= 0:
+                os.close(tree)
+        return identity.mapped
 
     def serve(self) -> None:
         poll = select.poll()
@@ -164,7 +185,7 @@ class _Zygote:
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 identity, group = self._live.pop(pid, (None, None))
                 if identity:
-                    identity.close()
+                    self._identities.give_back(identity)
                 if group:
                     group.remove()
 
@@ -265,7 +286,7 @@ class _Zygote:
                 pid = self._fork_init(identity, theirs, wish.network, group)
         except OSError:
             ours.close()
-            identity.close()
+            self._identities.give_back(identity)
             if group:
                 group.remove()
             raise
@@ -360,25 +381,3 @@ class _Wish:
 
 def _rights(*descriptors: int) -> tuple[int, int, bytes]:
     return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes()
-
-
-def _can_idmap(path: str, identity: Identity) -> bool:
-    """Whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot).
-
-    Raises:
-        OSError: no user namespace can be made as those of the sandboxes are.
-    """
-    tree = -1
-    try:
-        hold_namespace(identity)
-        if not identity.mapped:
-            return False
-        tree = sc.open_tree(path)
-        sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
-    except sc.CallError:
-        return False
-    finally:
-        identity.close()
-        if tree >= 0:
-            os.close(tree)
-    return True
