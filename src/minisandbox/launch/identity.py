@@ -9,6 +9,7 @@ it cannot be, because the caller is not it.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import fcntl
@@ -34,7 +35,9 @@ OUTER_ID = 1
 # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (DESIGN 4.13; numbers from linux/capability.h)
 CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7))
 _LAST_CAPABILITY = 63
-_ENTERED, _MAPPED, _CLOSED = b"entered", b"mapped", b"closed"
+_ENTERED, _MAPPED = b"entered", b"mapped"
+BECOME = b"become"
+"""What a sandbox's pid 1 says when it is who it will be."""
 _NEEDED = 1 << 21 | 1 << 7 | 1 << 6  # SYS_ADMIN, SETUID, SETGID
 
 
@@ -234,7 +237,7 @@ def _foreign_ranges() -> Iterator[tuple[int, int]]:
                 yield int(row[first_field]), int(row[first_field]) + count
 
 
-def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -> None:
+def enter_new_namespace(identity: Identity, partner: socket.SocketType, proc: int) -> None:
     """Enter a new user namespace, in which no further one can be made, as its uid 0.
 
     Args:
@@ -247,13 +250,13 @@ def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -
         OSError: the kernel refused.
     """
     sc.unshare(sc.CLONE_NEWUSER)
-    partner.send(_ENTERED)
-    if partner.recv(16) != _MAPPED:
-        raise OSError(errno.EPERM, "the ids of a user namespace could not be mapped")
     if _set_limit(proc, "max_user_namespaces", "0") != "0":
         raise OSError(errno.EPERM, "nested user namespaces could not be switched off inside the sandbox")
     with contextlib.suppress(FileNotFoundError):  # a kernel without inotify
         _set_limit(proc, "max_inotify_instances", str(identity.inotify))
+    partner.sendmsg([_ENTERED], [sc.rights(proc)])
+    if partner.recv(16) != _MAPPED:
+        raise OSError(errno.EPERM, "the ids of a user namespace could not be mapped")
 
 
 def _set_limit(proc: int, name: str, value: str) -> str:
@@ -266,23 +269,43 @@ def _set_limit(proc: int, name: str, value: str) -> str:
         os.close(descriptor)
 
 
-def map_namespace(identity: Identity, pid: int, partner: socket.socket) -> None:
+def map_namespace(identity: Identity, pid: int, partner: socket.SocketType, others: Sequence[str] = ()) -> list[int]:
     """Map the ids of another process's new user namespace, and keep hold of it in ``identity.userns_fd``.
 
     Args:
         identity: who the other is to be.
         pid: the other process, as ``/proc`` calls it here.
-        partner: socket to it; it calls :func:`enter_new_namespace`.
+        partner: socket to it; it calls :func:`enter_new_namespace`, or tells :func:`failure`.
+        others: names of further namespaces of it to hold (namespaces(7)): once it is not dumpable nobody could.
+
+    Returns:
+        The descriptors of its proc and of those namespaces.
 
     Raises:
-        OSError: the kernel refused.
+        OSError: the kernel refused, there or here.
     """
-    if partner.recv(16) != _ENTERED:
-        raise OSError(errno.EPERM, "a nested user namespace was refused")
+    data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    if data != _ENTERED:
+        raise read_failure(data)
     _write(f"/proc/{pid}/uid_map", identity.id_map)
     _write(f"/proc/{pid}/gid_map", identity.id_map)
-    identity.userns_fd = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    held = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("user", *others)]
+    identity.userns_fd = held[0]
     partner.send(_MAPPED)
+    return [*array.array("i", ancillary[0][2]), *held[1:]]
+
+
+def failure(error: OSError) -> bytes:
+    """An error as a message to whoever called :func:`map_namespace`."""
+    return f"{error.errno} {error}".encode()
+
+
+def read_failure(message: bytes) -> OSError:
+    """What :func:`failure` wrote; a message that is missing stands for a process that ended."""
+    number, _, text = message.decode().partition(" ")
+    if not number.isdigit():
+        return OSError(errno.EPERM, "a user namespace was refused, or the process that was to have it ended")
+    return OSError(int(number), text)
 
 
 def hold_namespace(identity: Identity) -> None:
@@ -297,29 +320,34 @@ def hold_namespace(identity: Identity) -> None:
         if helper == 0:
             try:
                 ours.close()
-                enter_new_namespace(identity, theirs, os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-                theirs.send(_CLOSED)
+                proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    enter_new_namespace(identity, theirs, proc)
+                    theirs.send(BECOME)
+                except OSError as error:
+                    theirs.send(failure(error))
                 theirs.recv(1)
             finally:
                 os._exit(0)
         theirs.close()
         try:
-            map_namespace(identity, helper, ours)
-            if ours.recv(16) != _CLOSED:
-                raise OSError(errno.EPERM, "nested user namespaces could not be switched off inside the sandbox")
+            os.close(*map_namespace(identity, helper, ours))
+            if (answer := ours.recv(4096)) != BECOME:
+                raise read_failure(answer)
         finally:
             os.kill(helper, signal.SIGKILL)
             os.waitpid(helper, 0)
 
 
-def act_as_owner(identity: Identity) -> None:
-    """Make files as the sandbox's uid 0, with the launcher's capabilities still there.
+def act_as_owner(identity: Identity, *, no_more: bool = False) -> None:
+    """Make files as the sandbox's uid 0, with the launcher's capabilities still there; or as oneself again.
 
     An overlay works with the credentials of whoever mounted it; over an idmapped upper its file-system uid must be a
     mapped one, or the work directory cannot be made and the mount is silently read-only (fs/overlayfs/super.c).
     """
     if identity.mapped:
-        sc.setfsids(identity.first_id)
+        uid, gid = (os.geteuid(), os.getegid()) if no_more else (identity.first_id, identity.first_id)
+        sc.setfsids(uid, gid)
         sc.capset(sc.capget()[1])  # leaving fsuid 0 drops the effective file capabilities (capabilities(7))
 
 

@@ -2,7 +2,7 @@
 
 When the controller's end of the control socket closes, or the zygote dies, it exits, and with it the kernel ends every
 process of the sandbox and its mounts (pid_namespaces(7)). It does as little as it can, because whatever it touches is
-memory of its own for as long as the sandbox lives: the plan is carried out by its first child (:mod:`.maker`).
+memory of its own for as long as the sandbox lives: the plan is carried out by another process (:mod:`.maker`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from . import limits, maker, seccomp, watchdog, worker
 from . import syscalls as sc
 from .descendants import child_processes
-from .identity import Identity, drop_privileges, enter_new_namespace
+from .identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
 from .ledger import Ledger
 
 _CONTROL, _LIFELINE, _FIRST_FREE = 3, 4, 5
@@ -42,69 +42,58 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         network: ``off`` or ``host``.
         group: the control group that it joins, if there are any.
     """
-    failure: OSError | None = None
+    sc.overwrite_arguments("minisandbox-init")
+    _move_descriptors(birth, lifeline)
+    partner = socket.SocketType(fileno=os.dup(_CONTROL))
+    try:
+        counters = _become(identity, partner, network, group)
+    except OSError as error:
+        partner.send(failure(error))
+        partner.recv(1)  # it is read by whoever wants this sandbox
+        os._exit(1)
+    numbers, door = _await_birth(partner)
+    partner.close()
+    _Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters)).serve()
+
+
+def _become(identity: Identity, partner: socket.SocketType, network: str, group: limits.Group | None) -> list[int]:
+    """Make namespaces and give up every privilege, long before there is a plan; returns the group's counters.
+
+    Raises:
+        OSError: the kernel refused.
+    """
     counters: list[int] = []
-    proc = -1
-    try:
-        sc.overwrite_arguments("minisandbox-init")
-        _move_descriptors(birth, lifeline)
-        if group:  # before there is a namespace of groups, which then begins at this one
-            counters = group.open_counters()
-            group.join()
-        sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
-        if network == "off":
-            _raise_loopback()
-        proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
-    except OSError as error:
-        failure = error
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    notes, notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    ledger = Ledger(counters)
-    leader = int(os.readlink("/proc/self"))  # as the zygote's /proc calls it, which the maker still has
-    first = os.fork()
-    if first == 0:
-        try:
-            ours.close()
-            maker.main(identity, leader, _CONTROL, theirs, (notes_write, ledger), proc, failure)
-        finally:
-            os._exit(worker.FAILED)
-    theirs.close()
-    if failure is None:
-        ours.send(_become_pid_1(identity, ours, proc))
-    numbers, door = _await_birth(ours)
-    _Init(socket.SocketType(fileno=_CONTROL), door, (notes, notes_write), numbers, ledger, first).serve()
+    if group:  # before there is a namespace of groups, which then begins at this one
+        counters = group.open_counters()
+        group.join()
+    sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
+    if network == "off":
+        _raise_loopback()
+    proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
+    enter_new_namespace(identity, partner, proc)
+    os.close(proc)
+    drop_privileges(identity)
+    # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
+    sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    seccomp.install()
+    seccomp.verify()
+    partner.send(BECOME)
+    return counters
 
 
-def _become_pid_1(identity: Identity, maker_socket: socket.socket, proc: int) -> bytes:
-    """Give up every privilege, long before there is a plan; returns what to tell the maker."""
-    try:
-        enter_new_namespace(identity, maker_socket, proc)
-        os.close(proc)
-        drop_privileges(identity)
-        # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
-        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
-        sc.prctl(sc.PR_SET_DUMPABLE, 0)
-        seccomp.install()
-    except OSError as error:
-        return f"{error.errno} {error}".encode()
-    return maker.BECOME
-
-
-def _await_birth(maker_socket: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
+def _await_birth(partner: socket.SocketType) -> tuple[dict[str, int], socket.SocketType]:
     """Wait until the sandbox is made; returns the limits of its commands, with its lifetime, and its door.
 
     The control socket takes the place of the birth socket. Where making failed, or the zygote died first, there is
     nothing to be pid 1 of.
     """
-    data, ancillary, _, _ = maker_socket.recvmsg(4096, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
     if not data:
         os._exit(0)
     control, door = array.array("i", ancillary[0][2])
     os.dup2(control, _CONTROL, inheritable=False)
     os.close(control)
-    if maker_socket.recv(16) != maker.MADE:
-        os._exit(1)
-    maker_socket.close()
     return dict(maker.unpack_numbers(data)), socket.SocketType(fileno=door)
 
 
@@ -131,22 +120,21 @@ class _Init:
         self,
         control: socket.SocketType,
         door: socket.SocketType,
-        notes: tuple[int, int],
         numbers: dict[str, int],
         ledger: Ledger,
-        first: int,
     ) -> None:
         self._control = control
         self._door = door
-        self._notes, self._notes_write = notes
+        self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ledger = ledger
         self._memory = numbers.pop(maker.MEMORY, 0)
+        self._expects_commands = bool(numbers.pop(maker.EXPECTS_COMMANDS, 0))
         lifetime = numbers.pop(maker.LIFETIME)
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
         self._rlimits = tuple(numbers.items())
-        self._workers = {first}
-        self._waiting = {first}
-        self._primary = first
+        self._workers: set[int] = set()
+        self._waiting: set[int] = set()
+        self._primary = 0
         self._failures = 0
         self._wakeup, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # SIGCHLD has the zygote's handler, which does nothing: what counts is the byte on the pipe
@@ -158,6 +146,8 @@ class _Init:
     def serve(self) -> None:
         """Loop until the controller or the zygote is gone."""
         self._control.send(b'{"event":"ready"}')
+        if self._expects_commands:
+            self._fork_worker()
         while True:
             # a job is only looked for while no worker waits for one; a hang-up always shows (poll(2))
             for jobs in (_CONTROL, self._door.fileno()):

@@ -1,141 +1,168 @@
-"""The process that makes a sandbox from its plan, and then is its first worker.
+"""A maker: a process beside the zygote that carries out the plans of sandboxes, one after the other.
 
-It shares the namespaces of pid 1, whose root directory moves with pivot_root(2) as its own does. When it has been idle
-for a while it ends, and the memory that making took ends with it.
+It goes into the namespaces of a sandbox's pid 1, which waits there, without privileges, for what it is to serve; makes
+what the plan says; hands over; and leaves. So pid 1 never has a privilege together with a plan, and no process needs to
+be forked for a plan: what a process touches after a fork is copied page by page.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
-import errno
+import gc
 import json
 import os
+import signal
 import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from . import mounts, seccomp, worker
+from . import mounts
 from . import syscalls as sc
-from .identity import Identity, act_as_owner, become_inner_root, map_namespace
-from .ledger import Ledger
+from .identity import BECOME, Identity, act_as_owner, map_namespace, read_failure
 from .plan import Plan
 
-MADE, BECOME = b"made", b"become"
 PROXY_PORT = 3128
 _BACKLOG = 256
-LIFETIME, MEMORY = "LIFETIME", "MEMORY"
+LIFETIME, MEMORY, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "COMMANDS"
 _MOST_RIGHTS = 253
 """SCM_MAX_FD (include/net/scm.h)."""
-_MAX_PLAN = 1 << 18
+_MAX_JOB = 1 << 18
+_JOBS, _FIRST_HOME = 3, 4
+_VISITED = (("mnt", sc.CLONE_NEWNS), ("uts", sc.CLONE_NEWUTS), ("net", sc.CLONE_NEWNET))
 
 
-def main(
-    identity: Identity,
-    leader: int,
-    birth: int,
-    init: socket.socket,
-    notes: tuple[int, Ledger],
-    proc: int,
-    failure: OSError | None,
-) -> None:
-    """Wait for the plan, carry it out, become a worker. Never returns.
+def pack_job(pid: int, identity: Identity, plan: bytes) -> bytes:
+    """A job as one message: who the sandbox is, then its plan.
 
     Args:
-        identity: who the sandbox is.
-        leader: pid 1, as ``/proc`` still calls it here.
-        birth: socket on which the plan arrives, with the control socket, the door and the sealed trees it names.
-        init: socket to pid 1, which is told the limits and given control socket and door, and then that all is made.
-        notes: pipe on which pid 1 is told what this worker does, and the ledger of what was refused.
-        proc: descriptor of the mount that becomes ``/proc``.
-        failure: why the namespaces could not be made, if so.
+        pid: its first process, as ``/proc`` calls it here.
+        identity: who it is.
+        plan: what it is to be (:meth:`.plan.Plan.to_json`).
     """
-    failure = failure or _let_become(identity, leader, init)
-    plan, (control, door, *given) = _await_plan(birth)
-    init.sendmsg(
-        [pack_numbers((*plan.rlimits, (LIFETIME, plan.lifetime), (MEMORY, plan.memory)))], [_rights(control, door)]
-    )
-    step = "make namespaces"
-    try:
-        if failure:
-            raise failure
-        act_as_owner(identity)
-        executor = mounts.Executor(identity.userns_fd if identity.mapped else None, tuple(given), proc)
+    who = (pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
+    return json.dumps(who).encode() + b"\n" + plan
+
+
+def main(jobs: int) -> None:
+    """Carry out jobs until the zygote ends. Never returns.
+
+    Args:
+        jobs: socket on which they arrive (:func:`pack_job`), each with descriptors: the socket to its pid 1, its end of
+            the control socket, its door, and the sealed trees that its plan names.
+    """
+    gc.enable()
+    sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    sc.overwrite_arguments("minisandbox-maker")
+    os.dup2(jobs, _JOBS, inheritable=False)
+    sc.close_range(_FIRST_HOME)
+    sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # into the host's own an ordinary user could not come back
+    for name, _ in _VISITED:  # they get the numbers from _FIRST_HOME on
+        os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    while True:
+        with socket.socket(fileno=os.dup(_JOBS)) as source:
+            space, flags = socket.CMSG_SPACE(4 * _MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC
+            data, ancillary, _, _ = source.recvmsg(_MAX_JOB, space, flags)
+        if not data:
+            os._exit(0)
+        who, _, plan = data.partition(b"\n")
+        birth, control, door, *trees = array.array("i", ancillary[0][2])
+        pid, first_id, id_map, inotify, mapped, groups = json.loads(who)
+        made = _Making(pid, Identity(first_id, id_map, inotify, mapped, groups), plan, control, door, tuple(trees))
+        with socket.socket(fileno=birth) as leader:
+            made.carry_out(leader)
+        sc.close_range(_FIRST_HOME + len(_VISITED))
+
+
+@dataclass(slots=True)
+class _Making:
+    """One sandbox, being made.
+
+    Attributes:
+        pid: its first process.
+        identity: who it is.
+        data: its plan.
+        control: its end of the control socket.
+        door: its door.
+        trees: the sealed trees that its plan names.
+        step: what is being done, for people.
+    """
+
+    pid: int
+    identity: Identity
+    data: bytes
+    control: int
+    door: int
+    trees: tuple[int, ...]
+    step: str = "make namespaces"
+
+    def carry_out(self, leader: socket.socket) -> None:
+        """Make it, or tell the controller why not.
+
+        Args:
+            leader: socket to its pid 1, which ends when this is closed without a word.
+        """
+        try:
+            plan = Plan.from_json(self.data)
+            visited = [pair for pair in _VISITED if pair[0] != "net" or plan.network == "allow"]
+            proc, *there = map_namespace(self.identity, self.pid, leader, [name for name, _ in visited])
+            with self._inside([(descriptor, kind) for descriptor, (_, kind) in zip(there, visited, strict=True)]):
+                self._make(plan, proc)
+            self.step = "enter its user namespace"
+            if (answer := leader.recv(4096)) != BECOME:
+                raise read_failure(answer)
+            ours = ((LIFETIME, plan.lifetime), (MEMORY, plan.memory), (EXPECTS_COMMANDS, int(plan.expects_commands)))
+            leader.sendmsg([pack_numbers((*plan.rlimits, *ours))], [sc.rights(self.control, self.door)])
+        except (OSError, ValueError) as error:
+            self._report(error)
+
+    @contextlib.contextmanager
+    def _inside(self, there: list[tuple[int, int]]) -> Iterator[None]:
+        """Be in namespaces of the sandbox, and who it is; come home afterwards."""
+        try:
+            for descriptor, kind in there:
+                sc.setns(descriptor, kind)
+            act_as_owner(self.identity)
+            yield
+        finally:
+            try:
+                act_as_owner(self.identity, no_more=True)
+                for number, (_, kind) in enumerate(_VISITED, _FIRST_HOME):
+                    sc.setns(number, kind)
+            except OSError as error:  # a maker that is not at home must not make the next one
+                self._report(error)
+                os._exit(1)
+
+    def _make(self, plan: Plan, proc: int) -> None:
+        executor = mounts.Executor(self.identity.userns_fd if self.identity.mapped else None, self.trees, proc)
         for operation in plan.operations:
-            step = operation.describe()
+            self.step = operation.describe()
             executor.run(operation)
-        step = "enter its user namespace"
+        self.step = "name it"
         socket.sethostname(plan.hostname)
-        become_inner_root(identity)
-        sc.prctl(sc.PR_SET_DUMPABLE, 0)
-        _hand_out(control, "tree", executor.tree)
+        self._hand_out("tree", executor.tree)
         if plan.network == "allow":
-            step = "listen for the network proxy"
-            _hand_out_listener(control)
-        _keep_only(control, door, notes[0], init.fileno(), *notes[1].descriptors)
-        step = "install the system-call filter"
-        seccomp.install()
-        seccomp.verify()
-    except (OSError, ValueError) as error:
-        report(control, error, step)
-        os._exit(1)
-    init.send(MADE)
-    init.close()
-    with socket.socket(fileno=control) as jobs, socket.socket(fileno=door) as listener:
-        worker.main(jobs, listener, notes, plan.rlimits, primary=True)
+            self.step = "listen for the network proxy"
+            self._hand_out_listener()
 
+    def _hand_out_listener(self) -> None:
+        """Give the controller a socket that listens in this network, where the way out is: nobody of ours is inside."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
+            listener.bind(("127.0.0.1", PROXY_PORT))
+            listener.listen(_BACKLOG)
+            self._hand_out("listener", listener.fileno())
 
-def _let_become(identity: Identity, leader: int, init: socket.socket) -> OSError | None:
-    """See pid 1 into its user namespace; returns why that failed, if it did."""
-    try:
-        map_namespace(identity, leader, init)
-    except OSError as error:
-        return error
-    answer = init.recv(4096)
-    if answer == BECOME:
-        return None
-    number, _, message = answer.decode().partition(" ")
-    return OSError(int(number) if number.isdigit() else errno.EPERM, message)
+    def _hand_out(self, what: str, descriptor: int) -> None:
+        """Give the controller a hold on something of the sandbox: the mount that is written to, a socket."""
+        with socket.socket(fileno=os.dup(self.control)) as out:
+            out.sendmsg([json.dumps({"event": what}).encode()], [sc.rights(descriptor)])
 
-
-def _await_plan(birth: int) -> tuple[Plan, list[int]]:
-    with socket.socket(fileno=birth) as source:
-        data, ancillary, _, _ = source.recvmsg(_MAX_PLAN, socket.CMSG_SPACE(4 * _MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC)
-    if not data:  # the zygote is gone
-        os._exit(0)
-    return Plan.from_json(data), list(array.array("i", ancillary[0][2]))
-
-
-def _hand_out(control: int, what: str, descriptor: int) -> None:
-    """Give the controller a hold on something of here: the mount that is written to (of no use as a path), a socket."""
-    with socket.socket(fileno=os.dup(control)) as out:
-        out.sendmsg([json.dumps({"event": what}).encode()], [_rights(descriptor)])
-
-
-def _hand_out_listener(control: int) -> None:
-    """Give the controller a socket that listens in this network, where the way out is: nobody of ours is inside."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
-        listener.bind(("127.0.0.1", PROXY_PORT))
-        listener.listen(_BACKLOG)
-        _hand_out(control, "listener", listener.fileno())
-
-
-def _rights(*descriptors: int) -> tuple[int, int, bytes]:
-    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes()
-
-
-def _keep_only(*kept: int) -> None:
-    """Close every descriptor but the standard ones and these."""
-    first = 3
-    for descriptor in sorted(kept):
-        sc.close_range(first, descriptor - 1)
-        first = descriptor + 1
-    sc.close_range(first)
-
-
-def report(control: int, error: OSError | ValueError, step: str) -> None:
-    """Tell the controller why there will be no sandbox."""
-    message = {"event": "error", "errno": getattr(error, "errno", None), "message": str(error), "operation": step}
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(control)) as out:
-        out.send(json.dumps(message).encode())
+    def _report(self, error: OSError | ValueError) -> None:
+        """Tell the controller why there will be no sandbox."""
+        number = getattr(error, "errno", None)
+        message = {"event": "error", "errno": number, "message": str(error), "operation": self.step}
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.control)) as out:
+            out.send(json.dumps(message).encode())
 
 
 def pack_numbers(numbers: tuple[tuple[str, int], ...]) -> bytes:

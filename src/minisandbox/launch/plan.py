@@ -206,6 +206,7 @@ class Plan:
             which a proxy listens) or ``host``.
         rlimits: (name without ``RLIMIT_``, value) pairs that every command gets, soft and hard.
         lifetime: milliseconds after which it ends by itself; 0: never.
+        expects_commands: whether there will be one at once: pid 1 then has a worker ready for it.
         memory: bytes that pid 1 watches over, where no control group does; 0: none.
         inotify: inotify instances of its user namespace.
         group_limits: (name, amount) for its control group (:meth:`.limits.Group.limit`).
@@ -219,6 +220,7 @@ class Plan:
     memory: int = 0
     inotify: int = INOTIFY
     group_limits: tuple[tuple[str, int], ...] = ()
+    expects_commands: bool = True
 
     def describe(self) -> str:
         """The plan as numbered lines, for people and for error messages."""
@@ -240,6 +242,7 @@ class Plan:
                 "rlimits": self.rlimits,
                 "lifetime": self.lifetime,
                 "memory": self.memory,
+                "expects_commands": self.expects_commands,
             },
             separators=(",", ":"),
         ).encode()
@@ -257,7 +260,8 @@ class Plan:
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
             lifetime, memory = int(raw["lifetime"]), int(raw["memory"])
-            return cls(operations, str(raw["hostname"]), str(raw["network"]), rlimits, lifetime, memory)
+            hostname, network, expects = str(raw["hostname"]), str(raw["network"]), bool(raw["expects_commands"])
+            return cls(operations, hostname, network, rlimits, lifetime, memory, expects_commands=expects)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from error
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from array import array
 from ctypes import c_char_p, c_int, c_uint, c_uint32, c_uint64, c_ulong, c_void_p
 from functools import cache
+from socket import SCM_RIGHTS, SOL_SOCKET
 
 MS_NOSUID = 2
 MS_NODEV = 4
@@ -141,9 +143,9 @@ def prctl(option: int, argument: int = 0, second: int = 0) -> int:
     return _checked(_libc.prctl(option, argument, second, 0, 0), "prctl", option)
 
 
-def setfsids(number: int) -> None:
+def setfsids(uid: int, gid: int) -> None:
     """setfsuid(2) and setfsgid(2)."""
-    for call in (_libc.setfsgid, _libc.setfsuid):
+    for call, number in ((_libc.setfsgid, gid), (_libc.setfsuid, uid)):
         call(number)
         if call(-1) != number:  # neither reports an error; asking with an invalid id tells the current one
             raise CallError(errno.EPERM, call.__name__, str(number))
@@ -287,6 +289,11 @@ def trim_memory() -> None:
     trim = getattr(_libc, "malloc_trim", None)  # glibc alone has it
     if trim is not None:
         trim(c_ulong(0))
+
+
+def rights(*descriptors: int) -> tuple[int, int, bytes]:
+    """Ancillary data that hands descriptors over with a message (unix(7))."""
+    return SOL_SOCKET, SCM_RIGHTS, array("i", descriptors).tobytes()
 
 
 def join_new_session_keyring() -> None:

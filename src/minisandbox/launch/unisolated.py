@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 
-from . import init, maker, worker, zygote
+from . import init, worker, zygote
 from . import syscalls as sc
 from .descendants import child_processes
 from .ledger import Ledger
@@ -60,18 +60,8 @@ def _supervise(control: int, lifeline: int, door: int, numbers: dict[str, int]) 
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     jobs, outside = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=_DOOR)
-    notes, notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    rlimits = tuple((name, value) for name, value in numbers.items() if name != maker.LIFETIME)
-    ledger = Ledger([], disk="/")
-    first = os.fork()
-    if first == 0:
-        try:
-            os.close(_LIFELINE)
-            worker.main(jobs, outside, (notes_write, ledger), rlimits, primary=True)
-        finally:
-            os._exit(worker.FAILED)
     jobs.send(json.dumps({"event": "born", "pid": os.getpid()}).encode())
-    init._Init(jobs, outside, (notes, notes_write), numbers, ledger, first).serve()
+    init._Init(jobs, outside, numbers, Ledger([], disk="/")).serve()
 
 
 def _guard(pid: int, owner: int) -> None:

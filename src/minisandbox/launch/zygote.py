@@ -20,12 +20,13 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from . import init, limits, seccomp
+from . import init, limits, maker, seccomp
 from . import syscalls as sc
 from .identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
-from .plan import INOTIFY, Plan
+from .plan import INOTIFY
 
 _MAX_MESSAGE = 1 << 18
+_MAKERS = max(2, min(8, len(os.sched_getaffinity(0))))
 _HOLD = "/sys/kernel"
 """Where the zygote's own mount namespace holds sealed trees: a directory that no sandbox needs anything of."""
 
@@ -125,8 +126,9 @@ class _Zygote:
         self._live: dict[int, tuple[Identity, limits.Group | None]] = {}
         mapped = identities.mapped
         usr = self._can_idmap("/usr")
+        self._jobs, self._makers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._makers = {self._fork_maker() for _ in range(_MAKERS)}
         self._sealed = 0
-        self._last_plan = b""
         self._spare: _Embryo | None = self._fork(_Wish())
         self._wants_spare = False
         hello: dict[str, object] = {"event": "hello", "mapped": mapped, "usr_idmap": usr, "ids": identities.count}
@@ -183,6 +185,8 @@ class _Zygote:
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if pid in self._makers:
+                    self._makers = self._makers - {pid} | {self._fork_maker()}
                 identity, group = self._live.pop(pid, (None, None))
                 if identity:
                     self._identities.give_back(identity)
@@ -246,7 +250,7 @@ class _Zygote:
         if len(given) != 2:  # the controller ran out of descriptors, or the message was cut
             raise ValueError("a request without a control socket and a door")
         pidfd = self._create(_Wish.read(words), plan, given)
-        self._connection.sendmsg([b'{"event":"forked"}'], [_rights(pidfd)])
+        self._connection.sendmsg([b'{"event":"forked"}'], [sc.rights(pidfd)])
         os.close(pidfd)
 
     def _create(self, wish: _Wish, plan: bytes, given: list[int]) -> int:
@@ -257,9 +261,6 @@ class _Zygote:
             plan: what it is to become.
             given: the sandbox's end of its control socket, and its door.
         """
-        if plan == self._last_plan:  # there may be many more of it: who is forked from now on has read it
-            Plan.from_json(plan)
-        self._last_plan = plan
         if self._spare and wish.fits(_Wish(), many_ids=self._identities.count > 1):
             embryo, self._spare, self._wants_spare = self._spare, None, True
         else:
@@ -269,14 +270,15 @@ class _Zygote:
             try:
                 wish.limit(embryo.group)
                 trees.extend(sc.open_tree(f"{_HOLD}/{number}") for number in wish.sealed)
-                embryo.birth.sendmsg([plan], [_rights(*given, *trees)])
+                job = maker.pack_job(embryo.pid, embryo.identity, plan)
+                self._jobs.sendmsg([job], [sc.rights(embryo.birth.fileno(), *given, *trees)])
                 return os.pidfd_open(embryo.pid)
             finally:
                 for tree in trees:
                     os.close(tree)
 
     def _fork(self, wish: _Wish) -> _Embryo:
-        """Fork a process that has namespaces of its own and waits for its plan."""
+        """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
         identity = self._identities.make(one_id=wish.one_id, inotify=wish.inotify)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         group: limits.Group | None = None
@@ -291,7 +293,17 @@ class _Zygote:
                 group.remove()
             raise
         self._live[pid] = (identity, group)
-        return _Embryo(pid, ours, group)
+        return _Embryo(pid, identity, ours, group)
+
+    def _fork_maker(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                maker.main(self._makers_end.fileno())
+            finally:
+                os._exit(1)
+        return pid
 
     def _fork_init(self, identity: Identity, birth: socket.socket, network: str, group: limits.Group | None) -> int:
         sc.unshare(sc.CLONE_NEWPID)
@@ -315,11 +327,13 @@ class _Embryo:
 
     Attributes:
         pid: its first process.
-        birth: socket on which the plan and the control socket are sent.
+        identity: who it is.
+        birth: socket on which it is mapped, and told to begin.
         group: its control group, if there are any.
     """
 
     pid: int
+    identity: Identity
     birth: socket.socket
     group: limits.Group | None
 
@@ -377,7 +391,3 @@ class _Wish:
             if group is None or not group.can_limit(name):
                 raise ValueError(f"there is no control group to limit {name} with")
             group.limit(name, amount)
-
-
-def _rights(*descriptors: int) -> tuple[int, int, bytes]:
-    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes()
