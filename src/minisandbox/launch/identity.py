@@ -10,21 +10,30 @@ it cannot be, because the caller is not it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pwd
+import resource
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import syscalls as sc
-from .plan import INOTIFY
+from .plan import INOTIFY, PROCESSES
 
 RANGE_SIZE = 65536
 BLOCK_START = 0x70000000
 """First host id given to sandboxes: above the ranges that systemd gives to containers (524288 to 1879048191)."""
 BLOCK_RANGES = 4000
 OUTER_ID = 1
+_WATCHES = 8192
+"""Inotify watches of one sandbox; a host user's are 8,192 or more (inotify(7)), and all sandboxes of it share them."""
+
+_SIGNALS = 1024
+"""Pending signals of one sandbox; a host user's are many more, and all sandboxes share them (getrlimit(2))."""
+_LOCKED = 1 << 16
+"""Bytes of locked memory; so many is what everybody may lock before Linux 5.16."""
 
 # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (DESIGN 4.13; numbers from linux/capability.h)
 CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7))
@@ -42,6 +51,8 @@ class Identity:
         mapped: whether image files must be idmapped to appear as owned by uid 0.
         groups: whether setgroups(2) is allowed in it.
         lock_fd: descriptor whose lock holds the id range, or -1.
+        maker: the id that made the namespace, if it made no other.
+        makers: where that id is put down as taken.
     """
 
     userns_fd: int
@@ -49,6 +60,8 @@ class Identity:
     mapped: bool
     groups: bool = True
     lock_fd: int = -1
+    maker: int = 0
+    makers: set[int] = field(default_factory=set)
 
     def release_namespace(self) -> None:
         """Give up the descriptor of the namespace: whoever lives in it keeps it alive."""
@@ -57,11 +70,12 @@ class Identity:
         self.userns_fd = -1
 
     def close(self) -> None:
-        """Give up the descriptors; with the lock, the range."""
+        """Give up the descriptors; with the lock, the range, and the maker's id."""
         self.release_namespace()
         if self.lock_fd >= 0:
             os.close(self.lock_fd)
         self.lock_fd = -1
+        self.makers.discard(self.maker)
 
 
 def has_privileges() -> bool:
@@ -167,28 +181,33 @@ class Identities:
         self._locks = lock_directory
         self._next = os.getpid() % BLOCK_RANGES
         self._forbidden = tuple(_foreign_ranges()) if mapped else ()
+        self._makers = _Makers(count)
         if mapped:
             os.makedirs(lock_directory, 0o700, exist_ok=True)
 
-    def make(self, *, one_id: bool = False, inotify: int = INOTIFY) -> Identity:
+    def make(self, *, one_id: bool = False, inotify: int = INOTIFY, processes: int = PROCESSES) -> Identity:
         """A new user namespace in which no further one can be made, and its id range.
 
         Args:
             inotify: how many inotify instances there can be in it; a host user's are few, and all sandboxes share them.
             one_id: have but one id where the range is not the sandbox's own: what it leaves on a disk then belongs to
                 the caller, who can remove it.
+            processes: how many processes all of its ids together can have, where there are several; 0: no limit.
 
         Raises:
             OSError: the kernel refused, or no range is free.
         """
         first, lock = self._take_range() if self.mapped else (OUTER_ID, -1)
+        maker = first if self.mapped else self._makers.choose(inotify)
         try:
-            userns = _new_user_namespace(self._id_map(first, one_id=one_id), inotify)
+            holder = _Holder(maker, inotify, (*_counted_limits(mapped=self.mapped), (resource.RLIMIT_NPROC, processes)))
+            userns = _new_user_namespace(self._id_map(first, one_id=one_id), holder)
         except BaseException:  # the lock must not outlive the attempt, whatever ended it
             if lock >= 0:
                 os.close(lock)
             raise
-        return Identity(userns, first, self.mapped, self.count > 1, lock)
+        self._makers.taken.add(maker)
+        return Identity(userns, first, self.mapped, self.count > 1, lock, maker, self._makers.taken)
 
     def _id_map(self, first: int, *, one_id: bool) -> str:
         """What is written to uid_map and gid_map; no row may span two rows of the outer map (user_namespaces(7))."""
@@ -227,13 +246,86 @@ def _foreign_ranges() -> Iterator[tuple[int, int]]:
                 yield int(row[first_field]), int(row[first_field]) + count
 
 
-def _new_user_namespace(id_map: str, inotify: int) -> int:
+@dataclass(slots=True)
+class _Makers:
+    """Ids of an outer user namespace that one sandbox's namespace each is made by.
+
+    What a user namespace's processes use up is counted, whatever ids they have, for the id that made the namespace too
+    (kernel/ucount.c). Where each has a maker of its own, that count is the sandbox's.
+
+    Attributes:
+        count: how many ids there are.
+        taken: those of live sandboxes.
+    """
+
+    count: int
+    taken: set[int] = field(default_factory=set)
+    _inotify: int = 0
+    _last: int = OUTER_ID
+
+    def choose(self, inotify: int) -> int:
+        """An id that is not taken, for a sandbox with so many inotify instances; 0 where there is one id for all."""
+        if self.count == 1:
+            return 0
+        if inotify > self._inotify:
+            _limit_inotify(inotify)
+            self._inotify = inotify
+        for _ in range(self.count):
+            self._last = self._last + 1 if self._last < self.count else OUTER_ID + 1
+            if self._last not in self.taken:
+                return self._last
+        raise OSError(errno.EAGAIN, "every id is in use")
+
+
+def _limit_inotify(instances: int) -> None:
+    """Limit what each id of the caller's user namespace can have of inotify."""
+    with contextlib.suppress(FileNotFoundError):  # a kernel without it
+        _write("/proc/sys/user/max_inotify_instances", str(instances))
+        _write("/proc/sys/user/max_inotify_watches", str(_WATCHES))
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """What the helper that makes a user namespace needs to know.
+
+    Attributes:
+        maker: the id to make it as, whose counts are the sandbox's then; 0: the caller's.
+        inotify: inotify instances.
+        maxima: (``RLIMIT_*``, amount) of all its ids together, where it has a maker of its own.
+    """
+
+    maker: int
+    inotify: int
+    maxima: tuple[tuple[int, int], ...]
+
+    def make(self) -> None:
+        """Enter a new user namespace, whose maxima are this process's limits (kernel/user_namespace.c)."""
+        if self.maker:
+            for kind, amount in self.maxima:
+                _, hard = resource.getrlimit(kind)
+                if amount or kind != resource.RLIMIT_NPROC:
+                    resource.setrlimit(kind, (_at_most(amount, hard), hard))
+            os.setresuid(self.maker, self.maker, -1)
+            sc.capset(sc.capget()[1])  # leaving uid 0 drops the effective ones; some hosts ask for CAP_SYS_ADMIN
+        sc.unshare(sc.CLONE_NEWUSER)
+        sc.prctl(sc.PR_SET_DUMPABLE, 1)  # or its files in /proc are root's, and an ordinary user cannot map its ids
+
+    def close(self) -> bool:
+        """Allow no further user namespaces in it; returns whether the kernel agreed."""
+        limit = "/proc/sys/user/max_user_namespaces"
+        _write(limit, "0")
+        _limit_inotify(self.inotify)
+        with open(limit, encoding="ascii") as check:
+            return check.read().strip() == "0"
+
+
+def _new_user_namespace(id_map: str, holder: _Holder) -> int:
     """Create a user namespace through a helper process that ends at once; returns the namespace's descriptor."""
     ready_read, ready_write = os.pipe()
     go_read, go_write = os.pipe()
     helper = os.fork()
     if helper == 0:
-        _hold_namespace(ready_write, go_read, inotify)
+        _hold_namespace(ready_write, go_read, holder)
     try:
         os.close(ready_write)
         os.close(go_read)
@@ -252,23 +344,32 @@ def _new_user_namespace(id_map: str, inotify: int) -> int:
         os.waitpid(helper, 0)
 
 
-def _hold_namespace(ready: int, go: int, inotify: int) -> None:
+def _hold_namespace(ready: int, go: int, holder: _Holder) -> None:
     """In the helper: enter a new namespace, have it mapped, close it for further ones, wait to be ended."""
     try:
-        sc.unshare(sc.CLONE_NEWUSER)
+        holder.make()
         os.write(ready, b"r")
         os.read(go, 1)
-        limit = "/proc/sys/user/max_user_namespaces"
-        _write(limit, "0")
-        with contextlib.suppress(FileNotFoundError):  # a kernel without inotify
-            _write("/proc/sys/user/max_inotify_instances", str(inotify))
-        with open(limit, encoding="ascii") as check:
-            os.write(ready, b"c" if check.read().strip() == "0" else b"x")
+        os.write(ready, b"c" if holder.close() else b"x")
         os.read(go, 1)
     except OSError:
         os.write(ready, b"x")
     finally:
         os._exit(0)
+
+
+def _counted_limits(*, mapped: bool) -> tuple[tuple[int, int], ...]:
+    """Limits, as (``RLIMIT_*``, amount), of what the kernel counts for a user and not for a sandbox.
+
+    As an ordinary user all sandboxes are that user to it. Of POSIX queues the user has 819,200 bytes, which is nine
+    queues of the usual size: they would be gone at once, so there are none.
+    """
+    shared = (resource.RLIMIT_MEMLOCK, _LOCKED), (resource.RLIMIT_SIGPENDING, _SIGNALS)
+    return shared if mapped else (*shared, (resource.RLIMIT_MSGQUEUE, 0))
+
+
+def _at_most(amount: int, hard: int) -> int:
+    return amount if hard == resource.RLIM_INFINITY else min(amount, hard)
 
 
 def act_as_owner(identity: Identity) -> None:
@@ -288,6 +389,9 @@ def become_inner_root(identity: Identity) -> None:
     Raises:
         OSError: the kernel refused.
     """
+    for kind, amount in _counted_limits(mapped=identity.mapped):
+        amount = _at_most(amount, resource.getrlimit(kind)[1])
+        resource.setrlimit(kind, (amount, amount))
     sc.setns(identity.userns_fd, sc.CLONE_NEWUSER)
     if identity.groups:  # with one id that nobody privileged has mapped, the kernel forbids setgroups(2)
         os.setgroups([])

@@ -16,6 +16,8 @@ from dataclasses import dataclass, fields
 
 INOTIFY = 32
 """Inotify instances of one sandbox by default; the kernel's default for all of a user is 128 (inotify(7))."""
+PROCESSES = 1032
+"""Processes of one sandbox by default, pid 1 and workers included."""
 
 ROOT = "root"
 """Scratch path of the sandbox's future root directory."""
@@ -230,6 +232,7 @@ class Plan:
         lifetime: milliseconds after which it ends by itself; 0: never.
         memory: bytes that pid 1 watches over, where no control group does; 0: none.
         inotify: inotify instances of its user namespace.
+        processes: processes of all its ids together, where no control group counts them; 0: no limit.
         group_limits: (name, amount) for its control group (:meth:`.limits.Group.limit`).
     """
 
@@ -240,6 +243,7 @@ class Plan:
     lifetime: int = 0
     memory: int = 0
     inotify: int = INOTIFY
+    processes: int = 0
     group_limits: tuple[tuple[str, int], ...] = ()
 
     def describe(self) -> str:

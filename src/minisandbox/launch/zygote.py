@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from . import init, limits, seccomp
 from . import syscalls as sc
 from .identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges
-from .plan import INOTIFY
+from .plan import INOTIFY, PROCESSES
 
 _MAX_MESSAGE = 1 << 18
 _HOLD = "/sys/kernel"
@@ -126,7 +126,8 @@ class _Zygote:
         mapped = identities.mapped
         usr = mapped and _can_idmap("/usr", identities.make())
         self._sealed = 0
-        self._spare: _Embryo | None = self._fork(_Wish())
+        self._usual = _Wish(nproc=0 if groups else PROCESSES)
+        self._spare: _Embryo | None = self._fork(self._usual)
         self._wants_spare = False
         hello: dict[str, object] = {"event": "hello", "mapped": mapped, "usr_idmap": usr, "ids": identities.count}
         if groups:
@@ -154,7 +155,7 @@ class _Zygote:
         """Make the next embryo while nobody waits for it; where that fails, whoever needs it is told why."""
         self._wants_spare = False
         with contextlib.suppress(OSError):
-            self._spare = self._fork(_Wish())
+            self._spare = self._fork(self._usual)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -233,7 +234,7 @@ class _Zygote:
             plan: what it is to become.
             given: the sandbox's end of its control socket, and its door.
         """
-        if self._spare and wish.fits(_Wish(), many_ids=self._identities.count > 1):
+        if self._spare and wish.fits(self._usual, many_ids=self._identities.count > 1):
             embryo, self._spare, self._wants_spare = self._spare, None, True
         else:
             embryo = self._fork(wish)
@@ -250,7 +251,7 @@ class _Zygote:
 
     def _fork(self, wish: _Wish) -> _Embryo:
         """Fork a process that has namespaces of its own and waits for its plan."""
-        identity = self._identities.make(one_id=wish.one_id, inotify=wish.inotify)
+        identity = self._identities.make(one_id=wish.one_id, inotify=wish.inotify, processes=wish.nproc)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         group: limits.Group | None = None
         try:
@@ -306,6 +307,7 @@ class _Wish:
         network: ``off`` or ``host``.
         one_id: whether it has but one uid, as the files that an ordinary user's builds make.
         inotify: inotify instances.
+        nproc: processes of all its ids together; 0: no limit.
         sealed: numbers of the trees it is made over.
         amounts: (name, amount) of the limits of its control group.
     """
@@ -313,6 +315,7 @@ class _Wish:
     network: str = "off"
     one_id: bool = False
     inotify: int = INOTIFY
+    nproc: int = 0
     sealed: tuple[int, ...] = ()
     amounts: tuple[tuple[str, int], ...] = ()
 
@@ -326,12 +329,13 @@ class _Wish:
         given = dict(word.split("=", 1) for word in words)
         sealed = tuple(int(number) for number in given.pop("sealed", "").split(",") if number)
         network, one_id = given.pop("network", "off"), given.pop("ids", "all") == "one"
-        inotify = int(given.pop("inotify", INOTIFY))
-        return cls(network, one_id, inotify, sealed, tuple((name, int(amount)) for name, amount in given.items()))
+        inotify, nproc = int(given.pop("inotify", INOTIFY)), int(given.pop("nproc", 0))
+        amounts = tuple((name, int(amount)) for name, amount in given.items())
+        return cls(network, one_id, inotify, nproc, sealed, amounts)
 
     def fits(self, made: _Wish, *, many_ids: bool) -> bool:
         """Whether an embryo that was made for another wish will do."""
-        ids = self.one_id == made.one_id or not many_ids
+        ids = (self.one_id, self.nproc) == (made.one_id, made.nproc) or not many_ids
         same = (self.network, self.inotify, self.limits_cpu) == (made.network, made.inotify, made.limits_cpu)
         return same and ids
 

@@ -90,7 +90,7 @@ class Launcher:
         """
         network = "host" if plan.network == "host" else "off"  # the way out of an allow-list is no matter of the kernel
         words = [f"network={network}", f"ids={'one' if one_id else 'all'}", f"inotify={plan.inotify}"]
-        words.append(f"sealed={','.join(map(str, sealed))}")
+        words += (f"nproc={plan.processes}", f"sealed={','.join(map(str, sealed))}")
         words += (f"{name}={amount}" for name, amount in plan.group_limits)
         _, pidfd = self._ask(("create", *words), plan.to_json(), (control.fileno(), door.fileno()))
         return pidfd

@@ -88,7 +88,8 @@ def make_plan(request: Request) -> p.Plan:
     watched = limits.memory if limits.memory is not None and not _grouped(by, "memory") else 0
     return p.Plan(
         operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
-        limits.inotify, tuple(_group_limits(limits, by)),
+        limits.inotify, 0 if _grouped(by, "processes") else limits.processes + _OWN_PROCESSES,
+        tuple(_group_limits(limits, by)),
     )  # fmt: skip
 
 
