@@ -29,4 +29,17 @@ class Hole:
         return (not self.ordinary or os.geteuid() != 0) and (not self.many or ids > 1) and os.path.exists(self.needs)
 
 
-UNHOLES = {hole.probe: hole for hole in KNOWN}
+UNCOUNTED = "without control groups the watchdog counts no shared memory, and RLIMIT_DATA does not either"
+KNOWN = (
+    Hole("files-lock-of-the-host", "/usr is bound, not an overlay: its locks are the host's", ordinary=True),
+    Hole("limit-giant-sparse-file", "Limits.file_size is none by default"),
+    Hole("limit-memory-shared-with-nobody", UNCOUNTED),
+    Hole("limit-memory-of-files-without-names", UNCOUNTED),
+    Hole("limit-memory-that-is-shared", UNCOUNTED),
+    Hole("limit-memory-of-sockets", "without control groups nobody counts the kernel's own memory"),
+)  # fmt: skip
+SHARED = {
+    "descriptors": "of those under way the kernel has one count for the user, and no limit but each sender's own",
+}
+"""The same of what an ordinary user's sandboxes use up for others' commands and the user's programs (test_shared.py)."""
+HOLES = {hole.probe: hole for hole in KNOWN}

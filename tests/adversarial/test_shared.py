@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+from tests.adversarial.open import SHARED
 
 from minisandbox.errors import HostError
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import shut_down
-from minisandbox.types import ImageSpec, Output
+from minisandbox.types import ImageSpec, Network, Output
 
 pytestmark = pytest.mark.kernel
 
@@ -98,7 +100,7 @@ if len(sys.argv) > 1:
             libc.shmctl(number, 0, None)
     sys.exit()
 reader, writer = os.pipe()
-for uid in range(2000, 2100):
+for uid in (0, *range(2000, 2100)):
     if os.fork() == 0:
         with contextlib.suppress(OSError):  # there may be but one id
             os.setresuid(uid, uid, uid)
@@ -109,7 +111,7 @@ for uid in range(2000, 2100):
         os.write(writer, b"%%d\\n" %% count)
         time.sleep(600)
 text = b""
-while text.count(b"\\n") < 100:
+while text.count(b"\\n") < 101:
     text += os.read(reader, 4096)
 print(sum(map(int, text.split())), flush=True)
 time.sleep(600)
@@ -142,8 +144,13 @@ def test_what_one_uses_up_others_still_have(spec: ImageSpec, what: str) -> None:
         first = next(iter(process.events()))
         assert isinstance(first, Output)
         assert first.stream == "stdout", first.data
-        wrong = list(missed_by(other, spec, script, before))
+        wrong = list(missed_by(other, script, before))
+        made = list(cannot_be_used(spec))
         process.close()
+    assert made == [], f"after {first.data!r}"
+    if what in SHARED and os.geteuid() != 0:
+        assert wrong, "this hole is closed: take its line out of open.py"
+        pytest.xfail(SHARED[what])
     assert wrong == [], f"after {first.data!r}"
 
 
@@ -152,19 +159,25 @@ def taken_by(box: Sandbox, script: str) -> int:
     return int(box.exec(["python3", "-c", script, str(A_FEW)], cwd="/tmp", timeout=60).check().stdout)
 
 
-def missed_by(other: Sandbox, spec: ImageSpec, script: str, before: int) -> Iterator[str]:
-    """Who cannot get a little of it: another sandbox, its owner, or a sandbox that is yet to be made."""
-    try:
-        if (got := taken_by(other, script)) < before:
-            yield f"another sandbox got {got} of {before}"
-    except HostError as error:
-        yield f"another sandbox: {error}"
+def missed_by(other: Sandbox, script: str, before: int) -> Iterator[str]:
+    """Who cannot get a little of it: another sandbox, or its owner."""
+    if (got := taken_by(other, script)) < before:
+        yield f"another sandbox got {got} of {before}"
     command = [sys.executable, "-c", script, str(A_FEW)]
     owner = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     if int(owner.stdout) < A_FEW:
         yield f"the owner got {owner.stdout}"
+
+
+def cannot_be_used(spec: ImageSpec) -> Iterator[str]:
+    """What does not work of a sandbox that is made now: every way in which descriptors go back and forth."""
     try:
-        with Sandbox.create(spec) as new:
+        with Sandbox.create(spec, network=Network.allow("localhost")) as new:
             new.exec("true", timeout=20).check()
+            with new.start(["sleep", "60"], lifetime="sandbox") as process:
+                process.kill()
+            new.files.write_text("/tmp/kept", "text")
+            with new.fork(1)[0] as fork:
+                fork.exec("test -e /tmp/kept", timeout=20).check()
     except HostError as error:
-        yield f"a new sandbox: {error}"
+        yield str(error)

@@ -18,7 +18,7 @@ from pathlib import Path
 from minisandbox.errors import HostError, SandboxCreationError
 from minisandbox.host import reaper
 from minisandbox.launch.plan import Plan
-from minisandbox.sandbox import companion
+from minisandbox.sandbox import companion, rights
 
 _DOCTOR = "run 'minisandbox doctor': it tries each kernel feature and names the fix"
 # The path of the package goes by stdin: a command line would show a host path inside every sandbox.
@@ -124,10 +124,9 @@ class Launcher:
     def _ask(self, words: Sequence[str], body: bytes, descriptors: Sequence[int]) -> tuple[dict[str, object], int]:
         """One request and its answer, with the descriptor that came along, or -1."""
         self.flush()
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
         with self._lock:
             try:
-                self._connection.sendmsg([" ".join(words).encode() + b"\n" + body], [rights])
+                rights.send(self._connection, " ".join(words).encode() + b"\n" + body, descriptors)
                 return self._receive()
             except OSError as error:
                 if isinstance(error, HostError):
