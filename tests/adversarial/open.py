@@ -32,7 +32,6 @@ class Hole:
 UNCOUNTED = "without control groups the watchdog counts no shared memory, and RLIMIT_DATA does not either"
 KNOWN = (
     Hole("files-lock-of-the-host", "/usr is bound, not an overlay: its locks are the host's", ordinary=True),
-    Hole("limit-giant-sparse-file", "Limits.file_size is none by default"),
     Hole("limit-memory-shared-with-nobody", UNCOUNTED),
     Hole("limit-memory-of-files-without-names", UNCOUNTED),
     Hole("limit-memory-that-is-shared", UNCOUNTED),
@@ -41,5 +40,5 @@ KNOWN = (
 SHARED = {
     "descriptors": "of those under way the kernel has one count for the user, and no limit but each sender's own",
 }
-"""The same of what an ordinary user's sandboxes use up for others' commands and the user's programs (test_shared.py)."""
+"""What an ordinary user's sandboxes use up for the commands of others and for the user's programs (test_shared.py)."""
 HOLES = {hole.probe: hole for hole in KNOWN}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,18 @@ def test_a_full_disk_and_too_much_output_are_named(spec: ImageSpec, mechanism: s
         assert box.exec("head -c 1M /dev/zero").limits_hit == ("output",)
         assert box.exec("i=0; while : > /testbed/$((i++)); do :; done 2>/dev/null", timeout=60).limits_hit == ("disk",)
         assert box.exec("rm -rf /testbed; echo fine").limits_hit == ()
+
+
+def test_a_file_larger_than_allowed_is_named(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=Limits(file_size="1M")) as box:
+        assert box.exec("head -c 1M /dev/zero > /testbed/big").limits_hit == ()
+        result = box.exec("head -c 2M /dev/zero > /testbed/big")
+        assert (result.signal, result.limits_hit) == (signal.SIGXFSZ, ("file_size",))
+    with Sandbox.create(spec) as box:
+        assert box.exec("truncate -s 60G /testbed/sparse").ok
+        assert box.exec("truncate -s 1T /testbed/sparse").limits_hit == ("file_size",)
+    with Sandbox.create(spec, limits=Limits(file_size=None)) as box:
+        assert box.exec("truncate -s 1T /testbed/sparse").ok
 
 
 def test_shells_and_processes_tell_too(spec: ImageSpec, mechanism: str) -> None:

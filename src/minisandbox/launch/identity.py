@@ -390,8 +390,8 @@ def become_inner_root(identity: Identity) -> None:
         OSError: the kernel refused.
     """
     for kind, amount in _counted_limits(mapped=identity.mapped):
-        amount = _at_most(amount, resource.getrlimit(kind)[1])
-        resource.setrlimit(kind, (amount, amount))
+        most = _at_most(amount, resource.getrlimit(kind)[1])
+        resource.setrlimit(kind, (most, most))
     sc.setns(identity.userns_fd, sc.CLONE_NEWUSER)
     if identity.groups:  # with one id that nobody privileged has mapped, the kernel forbids setgroups(2)
         os.setgroups([])

@@ -232,7 +232,7 @@ class Plan:
         lifetime: milliseconds after which it ends by itself; 0: never.
         memory: bytes that pid 1 watches over, where no control group does; 0: none.
         inotify: inotify instances of its user namespace.
-        processes: processes of all its ids together, where no control group counts them; 0: no limit.
+        processes: processes of all its ids together, where no control group counts them.
         group_limits: (name, amount) for its control group (:meth:`.limits.Group.limit`).
     """
 
@@ -243,7 +243,7 @@ class Plan:
     lifetime: int = 0
     memory: int = 0
     inotify: int = INOTIFY
-    processes: int = 0
+    processes: int = PROCESSES
     group_limits: tuple[tuple[str, int], ...] = ()
 
     def describe(self) -> str:

@@ -31,6 +31,7 @@ _BOOTSTRAP = (
 _START_TIMEOUT = 30.0
 ONE_ID = "MINISANDBOX_ONE_ID"
 """Environment variable: 1 keeps an ordinary user's sandboxes from using subordinate ids."""
+BY_RLIMIT = "rlimit"
 NO_GROUPS = "MINISANDBOX_NO_CGROUPS"
 """Environment variable: 1 keeps sandboxes out of control groups."""
 
@@ -90,7 +91,9 @@ class Launcher:
         """
         network = "host" if plan.network == "host" else "off"  # the way out of an allow-list is no matter of the kernel
         words = [f"network={network}", f"ids={'one' if one_id else 'all'}", f"inotify={plan.inotify}"]
-        words += (f"nproc={plan.processes}", f"sealed={','.join(map(str, sealed))}")
+        words.append(f"sealed={','.join(map(str, sealed))}")
+        if self.enforcement["processes"] == BY_RLIMIT:
+            words.append(f"nproc={plan.processes}")
         words += (f"{name}={amount}" for name, amount in plan.group_limits)
         _, pidfd = self._ask(("create", *words), plan.to_json(), (control.fileno(), door.fileno()))
         return pidfd
@@ -178,7 +181,7 @@ def enforcement(groups: object) -> dict[str, str]:
     Args:
         groups: what the zygote says about control groups, or None.
     """
-    held = {"memory": "watchdog", "processes": "rlimit"}
+    held = {"memory": "watchdog", "processes": BY_RLIMIT}
     if isinstance(groups, dict):
         by = f"cgroup v{groups['version']}"
         names = {"memory": "memory", "pids": "processes", "cpu": "cpu"}

@@ -39,7 +39,6 @@ class Request:
         upper: host directory that takes the writes, or None for memory.
         writable_usr: whether the host's ``/usr`` can be idmapped and so be shown copy-on-write.
         sealed: how many sealed trees lie over the image.
-        lifetime: seconds after which it ends by itself, or None.
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
     """
 
@@ -51,7 +50,6 @@ class Request:
     upper: Path | None
     writable_usr: bool
     sealed: int = 0
-    lifetime: float | None = None
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -83,13 +81,12 @@ def make_plan(request: Request) -> p.Plan:
         *_mounts(request.mounts),
         p.Enter(p.ROOT),
     )
-    lifetime = 0 if request.lifetime is None else max(1, int(request.lifetime * 1000))
     limits, by = request.limits, request.enforcement
+    lifetime = 0 if limits.lifetime is None else max(1, int(limits.lifetime * 1000))
     watched = limits.memory if limits.memory is not None and not _grouped(by, "memory") else 0
     return p.Plan(
         operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
-        limits.inotify, 0 if _grouped(by, "processes") else limits.processes + _OWN_PROCESSES,
-        tuple(_group_limits(limits, by)),
+        limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
     )  # fmt: skip
 
 
