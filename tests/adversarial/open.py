@@ -31,7 +31,6 @@ class Hole:
 
 UNCOUNTED = "without control groups the watchdog counts no shared memory, and RLIMIT_DATA does not either"
 KNOWN = (
-    Hole("files-lock-of-the-host", "/usr is bound, not an overlay: its locks are the host's", ordinary=True),
     Hole("limit-memory-shared-with-nobody", UNCOUNTED),
     Hole("limit-memory-of-files-without-names", UNCOUNTED),
     Hole("limit-memory-that-is-shared", UNCOUNTED),

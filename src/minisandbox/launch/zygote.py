@@ -125,11 +125,13 @@ class _Zygote:
         self._live: dict[int, tuple[Identity, limits.Group | None]] = {}
         mapped = identities.mapped
         usr = mapped and _can_idmap("/usr", identities.make())
+        layered = usr or self._can_layer("/usr")
         self._sealed = 0
         self._usual = _Wish(nproc=0 if groups else PROCESSES)
         self._spare: _Embryo | None = self._fork(self._usual)
         self._wants_spare = False
-        hello: dict[str, object] = {"event": "hello", "mapped": mapped, "usr_idmap": usr, "ids": identities.count}
+        hello: dict[str, object] = {"event": "hello", "mapped": mapped, "ids": identities.count}
+        hello |= {"usr_idmap": usr, "usr_overlay": layered}
         if groups:
             hello["groups"] = {"version": groups.places.version, "controllers": sorted(groups.places.controllers)}
         connection.send(json.dumps(hello).encode())
@@ -202,6 +204,21 @@ class _Zygote:
         os.mkdir(f"{_HOLD}/{self._sealed}")
         self._mount_at(os.dup(tree), f"{_HOLD}/{self._sealed}")
         return self._sealed
+
+    def _can_layer(self, path: str) -> bool:
+        """Whether a directory can be a layer of an overlay; not if mounts below it are not ours (mount_namespaces(7))."""
+        self._mount_at(sc.new_filesystem("tmpfs", 0), _HOLD)  # without an upper there must be two
+        fs = sc.fsopen("overlay")
+        try:
+            sc.fsconfig(fs, "lowerdir", f"{path}:{_HOLD}")
+            sc.fsconfig(fs, "userxattr")
+            os.close(sc.fsmount(fs, 0, "overlay"))
+        except sc.CallError:
+            return False
+        finally:
+            os.close(fs)
+            sc.umount(_HOLD, sc.MNT_DETACH)
+        return True
 
     @staticmethod
     def _mount_at(tree: int, path: str) -> None:

@@ -87,7 +87,8 @@ class Core:
         trees = image.trees() if isinstance(image, Snapshot) else ()
         request = Request(
             base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), "sandbox", upper,
-            controller.launcher.writable_usr, enforcement=controller.launcher.enforcement,
+            controller.launcher.writable_usr, controller.launcher.layered_usr,
+            enforcement=controller.launcher.enforcement,
         )  # fmt: skip
         if upper is not None:
             uppers.prepare(upper)

@@ -61,6 +61,7 @@ class Launcher:
             raise error if isinstance(error, HostError) else HostError(f"the launcher process: {error}") from error
         self.mapped = bool(hello.get("mapped"))
         self.writable_usr = bool(hello.get("usr_idmap"))
+        self.layered_usr = bool(hello.get("usr_overlay"))
         self.ids = int(str(hello.get("ids", 1)))
         self.enforcement = enforcement(hello.get("groups"))
         self._forgotten: deque[int] = deque()

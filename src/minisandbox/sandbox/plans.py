@@ -38,6 +38,7 @@ class Request:
         hostname: what it is called inside.
         upper: host directory that takes the writes, or None for memory.
         writable_usr: whether the host's ``/usr`` can be idmapped and so be shown copy-on-write.
+        layered_usr: whether it can be shown through an overlay at all.
         sealed: how many sealed trees lie over the image.
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
     """
@@ -49,6 +50,7 @@ class Request:
     hostname: str
     upper: Path | None
     writable_usr: bool
+    layered_usr: bool = True
     sealed: int = 0
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
@@ -138,7 +140,7 @@ def _takes(request: Request) -> Iterator[p.Take | p.Given]:
         yield p.Given(number, f"s{number}")
     if request.image.host_usr:
         owners = "image" if request.writable_usr else "host"
-        yield p.Take("/usr", "usr", owners=owners, recursive=not request.writable_usr)
+        yield p.Take("/usr", "usr", owners=owners, recursive=not request.layered_usr)
         for name in _real_directories():
             yield p.Take(f"/{name}", name, owners="host", recursive=True)
     if request.upper is not None:
@@ -208,10 +210,14 @@ def _tmp(request: Request) -> Iterator[p.Operation]:
 def _usr(request: Request) -> Iterator[p.Operation]:
     for name in _real_directories():
         yield p.Attach(f"root/{name}", slot=name)
-    if not request.writable_usr:
+    if not request.layered_usr:
         yield p.Attach("root/usr", slot="usr")
         return
     yield p.Attach("layers/usr", slot="usr")
+    if not request.writable_usr:  # file locks and inotify are about an overlay's own inodes, not about the host's
+        yield p.Directory("no-usr")
+        yield p.Overlay("root/usr", ("layers/usr", "no-usr"), "", "")
+        return
     changed = (f"layers/{slot}/usr" for slot in _usr_layers(request.image))
     lowers = (*_sealed(request, "usr"), *changed, "layers/usr")
     if request.upper is not None:
