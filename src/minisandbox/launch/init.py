@@ -53,6 +53,8 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
         if network == "off":
             _raise_loopback()
+        else:  # abstract sockets belong to the network namespace; before the first fork, or each worker had its own
+            sc.scope_abstract_sockets()
     except OSError as error:
         failure = error
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

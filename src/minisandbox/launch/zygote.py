@@ -206,7 +206,7 @@ class _Zygote:
         return self._sealed
 
     def _can_layer(self, path: str) -> bool:
-        """Whether a directory can be a layer of an overlay; not if mounts below it are not ours (mount_namespaces(7))."""
+        """Whether a directory can be a layer of an overlay: not where mounts lie below it that are not ours."""
         self._mount_at(sc.new_filesystem("tmpfs", 0), _HOLD)  # without an upper there must be two
         fs = sc.fsopen("overlay")
         try:
