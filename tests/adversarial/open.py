@@ -29,11 +29,7 @@ class Hole:
         return (not self.ordinary or os.geteuid() != 0) and (not self.many or ids > 1) and os.path.exists(self.needs)
 
 
-UNCOUNTED = "without control groups the watchdog counts no shared memory, and RLIMIT_DATA does not either"
 KNOWN = (
-    Hole("limit-memory-shared-with-nobody", UNCOUNTED),
-    Hole("limit-memory-of-files-without-names", UNCOUNTED),
-    Hole("limit-memory-that-is-shared", UNCOUNTED),
     Hole("limit-memory-of-sockets", "without control groups nobody counts the kernel's own memory"),
 )  # fmt: skip
 SHARED = {

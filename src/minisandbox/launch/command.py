@@ -126,8 +126,8 @@ class Leader:
         }
 
     def _hits(self, status: int) -> list[str]:
-        """The limits that it ran into; of a file's size there is no counter but the signal (setrlimit(2))."""
-        too_large = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXFSZ and not self.timed_out
+        """The limits that it ran into; of a file's size there is but the signal, which a shell tells by its status."""
+        too_large = status in (signal.SIGXFSZ, 128 + signal.SIGXFSZ << 8)
         return [*(self.ledger.hits() if self.ledger else ()), *((FILE_SIZE,) if too_large else ())]
 
 

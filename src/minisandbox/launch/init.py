@@ -75,7 +75,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         sc.prctl(sc.PR_SET_DUMPABLE, 0)
-        seccomp.install()
+        seccomp.install(watched=bool(numbers.get(maker.MEMORY)))
     except OSError as error:
         maker.report(_CONTROL, error, "enter its user namespace")
         os._exit(1)
@@ -158,8 +158,8 @@ class _Init:
             events = dict(self._poll.poll(self._patience()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 os._exit(0)
-            if self._memory and watchdog.enforce(self._memory, self._workers | {os.getpid()}):
-                self._ledger.note_memory()
+            if self._memory:
+                watchdog.enforce(self._memory, self._workers | {os.getpid()}, self._ledger)
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()

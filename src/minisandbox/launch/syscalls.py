@@ -70,6 +70,7 @@ _SYS_MOUNT_SETATTR = 442
 _SYS_LANDLOCK_CREATE_RULESET = 444
 _SYS_LANDLOCK_RESTRICT_SELF = 446
 _LANDLOCK_VERSION = 1
+_IPC_RMID = 0
 _SCOPE_ABSTRACT_UNIX_SOCKET = 1
 SCOPED_ABI = 6
 """The first version of Landlock that scopes abstract sockets: that of Linux 6.12."""
@@ -314,6 +315,12 @@ def scope_abstract_sockets() -> bool:
     finally:
         os.close(ruleset)
     return True
+
+
+def remove_kept_memory(kind: str, number: int) -> None:
+    """shmctl(2), msgctl(2), semctl(2): remove a System V object: ``shm``, ``msg`` or ``sem``."""
+    rest = (c_int(0), c_int(_IPC_RMID)) if kind == "sem" else (c_int(_IPC_RMID), None)
+    _checked(getattr(_libc, f"{kind}ctl")(c_int(number), *rest), f"{kind}ctl", number)
 
 
 def overwrite_arguments(name: str) -> None:
