@@ -75,7 +75,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         sc.prctl(sc.PR_SET_DUMPABLE, 0)
-        seccomp.install(watched=bool(numbers.get(maker.MEMORY)))
+        seccomp.install()
     except OSError as error:
         maker.report(_CONTROL, error, "enter its user namespace")
         os._exit(1)

@@ -62,7 +62,7 @@ def main(
             _hand_out_listener(control)
         _keep_only(control, door, notes[0], init.fileno(), *notes[1].descriptors)
         step = "install the system-call filter"
-        seccomp.install(watched=bool(plan.memory))
+        seccomp.install()
         seccomp.verify()
     except (OSError, ValueError) as error:
         report(control, error, step)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from . import seccomp_bpf as bpf
-from .seccomp_rules import ALLOW, UNCOUNTED, Rule, rules_by_name
+from .seccomp_rules import ALLOW, Rule, rules_by_name
 from .seccomp_tables import NEWEST, known_calls
 from .syscalls import CallError
 
@@ -86,29 +86,26 @@ def calls(architecture: str | None = None) -> tuple[Call, ...]:
     return tuple(Call(number, name, rules[name]) for number, name in sorted(known.items()))
 
 
-def assemble(architecture: str | None = None, *, watched: bool = False) -> bytes:
+def assemble(architecture: str | None = None) -> bytes:
     """The filter as the kernel takes it: an array of struct sock_filter. Made once for each architecture.
 
     Args:
         architecture: ``x86_64`` or ``aarch64``; None is this process's.
-        watched: whether a limit of memory is held by looking (:mod:`.watchdog`), and not by the kernel.
 
     Raises:
         ValueError: as :func:`calls`.
     """
-    return _assemble(architecture or machine(), watched)
+    return _assemble(architecture or machine())
 
 
 @cache
-def _assemble(architecture: str, watched: bool) -> bytes:
-    return bpf.whole(AUDIT_ARCHITECTURES[architecture], list(_pieces(architecture, watched=watched)), UNKNOWN)
+def _assemble(architecture: str) -> bytes:
+    return bpf.whole(AUDIT_ARCHITECTURES[architecture], list(_pieces(architecture)), UNKNOWN)
 
 
-def _pieces(architecture: str, *, watched: bool) -> Iterator[tuple[int, bpf.Code]]:
+def _pieces(architecture: str) -> Iterator[tuple[int, bpf.Code]]:
     """What is done from which number on; numbers in a row that meet the same end are one piece."""
     codes = {call.number: bpf.check_arguments(call.rule.clauses, call.rule.verdict) for call in calls(architecture)}
-    if watched:
-        codes |= {call.number: bpf.decide(UNKNOWN) for call in calls(architecture) if call.name in UNCOUNTED}
     previous: bpf.Code = []
     for number in range(NEWEST + 2):
         code = codes.get(number) or bpf.decide(UNKNOWN)
@@ -117,7 +114,7 @@ def _pieces(architecture: str, *, watched: bool) -> Iterator[tuple[int, bpf.Code
         previous = code
 
 
-def install(architecture: str | None = None, *, watched: bool = False) -> None:
+def install(architecture: str | None = None) -> None:
     """Put the calling thread, and every process and program that comes from it, under the filter, for good.
 
     It needs no_new_privs (prctl(2)), and nothing is undone by execve(2). Other threads stay as they are: the launcher's
@@ -125,7 +122,6 @@ def install(architecture: str | None = None, *, watched: bool = False) -> None:
 
     Args:
         architecture: the one that the caller expects; None is this process's.
-        watched: as for :func:`assemble`.
 
     Raises:
         ValueError: as :func:`calls`, or this process makes calls of another architecture.
@@ -133,7 +129,7 @@ def install(architecture: str | None = None, *, watched: bool = False) -> None:
     """
     if architecture not in (None, machine()):
         raise ValueError(f"a filter for {architecture} cannot be installed on {machine()}")
-    program = assemble(watched=watched)
+    program = assemble()
     argument = _Filter(len(program) // 8, program)
     if _libc.syscall(_NUMBERS[machine()][0], _SET_MODE_FILTER, _ALLOW_SPECULATION, ctypes.byref(argument)) != 0:
         raise CallError(ctypes.get_errno(), "seccomp", "the sandbox's filter")
@@ -191,7 +187,6 @@ def describe(architecture: str | None = None) -> Iterator[str]:
     refused = len(known) - passed - conditional
     yield f"System calls of {name}: {passed} allowed, {conditional} by their arguments, {refused} refused."
     yield f"Any other number, and any other architecture's convention: {verdict_name(UNKNOWN)}. {size} instructions."
-    yield f"Where no control group holds the memory, {', '.join(UNCOUNTED)} too: {verdict_name(UNKNOWN)}."
     for call in known:
         yield from _describe_call(call)
 

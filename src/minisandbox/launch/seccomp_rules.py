@@ -12,9 +12,6 @@ from dataclasses import dataclass
 
 ALLOW = 0
 """The verdict that lets a call through; every other verdict is the errno it gets."""
-UNCOUNTED = ("memfd_create",)
-"""Calls for memory that no list of /proc shows, refused where the limit of memory is held by looking at /proc. Programs
-then use files of /dev/shm or /tmp, as on kernels before 3.17, and these are within the limit of the disk."""
 
 _LOW = 0xFFFFFFFF
 

@@ -1,8 +1,8 @@
 """A limit of memory where there are no control groups: pid 1 looks at the sandbox's own processes.
 
 It is weaker than the kernel's: between two looks a process can take more. What one process may take is therefore
-limited by RLIMIT_DATA too (:mod:`minisandbox.sandbox.plans`). What /proc does not tell it cannot count: memory that is
-shared and that nobody has mapped at the moment, and the kernel's own (sockets, pipes, page tables).
+limited by RLIMIT_DATA too (:mod:`minisandbox.sandbox.plans`). What /proc does not tell it cannot count: shared memory
+that nobody has mapped at the moment, and the kernel's own (sockets, pipes, page tables).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .ledger import Ledger
 
 INTERVAL = 0.05
 """Seconds between two looks while commands run."""
-_WHOLE = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
-_SHARE = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
+_OWN = (b"RssAnon:", b"VmSwap:"), (b"Pss_Anon:", b"SwapPss:")
+_COMMON = (b"RssShmem:",), (b"Pss_Shmem:",)
 _MESSAGE, _SEMAPHORE = 64, 64
 """Bytes that the kernel needs for each, besides a message's content (ipc/msgutil.c, ipc/sem.c)."""
 
@@ -32,10 +32,13 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
         spared: our own.
         ledger: told before anything ends: a worker asks it as soon as its command has ended.
     """
-    pids, kept = _processes(), list(_kept())
-    outside = sum(thing.size for thing in kept)
-    # first the quick look, in which what several share counts for each
-    if sum(map(_whole, pids)) + outside <= limit or sum(map(_share, pids)) + outside <= limit:
+    pids, kept = _processes(), sum(thing.size for thing in _kept())
+    # first a quick look, in which what several share counts for each, and everybody's shared memory is the sandbox's
+    quick = sum(_sum(f"/proc/{pid}/status", _OWN[0]) or 0 for pid in pids)
+    if quick + kept + (_sum("/proc/meminfo", (b"Shmem:",)) or 0) <= limit:
+        return
+    own = sum(_share(pid, _OWN) for pid in pids)
+    if own + kept + max(sum(_share(pid, _COMMON) for pid in pids), _nameless(pids)) <= limit:
         return
     ledger.note_memory()
     for _ in range(2):  # one that was being forked shows the second time
@@ -50,18 +53,28 @@ def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _whole(pid: int) -> int:
-    """Bytes that a process has, shared ones too, but those of files (proc_pid_status(5))."""
-    return _sum(f"/proc/{pid}/status", _WHOLE) or 0
-
-
-def _share(pid: int) -> int:
-    """The same, with its share only of what it has in common with others, copies on write above all.
+def _share(pid: int, names: tuple[tuple[bytes, ...], tuple[bytes, ...]]) -> int:
+    """Bytes of a process; of what it has in common with others, such as copies on write, its share only.
 
     Not every process shows that: one that is not dumpable, or another user's, counts as a whole.
     """
-    share = _sum(f"/proc/{pid}/smaps_rollup", _SHARE)
-    return _whole(pid) if share is None else share
+    whole, share = names
+    found = _sum(f"/proc/{pid}/smaps_rollup", share)
+    return _sum(f"/proc/{pid}/status", whole) or 0 if found is None else found
+
+
+def _nameless(pids: list[int]) -> int:
+    """Bytes of files in memory that have no names (memfd_create(2)), mapped or not."""
+    sizes: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or does not show them
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{name}"
+                with contextlib.suppress(OSError):  # just closed
+                    if os.readlink(path).startswith("/memfd:"):
+                        status = os.stat(path)
+                        sizes[status.st_ino] = status.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _sum(path: str, names: tuple[bytes, ...]) -> int | None:

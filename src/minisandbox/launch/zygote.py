@@ -49,7 +49,6 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     sc.overwrite_arguments("minisandbox-launcher")  # reads /proc, which the first process loses below
     try:
         seccomp.assemble()
-        seccomp.assemble(watched=True)
         sc.join_new_session_keyring()
         identities = _enter_namespaces(connection, lock_directory, mappers)
         zygote = _Zygote(connection, controller, identities, _make_groups(owner))
