@@ -22,10 +22,11 @@ _MOST = 1 << 62
 _MOST_CHARACTERS = 0xFFFF
 _MOST_CPUS = 100_000
 _FEWEST_FILES = 16
-_LEAST_MEMORY = 16 * MiB
-LIMITS_HIT = ("memory", "processes", "disk", "output")
-"""What :attr:`ExecResult.limits_hit` can name."""
 """Open files without which a sandbox's own processes cannot start a command."""
+_LEAST_MEMORY = 16 * MiB
+_LONGEST_LIFETIME = 1e8
+LIMITS_HIT = ("memory", "processes", "disk", "file_size", "output")
+"""What :attr:`ExecResult.limits_hit` can name."""
 
 _MOST_HOSTS = 512
 _LONGEST_NAME = 253
@@ -70,9 +71,12 @@ class Limits:
         disk: bytes that all writes together may take (the size of the tmpfs upper, ``/tmp`` and ``/dev/shm`` included).
         processes: how many processes and threads may exist at once.
         open_files: open descriptors per process, at least 16.
-        file_size: bytes of one file, or None for no limit of its own.
+        file_size: bytes that one file may seem to have, holes included, in memory (memfd_create(2)) as on the disk;
+            whoever goes beyond is ended by SIGXFSZ, or meets EFBIG. None: no limit.
         output: bytes kept of each of a command's stdout and stderr (half from the head, half from the tail).
         inotify: inotify instances that may exist at once.
+        lifetime: seconds after which it ends by itself, whatever happens to its owner. None: when it is stopped, or the
+            process that made it ends.
     """
 
     memory: int | None
@@ -83,6 +87,7 @@ class Limits:
     file_size: int | None
     output: int
     inotify: int
+    lifetime: float | None
 
     def __init__(
         self,
@@ -92,9 +97,10 @@ class Limits:
         disk: int | str = 2 * GiB,
         processes: int = 1024,
         open_files: int = 4096,
-        file_size: int | str | None = None,
+        file_size: int | str | None = 64 * GiB,
         output: int | str = MiB,
         inotify: int = 32,
+        lifetime: float | None = None,
     ) -> None:
         for name, count in (("processes", processes), ("open_files", open_files), ("inotify", inotify)):
             if type(count) is not int or not 1 <= count <= _MOST:  # True is an int too
@@ -111,10 +117,13 @@ class Limits:
             raise InvalidValue(f"Limits.memory is {memory!r}", hint="give 16M or more, or None for no limit")
         if cpu is not None and not 0.01 <= cpu <= _MOST_CPUS:  # NaN fails too
             raise InvalidValue(f"Limits.cpu is {cpu!r}", hint="give 0.01 or more CPUs, or None for no limit")
+        if lifetime is not None and not 0 < lifetime <= _LONGEST_LIFETIME:  # NaN fails too
+            raise InvalidValue(f"Limits.lifetime is {lifetime!r}", hint="give a positive number of seconds, or None")
         put = object.__setattr__
         put(self, "memory", None if memory is None else parse_size(memory))
         put(self, "cpu", None if cpu is None else float(cpu))
         put(self, "inotify", inotify)
+        put(self, "lifetime", None if lifetime is None else float(lifetime))
         put(self, "disk", parse_size(disk))
         put(self, "processes", processes)
         put(self, "open_files", open_files)
@@ -295,7 +304,8 @@ class ExecResult:
         usage: CPU and memory of the leader and the children it waited for.
         left_running: background processes of the command that were alive when its leader ended.
         limits_hit: which of the sandbox's limits refused something while it ran: ``memory`` (processes were killed for
-            it), ``processes`` (a fork failed; told where control groups count it), ``disk`` (it is full), ``output``.
+            it), ``processes`` (a fork failed; told where control groups count it), ``disk`` (it is full), ``file_size``
+            (SIGXFSZ ended it, or a shell says so of its last command by status 153), ``output``.
     """
 
     command: str | tuple[str, ...]

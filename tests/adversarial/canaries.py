@@ -82,6 +82,7 @@ def planted() -> Iterator[Canaries]:
         _plant_files(made, stack)
         _plant_file_of_usr(made, stack)
         _plant_process(made, stack)
+        _plant_use(stack)
         _plant_services(made, stack)
         _plant_objects(made, stack)
         _plant_key(made, stack)
@@ -133,6 +134,20 @@ def _plant_file_of_usr(made: Canaries, stack: contextlib.ExitStack) -> None:
     with contextlib.suppress(BlockingIOError):  # somebody else runs this suite: that lock does as well
         fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
     made.told |= {"lock_file": LOCKED, "lease_file": "/usr/bin/true", "host_devices": [os.stat("/usr/bin").st_dev]}
+
+
+def _plant_use(stack: contextlib.ExitStack) -> None:
+    """Somebody on the host who opens a program again and again."""
+    over = threading.Event()
+
+    def use() -> None:
+        while not over.wait(0.05):
+            os.close(os.open(LOCKED, os.O_RDONLY | os.O_CLOEXEC))
+
+    user = threading.Thread(target=use, daemon=True)
+    user.start()
+    stack.callback(user.join)
+    stack.callback(over.set)
 
 
 def _plant_process(made: Canaries, stack: contextlib.ExitStack) -> None:

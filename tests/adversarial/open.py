@@ -29,22 +29,11 @@ class Hole:
         return (not self.ordinary or os.geteuid() != 0) and (not self.many or ids > 1) and os.path.exists(self.needs)
 
 
-UNCOUNTED = "without control groups the watchdog counts no shared memory, and RLIMIT_DATA does not either"
 KNOWN = (
-    Hole("files-lock-of-the-host", "/usr is bound, not an overlay: its locks are the host's", ordinary=True),
-    Hole("limit-giant-sparse-file", "Limits.file_size is none by default"),
-    Hole("limit-memory-shared-with-nobody", UNCOUNTED),
-    Hole("limit-memory-of-files-without-names", UNCOUNTED),
-    Hole("limit-memory-that-is-shared", UNCOUNTED),
     Hole("limit-memory-of-sockets", "without control groups nobody counts the kernel's own memory"),
-    Hole("limit-processes-of-other-ids", "without control groups RLIMIT_NPROC counts each id for itself", many=True),
 )  # fmt: skip
-COUNTED = "the kernel counts it for the maker of the user namespace too, whose limit the sandbox has"
-SHARED = (
-    Hole("signals", COUNTED),
-    Hole("queues", COUNTED),
-    Hole("descriptors", "Limits.open_files is above the owner's own soft limit: more may be under way",
-         ordinary=True),
-)  # fmt: skip
-"""The same of what sandboxes use up for others (test_shared.py)."""
+SHARED = {
+    "descriptors": "of those under way the kernel has one count for the user, and no limit but each sender's own",
+}
+"""What an ordinary user's sandboxes use up for the commands of others and for the user's programs (test_shared.py)."""
 HOLES = {hole.probe: hole for hole in KNOWN}

@@ -23,7 +23,7 @@ import pytest
 from minisandbox import errors
 from minisandbox.cli import exits
 from minisandbox.sandbox import Sandbox
-from minisandbox.types import ImageSpec
+from minisandbox.types import ImageSpec, Limits
 
 pytestmark = pytest.mark.kernel
 PATIENCE = 60.0
@@ -100,7 +100,7 @@ def test_a_closed_stdin_is_an_empty_one(store: Path) -> None:
 
 
 def test_the_pieces_of_a_run(store: Path) -> None:
-    done = sandbox(store, "run", "--lifetime", "0.5", "--", "sleep", "600")
+    done = sandbox(store, "run", "--limit", "lifetime=0.5", "--", "sleep", "600")
     assert done.returncode == errors.SandboxGone.exit_code, done.stderr
     done = sandbox(store, "run", "--cwd", "/tmp", "--env", "A=1", "--", "sh", "-c", "pwd; echo $A")
     assert done.stdout == b"/tmp\n1\n"
@@ -120,7 +120,7 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path: Path) -> None:
         (("run", "--limit", "disk=x", "--", "true"), "--limit disk=x"),
         (("exec", "box-1", "ls"), "minisandbox sandbox exec box-1 -- ls"),
         (("shell", "--", "ls"), "takes no command"),
-        (("shell", "--lifetime", "3", "box-1"), "--lifetime is for a new sandbox"),
+        (("shell", "--limit", "disk=1M", "box-1"), "--limit is for a new sandbox"),
         (("kill",), "give ids, or --all"),
         (("kill", "--all", "box-1"), "give ids, or --all"),
     ):
@@ -142,7 +142,7 @@ def test_what_is_not_there(store: Path) -> None:
 
 @pytest.fixture(scope="module")
 def live(spec: ImageSpec) -> Iterator[Sandbox]:
-    with Sandbox.create(spec, labels={"test": "cli", "kind": "live"}, lifetime=900) as box:
+    with Sandbox.create(spec, labels={"test": "cli", "kind": "live"}, limits=Limits(lifetime=900)) as box:
         yield box
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path, PurePosixPath
@@ -142,6 +143,33 @@ def test_the_hosts_network_where_it_was_asked_for(spec: ImageSpec) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, Sandbox.create(spec, network=Network.host()) as box:
         script = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]})); print('reached')"
         assert box.exec(["python3", "-c", script], timeout=20).stdout == "reached\n"
+
+
+@pytest.mark.kernel("landlock")
+def test_the_hosts_network_has_no_abstract_sockets_of_the_host(spec: ImageSpec) -> None:
+    knock = "import socket, sys; socket.socket(socket.AF_UNIX, int(sys.argv[2])).connect('\\0' + sys.argv[1])"
+    name = f"minisandbox-test-{os.getpid()}"
+    listen = f"""
+import socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0{name}-own")
+listener.listen()
+print("on", flush=True)
+listener.accept()
+"""
+    with contextlib.ExitStack() as stack:
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            ours = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            ours.bind(f"\0{name}-{int(kind)}")
+            if kind == socket.SOCK_STREAM:
+                ours.listen()
+        box = stack.enter_context(Sandbox.create(spec, network=Network.host()))
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            refused = box.exec(["python3", "-c", knock, f"{name}-{int(kind)}", str(int(kind))], timeout=20)
+            assert "Operation not permitted" in refused.stderr
+        process = stack.enter_context(box.start(["python3", "-c", listen]))
+        next(iter(process.events()))
+        assert box.exec(["python3", "-c", knock, f"{name}-own", "1"], timeout=20).ok  # of another worker's
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,53 @@ def test_a_full_disk_and_too_much_output_are_named(spec: ImageSpec, mechanism: s
         assert box.exec("head -c 1M /dev/zero").limits_hit == ("output",)
         assert box.exec("i=0; while : > /testbed/$((i++)); do :; done 2>/dev/null", timeout=60).limits_hit == ("disk",)
         assert box.exec("rm -rf /testbed; echo fine").limits_hit == ()
+
+
+def test_what_processes_share_counts_once(spec: ImageSpec, mechanism: str) -> None:
+    script = (
+        HOLD.format(size=100 * MiB)
+        + """
+import os
+children = [os.fork() or time.sleep(1) or os._exit(0) for _ in range(6)]
+print([os.waitpid(child, 0)[1] for child in children])
+"""
+    )
+    with Sandbox.create(spec, limits=Limits(memory="256M")) as box:
+        result = box.exec(["python3", "-c", script], timeout=60)
+        assert (result.stdout, result.limits_hit) == ("held\n" + str([0] * 6) + "\n", ())
+
+
+def test_memory_that_outlives_its_makers_is_freed(spec: ImageSpec, mechanism: str) -> None:
+    script = """
+import contextlib, ctypes, os, time
+with contextlib.suppress(OSError):  # there may be but one id
+    os.setresuid(7, 7, 7)
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+for _ in range(4):
+    ctypes.memset(libc.shmat(libc.shmget(0, 100 << 20, 0o1600), None, 0), 1, 100 << 20)
+time.sleep(60)
+"""
+    with Sandbox.create(spec, limits=Limits(memory="256M")) as box:
+        for _ in range(2):
+            assert "memory" in box.exec(["python3", "-c", script], timeout=60).limits_hit
+            if "watchdog" in dict(box.info().enforced).values():  # a control group's killer leaves it to whoever asks
+                assert box.exec("sleep 1; grep -c 104857600 /proc/sysvipc/shm", timeout=60).stdout == "0\n"
+                continue
+            box.exec("ipcrm -a", timeout=60).check()
+
+
+def test_a_file_larger_than_allowed_is_named(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=Limits(file_size="1M")) as box:
+        assert box.exec("head -c 1M /dev/zero > /testbed/big").limits_hit == ()
+        result = box.exec(["dd", "if=/dev/zero", "of=/testbed/big", "bs=2M", "count=2"])
+        assert (result.signal, result.limits_hit) == (signal.SIGXFSZ, ("file_size",))
+        assert box.exec("head -c 2M /dev/zero > /testbed/big").limits_hit == ("file_size",)
+    with Sandbox.create(spec) as box:
+        assert box.exec("truncate -s 60G /testbed/sparse").ok
+        assert box.exec("truncate -s 1T /testbed/sparse").limits_hit == ("file_size",)
+    with Sandbox.create(spec, limits=Limits(file_size=None)) as box:
+        assert box.exec("truncate -s 1T /testbed/sparse").ok
 
 
 def test_shells_and_processes_tell_too(spec: ImageSpec, mechanism: str) -> None:

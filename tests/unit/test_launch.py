@@ -124,6 +124,10 @@ def test_limits_refuse_nonsense() -> None:
         {"disk": 0},  # no limit at all, for a tmpfs
         {"disk": "99999999T"},
         {"file_size": 1 << 63},
+        {"lifetime": 0},
+        {"lifetime": -1.0},
+        {"lifetime": float("nan")},
+        {"lifetime": float("inf")},
     ):
         with pytest.raises(InvalidValue):
             Limits(**options)

@@ -34,6 +34,7 @@ DOCKER_DENIES = """
     unshare uselib userfaultfd ustat vhangup vserver
 """
 STRICTER = """
+    io_setup
     adjtimex clock_adjtime epoll_ctl_old epoll_wait_old fanotify_mark listmount memfd_secret modify_ldt
     name_to_handle_at process_mrelease process_vm_readv process_vm_writev statmount
 """

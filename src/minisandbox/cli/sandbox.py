@@ -119,7 +119,7 @@ def _chosen(args: argparse.Namespace) -> Iterator[Sandbox]:
         with _new(args) as box:
             yield box
         return
-    given = [name for name in ("image", "allow", "limit", "mount", "label", "lifetime") if getattr(args, name)]
+    given = [name for name in ("image", "allow", "limit", "mount", "label") if getattr(args, name)]
     if given:
         raise InvalidValue(f"--{given[0]} is for a new sandbox, {args.id} is a live one", hint="leave out one of them")
     with Sandbox.attach(options.find(args.id).id) as box:
@@ -130,9 +130,7 @@ def _new(args: argparse.Namespace) -> Sandbox:
     limits, labels = options.parse_limits(args.limit), options.parse_pairs(args.label, "--label")
     mounts = [options.parse_mount(text) for text in args.mount]
     network = options.parse_network(args)
-    return Sandbox.create(
-        _image(args.image), limits=limits, network=network, mounts=mounts, labels=labels, lifetime=args.lifetime
-    )
+    return Sandbox.create(_image(args.image), limits=limits, network=network, mounts=mounts, labels=labels)
 
 
 def _image(name: str | None) -> ImageSpec:

@@ -6,17 +6,23 @@ import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.sandbox import live_sandboxes
 from minisandbox.types import Limits, Mount, Network, SandboxInfo, parse_size
 
 # name on the command line -> how its value is read; the names are those of Limits
-_LIMITS: dict[str, Callable[[str], int]] = {
+_LIMITS: dict[str, Callable[[str], int | float]] = {
+    "memory": parse_size,
+    "cpu": float,
     "disk": parse_size,
     "processes": int,
     "open_files": int,
     "file_size": parse_size,
+    "output": parse_size,
+    "inotify": int,
+    "lifetime": float,
 }
 LIMIT_NAMES = ", ".join(_LIMITS)
 
@@ -40,7 +46,6 @@ def add_creation(parser: argparse.ArgumentParser) -> None:
         "--mount", metavar="HOST:INSIDE", action="append", default=[], help="show a host path, read-only"
     )
     add_label(parser, "what to call the sandbox; shown by 'sandbox ls'")
-    parser.add_argument("--lifetime", metavar="SECONDS", type=float, help="end the sandbox after so many seconds")
 
 
 def parse_network(args: argparse.Namespace) -> Network:
@@ -136,7 +141,7 @@ def parse_limits(texts: Iterable[str]) -> Limits:
     Raises:
         InvalidValue: a name is not a limit's, or a value is not one for it.
     """
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}  # each is of its limit's own type
     for text in texts:
         name, value = parse_pair(text, "--limit")
         if name not in _LIMITS:

@@ -92,6 +92,7 @@ def run_checks(store: Path | None = None) -> tuple[Check, ...]:
         surroundings_check("cgroups", surroundings.cgroups(), ("limits on memory and CPU",)),
         surroundings_check("rlimits", surroundings.rlimits(), ("many sandboxes at once",)),
         surroundings_check("inotify", surroundings.inotify(), ("programs that watch files",)),
+        surroundings_check("landlock", surroundings.landlock(), ("Network.host() out of reach of abstract sockets",)),
         *(
             surroundings_check(name, surroundings.program(name), needs)
             for name, needs in (("bash", ("sandbox",)), ("git", ("sandbox", "images")), ("tar", ("image export",)))

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minisandbox.launch import syscalls
+
 from . import fixes
 
 _GIB = 1 << 30
@@ -84,6 +86,15 @@ def inotify() -> Finding:
     if int(instances) < _INSTANCES:
         return Finding("degraded", detail, "sudo sysctl -w fs.inotify.max_user_instances=1024")
     return Finding("ok", detail)
+
+
+def landlock() -> Finding:
+    """Whether Landlock can keep sandboxes with the host's network from its abstract unix sockets."""
+    abi = syscalls.landlock_abi()
+    if abi >= syscalls.SCOPED_ABI:
+        return Finding("ok", f"version {abi}")
+    detail = f"version {abi}" if abi else "not of this kernel, or not switched on"
+    return Finding("degraded", detail, "boot Linux 6.12 or newer, with landlock in its lsm= list")
 
 
 # --- the store -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from . import descendants
 from .capture import Capture
 from .frames import Header
-from .ledger import PROCESSES, Ledger
+from .ledger import FILE_SIZE, PROCESSES, Ledger
 from .spawn import RefusedError, Stdio, spawn
 
 if TYPE_CHECKING:
@@ -122,8 +122,13 @@ class Leader:
             "left_running": left_running,
             "dropped": [0, 0],
             "stdout_size": 0,
-            "hit": self.ledger.hits() if self.ledger else [],
+            "hit": self._hits(self.status),
         }
+
+    def _hits(self, status: int) -> list[str]:
+        """The limits that it ran into; of a file's size there is but the signal, which a shell tells by its status."""
+        too_large = status in (signal.SIGXFSZ, 128 + signal.SIGXFSZ << 8)
+        return [*(self.ledger.hits() if self.ledger else ()), *((FILE_SIZE,) if too_large else ())]
 
 
 class Command:

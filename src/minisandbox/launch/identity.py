@@ -15,14 +15,15 @@ import errno
 import fcntl
 import os
 import pwd
+import resource
 import signal
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import syscalls as sc
-from .plan import INOTIFY
+from .plan import INOTIFY, PROCESSES
 
 RANGE_SIZE = 65536
 BLOCK_START = 0x70000000
@@ -31,6 +32,13 @@ BLOCK_RANGES = 4000
 LOCKS = "ranges"
 """Name of the file whose bytes are locked, one for each range in use."""
 OUTER_ID = 1
+_WATCHES = 8192
+"""Inotify watches of one sandbox; a host user's are 8,192 or more (inotify(7)), and all sandboxes of it share them."""
+
+_SIGNALS = 1024
+"""Pending signals of one sandbox; a host user's are many more, and all sandboxes share them (getrlimit(2))."""
+_LOCKED = 1 << 16
+"""Bytes of locked memory; so many is what everybody may lock before Linux 5.16."""
 
 # CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (DESIGN 4.13; numbers from linux/capability.h)
 CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7))
@@ -51,6 +59,8 @@ class Identity:
         inotify: how many inotify instances there can be in it; a host user's are few, and all sandboxes share them.
         mapped: whether image files must be idmapped to appear as owned by uid 0.
         groups: whether setgroups(2) is allowed in it.
+        creator: the id that creates the namespace, if it creates no other; 0: the caller's own.
+        processes: how many processes all of its ids together can have, where it has a creator; 0: no limit.
         userns_fd: descriptor of the namespace, or -1.
     """
 
@@ -59,6 +69,8 @@ class Identity:
     inotify: int
     mapped: bool
     groups: bool = True
+    creator: int = 0
+    processes: int = 0
     userns_fd: int = -1
 
 
@@ -165,26 +177,31 @@ class Identities:
         self._next = os.getpid() % BLOCK_RANGES
         self._forbidden = tuple(_foreign_ranges()) if mapped else ()
         self._taken: set[int] = set()
+        self._creators = _Creators(count)
         if mapped:
             os.makedirs(lock_directory, 0o700, exist_ok=True)
             self._locks = os.open(f"{lock_directory}/{LOCKS}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def make(self, *, one_id: bool = False, inotify: int = INOTIFY) -> Identity:
+    def make(self, *, one_id: bool = False, inotify: int = INOTIFY, processes: int = PROCESSES) -> Identity:
         """A new identity, with an id range of its own where there are ranges; it has no namespace yet.
 
         Args:
             inotify: how many inotify instances there can be in it.
             one_id: have but one id where the range is not the sandbox's own: what it leaves on a disk then belongs to
                 the caller, who can remove it.
+            processes: how many processes all of its ids together can have, where there are several; 0: no limit.
 
         Raises:
             OSError: no range is free.
         """
         first = self._take_range() if self.mapped else OUTER_ID
-        return Identity(first, self._id_map(first, one_id=one_id), inotify, self.mapped, self.count > 1)
+        creator = first if self.mapped else self._creators.choose(inotify)
+        id_map = self._id_map(first, one_id=one_id)
+        return Identity(first, id_map, inotify, self.mapped, self.count > 1, creator, processes)
 
     def give_back(self, identity: Identity) -> None:
-        """Let another sandbox have the id range of one that has ended."""
+        """Let another sandbox have the id range of one that has ended, or the id that created its namespace."""
+        self._creators.taken.discard(identity.creator)
         if self.mapped:
             index = (identity.first_id - BLOCK_START) // RANGE_SIZE
             self._lock(index, fcntl.F_UNLCK)
@@ -237,6 +254,40 @@ def _foreign_ranges() -> Iterator[tuple[int, int]]:
                 yield int(row[first_field]), int(row[first_field]) + count
 
 
+@dataclass(slots=True)
+class _Creators:
+    """Ids of an outer user namespace that create one sandbox's namespace each.
+
+    What a user namespace's processes use up is counted, whatever ids they have, for the id that created the namespace
+    too (kernel/ucount.c). Where each has a creator of its own, that count is the sandbox's.
+
+    Attributes:
+        count: how many ids there are.
+        taken: those of live sandboxes.
+    """
+
+    count: int
+    taken: set[int] = field(default_factory=set)
+    _inotify: int = 0
+    _last: int = OUTER_ID
+
+    def choose(self, inotify: int) -> int:
+        """An id that is not taken, for a sandbox with so many inotify instances; 0 where there is one id for all."""
+        if self.count == 1:
+            return 0
+        if inotify > self._inotify:
+            proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            _limit_inotify(proc, inotify)
+            os.close(proc)
+            self._inotify = inotify
+        for _ in range(self.count):
+            self._last = self._last + 1 if self._last < self.count else OUTER_ID + 1
+            if self._last not in self.taken:
+                self.taken.add(self._last)
+                return self._last
+        raise OSError(errno.EAGAIN, "every id is in use")
+
+
 def enter_new_namespace(identity: Identity, partner: socket.SocketType, proc: int) -> None:
     """Enter a new user namespace, in which no further one can be made, as its uid 0.
 
@@ -249,21 +300,43 @@ def enter_new_namespace(identity: Identity, partner: socket.SocketType, proc: in
     Raises:
         OSError: the kernel refused.
     """
-    sc.unshare(sc.CLONE_NEWUSER)
-    if _set_limit(proc, "max_user_namespaces", "0") != "0":
+    _create_namespace(identity)
+    if _set_limit(proc, "max_user_namespaces", 0) != "0":
         raise OSError(errno.EPERM, "nested user namespaces could not be switched off inside the sandbox")
-    with contextlib.suppress(FileNotFoundError):  # a kernel without inotify
-        _set_limit(proc, "max_inotify_instances", str(identity.inotify))
+    _limit_inotify(proc, identity.inotify)
     partner.sendmsg([_ENTERED], [sc.rights(proc)])
     if partner.recv(16) != _MAPPED:
         raise OSError(errno.EPERM, "the ids of a user namespace could not be mapped")
 
 
-def _set_limit(proc: int, name: str, value: str) -> str:
+def _create_namespace(identity: Identity) -> None:
+    """Enter a new user namespace, whose maxima are this process's limits (kernel/user_namespace.c)."""
+    _, most = processes = resource.getrlimit(resource.RLIMIT_NPROC)
+    if identity.creator:
+        _keep_counted_limits(mapped=identity.mapped)
+        if identity.processes:
+            resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(identity.processes, most), most))
+        os.setresuid(identity.creator, identity.creator, -1)
+        sc.capset(sc.capget()[1])  # leaving uid 0 drops the effective ones; some hosts ask for CAP_SYS_ADMIN
+    sc.unshare(sc.CLONE_NEWUSER)
+    if not identity.creator:  # its counts are those of all the caller's sandboxes: maxima would be for all together
+        _keep_counted_limits(mapped=identity.mapped)
+    resource.setrlimit(resource.RLIMIT_NPROC, processes)  # pid 1 can always fork a worker
+    sc.prctl(sc.PR_SET_DUMPABLE, 1)  # or its files in /proc are root's, and an ordinary user cannot map its ids
+
+
+def _limit_inotify(proc: int, instances: int) -> None:
+    """Limit what each id of this process's user namespace can have of inotify."""
+    with contextlib.suppress(FileNotFoundError):  # a kernel without it
+        _set_limit(proc, "max_inotify_instances", instances)
+        _set_limit(proc, "max_inotify_watches", _WATCHES)
+
+
+def _set_limit(proc: int, name: str, value: int) -> str:
     """Set a limit of this process's user namespace (namespaces(7)); returns what it is now."""
     descriptor = os.open(f"sys/user/{name}", os.O_RDWR | os.O_CLOEXEC, dir_fd=proc)
     try:
-        os.write(descriptor, value.encode())
+        os.write(descriptor, str(value).encode())
         return os.pread(descriptor, 32, 0).decode().strip()
     finally:
         os.close(descriptor)
@@ -337,6 +410,22 @@ def hold_namespace(identity: Identity) -> None:
         finally:
             os.kill(helper, signal.SIGKILL)
             os.waitpid(helper, 0)
+
+
+def _keep_counted_limits(*, mapped: bool) -> None:
+    """Lower the limits of what the kernel counts for a user and not for a sandbox.
+
+    As an ordinary user all sandboxes are that user to it. Of POSIX queues the user has 819,200 bytes, which is nine
+    queues of the usual size: they would be gone at once, so there are none.
+    """
+    shared = (resource.RLIMIT_MEMLOCK, _LOCKED), (resource.RLIMIT_SIGPENDING, _SIGNALS)
+    for kind, amount in shared if mapped else (*shared, (resource.RLIMIT_MSGQUEUE, 0)):
+        most = _at_most(amount, resource.getrlimit(kind)[1])
+        resource.setrlimit(kind, (most, most))
+
+
+def _at_most(amount: int, hard: int) -> int:
+    return amount if hard == resource.RLIM_INFINITY else min(amount, hard)
 
 
 def act_as_owner(identity: Identity, *, no_more: bool = False) -> None:

@@ -69,6 +69,8 @@ def _become(identity: Identity, partner: socket.SocketType, network: str, group:
     sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
     if network == "off":
         _raise_loopback()
+    else:  # abstract sockets belong to the network namespace; before the first fork, or each worker had its own
+        sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     enter_new_namespace(identity, partner, proc)
     os.close(proc)
@@ -155,8 +157,8 @@ class _Init:
             events = dict(self._poll.poll(self._patience()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 os._exit(0)
-            if self._memory and watchdog.enforce(self._memory, self._workers | {os.getpid()}):
-                self._ledger.note_memory()
+            if self._memory:
+                watchdog.enforce(self._memory, self._workers | {os.getpid()}, self._ledger)
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()

@@ -11,7 +11,7 @@ import struct
 
 from . import limits
 
-MEMORY, PROCESSES, DISK = "memory", "processes", "disk"
+MEMORY, PROCESSES, DISK, FILE_SIZE = "memory", "processes", "disk", "file_size"
 _NOTED = struct.Struct("=I")
 
 

@@ -17,6 +17,8 @@ from functools import lru_cache
 
 INOTIFY = 32
 """Inotify instances of one sandbox by default; the kernel's default for all of a user is 128 (inotify(7))."""
+PROCESSES = 1032
+"""Processes of one sandbox by default, pid 1 and workers included."""
 
 ROOT = "root"
 """Scratch path of the sandbox's future root directory."""
@@ -209,6 +211,7 @@ class Plan:
         expects_commands: whether there will be one at once: pid 1 then has a worker ready for it.
         memory: bytes that pid 1 watches over, where no control group does; 0: none.
         inotify: inotify instances of its user namespace.
+        processes: processes of all its ids together, where no control group counts them.
         group_limits: (name, amount) for its control group (:meth:`.limits.Group.limit`).
     """
 
@@ -219,6 +222,7 @@ class Plan:
     lifetime: int = 0
     memory: int = 0
     inotify: int = INOTIFY
+    processes: int = PROCESSES
     group_limits: tuple[tuple[str, int], ...] = ()
     expects_commands: bool = True
 

@@ -129,7 +129,8 @@ RULES = (
         "eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime pause",
         "waiting for events",
     ),
-    _allow("io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents", "asynchronous reads and writes"),
+    _refuse("io_setup", errno.ENOSYS, "all of the machine has one number of them: fs.aio-max-nr"),
+    _allow("io_destroy io_submit io_cancel io_getevents io_pgetevents", "nothing without io_setup"),
     _allow(
         "nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times alarm getitimer setitimer "
         "timer_create timer_settime timer_gettime timer_getoverrun timer_delete",

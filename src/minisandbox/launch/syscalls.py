@@ -71,6 +71,13 @@ _SYS_FSMOUNT = 432
 _SYS_CLOSE_RANGE = 436
 _SYS_OPENAT2 = 437
 _SYS_MOUNT_SETATTR = 442
+_SYS_LANDLOCK_CREATE_RULESET = 444
+_SYS_LANDLOCK_RESTRICT_SELF = 446
+_LANDLOCK_VERSION = 1
+_IPC_RMID = 0
+_SCOPE_ABSTRACT_UNIX_SOCKET = 1
+SCOPED_ABI = 6
+"""The first version of Landlock that scopes abstract sockets: that of Linux 6.12."""
 _SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SYS_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
@@ -303,6 +310,36 @@ def join_new_session_keyring() -> None:
         result = _syscall(number, c_ulong(_KEYCTL_JOIN_SESSION_KEYRING), None, 0, 0, 0)
         if result < 0 and ctypes.get_errno() != errno.ENOSYS:  # a kernel without keyrings has none to leave
             _checked(-1, "keyctl", "join session keyring")
+
+
+def landlock_abi() -> int:
+    """landlock_create_ruleset(2): which version of Landlock this kernel has; 0: none, or it is switched off."""
+    version: int = _syscall(_SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), c_uint(_LANDLOCK_VERSION))
+    return max(0, version)
+
+
+def scope_abstract_sockets() -> bool:
+    """Landlock: let this process, and all that comes from it, reach no abstract unix socket but their own.
+
+    Returns:
+        Whether this kernel can do that.
+    """
+    if landlock_abi() < SCOPED_ABI:
+        return False
+    attributes = (c_uint64 * 3)(0, 0, _SCOPE_ABSTRACT_UNIX_SOCKET)  # struct landlock_ruleset_attr
+    ruleset = _syscall(_SYS_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(ctypes.sizeof(attributes)), c_uint(0))
+    _checked(ruleset, "landlock_create_ruleset", "abstract sockets")
+    try:
+        _checked(_syscall(_SYS_LANDLOCK_RESTRICT_SELF, c_int(ruleset), c_uint(0)), "landlock_restrict_self", "self")
+    finally:
+        os.close(ruleset)
+    return True
+
+
+def remove_kept_memory(kind: str, number: int) -> None:
+    """shmctl(2), msgctl(2), semctl(2): remove a System V object: ``shm``, ``msg`` or ``sem``."""
+    rest = (c_int(0), c_int(_IPC_RMID)) if kind == "sem" else (c_int(_IPC_RMID), None)
+    _checked(getattr(_libc, f"{kind}ctl")(c_int(number), *rest), f"{kind}ctl", number)
 
 
 @cache

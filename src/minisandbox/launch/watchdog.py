@@ -1,52 +1,142 @@
 """A limit of memory where there are no control groups: pid 1 looks at the sandbox's own processes.
 
 It is weaker than the kernel's: between two looks a process can take more. What one process may take is therefore
-limited by RLIMIT_DATA too (:mod:`minisandbox.sandbox.plans`).
+limited by RLIMIT_DATA too (:mod:`minisandbox.sandbox.plans`). What /proc does not tell it cannot count: shared memory
+that nobody has mapped at the moment, and the kernel's own (sockets, pipes, page tables).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from . import syscalls as sc
+from .ledger import Ledger
 
 INTERVAL = 0.05
 """Seconds between two looks while commands run."""
-_PAGE = resource.getpagesize()
+_OWN = (b"RssAnon:", b"VmSwap:"), (b"Pss_Anon:", b"SwapPss:")
+_COMMON = (b"RssShmem:",), (b"Pss_Shmem:",)
+_MESSAGE, _SEMAPHORE = 64, 64
+"""Bytes that the kernel needs for each, besides a message's content (ipc/msgutil.c, ipc/sem.c)."""
 
 
-def enforce(limit: int, spared: Collection[int]) -> bool:
+def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
     """End every process but those spared if together they hold more memory than they may.
 
     Args:
-        limit: bytes of memory of their own: not shared, not of files.
+        limit: bytes of memory that is no file's.
         spared: our own.
-
-    Returns:
-        Whether they did.
+        ledger: told before anything ends: a worker asks it as soon as its command has ended.
     """
-    used = sum(_own_memory(pid) for pid in _processes())
-    if used <= limit:
-        return False
+    pids, kept = _processes(), sum(thing.size for thing in _kept())
+    # first a quick look, in which what several share counts for each, and everybody's shared memory is the sandbox's
+    quick = sum(_sum(f"/proc/{pid}/status", _OWN[0]) or 0 for pid in pids)
+    if quick + kept + (_sum("/proc/meminfo", (b"Shmem:",)) or 0) <= limit:
+        return
+    own = sum(_share(pid, _OWN) for pid in pids)
+    if own + kept + max(sum(_share(pid, _COMMON) for pid in pids), _nameless(pids)) <= limit:
+        return
+    ledger.note_memory()
     for _ in range(2):  # one that was being forked shows the second time
         for pid in _processes():
             if pid not in spared:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-    return True
+    _remove(_kept())
 
 
 def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _own_memory(pid: int) -> int:
-    """Bytes that a process holds and no other: resident less shared (proc_pid_statm(5))."""
+def _share(pid: int, names: tuple[tuple[bytes, ...], tuple[bytes, ...]]) -> int:
+    """Bytes of a process; of what it has in common with others, such as copies on write, its share only.
+
+    Not every process shows that: one that is not dumpable, or another user's, counts as a whole.
+    """
+    whole, share = names
+    found = _sum(f"/proc/{pid}/smaps_rollup", share)
+    return _sum(f"/proc/{pid}/status", whole) or 0 if found is None else found
+
+
+def _nameless(pids: list[int]) -> int:
+    """Bytes of files in memory that have no names (memfd_create(2)), mapped or not."""
+    sizes: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or does not show them
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{name}"
+                with contextlib.suppress(OSError):  # just closed
+                    if os.readlink(path).startswith("/memfd:"):
+                        status = os.stat(path)
+                        sizes[status.st_ino] = status.st_blocks * 512
+    return sum(sizes.values())
+
+
+def _sum(path: str, names: tuple[bytes, ...]) -> int | None:
+    """The sum of some rows of a table in bytes, or None if it does not have them."""
     try:
-        with open(f"/proc/{pid}/statm", "rb") as source:
-            fields = source.read().split()
+        with open(path, "rb") as source:
+            rows = [line.split() for line in source if line.startswith(names)]
     except OSError:
-        return 0
-    return (int(fields[1]) - int(fields[2])) * _PAGE
+        return None
+    return sum(int(row[1]) for row in rows) * 1024 if len(rows) == len(names) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A System V object: it stays when its makers end.
+
+    Attributes:
+        kind: ``shm``, ``msg`` or ``sem``.
+        number: its id.
+        maker: who may remove it.
+        size: bytes of memory.
+    """
+
+    kind: str
+    number: int
+    maker: int
+    size: int
+
+
+def _kept() -> Iterator[_Kept]:
+    """What there is of the sandbox's own (sysvipc(7)); a segment counts once more for who has it mapped."""
+    for kind in ("shm", "msg", "sem"):
+        try:
+            with open(f"/proc/sysvipc/{kind}", "rb") as source:
+                rows = [[int(field) for field in line.split()] for line in source.readlines()[1:]]
+        except OSError:  # a kernel without them
+            continue
+        for row in rows:
+            if kind == "shm":
+                yield _Kept(kind, row[1], row[9], row[14] + row[15])
+            elif kind == "msg":
+                yield _Kept(kind, row[1], row[9], row[3] + row[4] * _MESSAGE)
+            else:
+                yield _Kept(kind, row[1], row[6], row[3] * _SEMAPHORE)
+
+
+def _remove(kept: Iterator[_Kept]) -> None:
+    """Free what no process holds any more; in a child, because only its maker may."""
+    makers: dict[int, list[_Kept]] = {}
+    for thing in kept:
+        makers.setdefault(thing.maker, []).append(thing)
+    for maker, things in makers.items():
+        with contextlib.suppress(OSError):  # too many processes: the next look tries again
+            if os.fork() == 0:
+                _remove_as(maker, things)
+
+
+def _remove_as(maker: int, things: list[_Kept]) -> None:
+    try:
+        os.setresuid(maker, maker, maker)
+        for thing in things:
+            with contextlib.suppress(OSError):
+                sc.remove_kept_memory(thing.kind, thing.number)
+    finally:
+        os._exit(0)

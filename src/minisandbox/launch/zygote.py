@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from . import init, limits, maker, seccomp
 from . import syscalls as sc
 from .identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
-from .plan import INOTIFY
+from .plan import INOTIFY, PROCESSES
 
 _MAX_MESSAGE = 1 << 18
 _MAKERS = max(2, min(8, len(os.sched_getaffinity(0))))
@@ -126,12 +126,15 @@ class _Zygote:
         self._live: dict[int, tuple[Identity, limits.Group | None]] = {}
         mapped = identities.mapped
         usr = self._can_idmap("/usr")
+        layered = usr or self._can_layer("/usr")
         self._jobs, self._makers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._makers = {self._fork_maker() for _ in range(_MAKERS)}
         self._sealed = 0
-        self._spare: _Embryo | None = self._fork(_Wish())
+        self._usual = _Wish(nproc=0 if groups else PROCESSES)
+        self._spare: _Embryo | None = self._fork(self._usual)
         self._wants_spare = False
-        hello: dict[str, object] = {"event": "hello", "mapped": mapped, "usr_idmap": usr, "ids": identities.count}
+        hello: dict[str, object] = {"event": "hello", "mapped": mapped, "ids": identities.count}
+        hello |= {"usr_idmap": usr, "usr_overlay": layered}
         if groups:
             hello["groups"] = {"version": groups.places.version, "controllers": sorted(groups.places.controllers)}
         connection.send(json.dumps(hello).encode())
@@ -180,7 +183,7 @@ class _Zygote:
         """Make the next embryo while nobody waits for it; where that fails, whoever needs it is told why."""
         self._wants_spare = False
         with contextlib.suppress(OSError):
-            self._spare = self._fork(_Wish())
+            self._spare = self._fork(self._usual)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -230,6 +233,21 @@ class _Zygote:
         self._mount_at(os.dup(tree), f"{_HOLD}/{self._sealed}")
         return self._sealed
 
+    def _can_layer(self, path: str) -> bool:
+        """Whether a directory can be a layer of an overlay: not where mounts lie below it that are not ours."""
+        self._mount_at(sc.new_filesystem("tmpfs", 0), _HOLD)  # without an upper there must be two
+        fs = sc.fsopen("overlay")
+        try:
+            sc.fsconfig(fs, "lowerdir", f"{path}:{_HOLD}")
+            sc.fsconfig(fs, "userxattr")
+            os.close(sc.fsmount(fs, 0, "overlay"))
+        except sc.CallError:
+            return False
+        finally:
+            os.close(fs)
+            sc.umount(_HOLD, sc.MNT_DETACH)
+        return True
+
     @staticmethod
     def _mount_at(tree: int, path: str) -> None:
         point = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -261,7 +279,7 @@ class _Zygote:
             plan: what it is to become.
             given: the sandbox's end of its control socket, and its door.
         """
-        if self._spare and wish.fits(_Wish(), many_ids=self._identities.count > 1):
+        if self._spare and wish.fits(self._usual, many_ids=self._identities.count > 1):
             embryo, self._spare, self._wants_spare = self._spare, None, True
         else:
             embryo = self._fork(wish)
@@ -279,7 +297,7 @@ class _Zygote:
 
     def _fork(self, wish: _Wish) -> _Embryo:
         """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
-        identity = self._identities.make(one_id=wish.one_id, inotify=wish.inotify)
+        identity = self._identities.make(one_id=wish.one_id, inotify=wish.inotify, processes=wish.nproc)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         group: limits.Group | None = None
         try:
@@ -346,6 +364,7 @@ class _Wish:
         network: ``off`` or ``host``.
         one_id: whether it has but one uid, as the files that an ordinary user's builds make.
         inotify: inotify instances.
+        nproc: processes of all its ids together; 0: no limit.
         sealed: numbers of the trees it is made over.
         amounts: (name, amount) of the limits of its control group.
     """
@@ -353,6 +372,7 @@ class _Wish:
     network: str = "off"
     one_id: bool = False
     inotify: int = INOTIFY
+    nproc: int = 0
     sealed: tuple[int, ...] = ()
     amounts: tuple[tuple[str, int], ...] = ()
 
@@ -366,12 +386,13 @@ class _Wish:
         given = dict(word.split("=", 1) for word in words)
         sealed = tuple(int(number) for number in given.pop("sealed", "").split(",") if number)
         network, one_id = given.pop("network", "off"), given.pop("ids", "all") == "one"
-        inotify = int(given.pop("inotify", INOTIFY))
-        return cls(network, one_id, inotify, sealed, tuple((name, int(amount)) for name, amount in given.items()))
+        inotify, nproc = int(given.pop("inotify", INOTIFY)), int(given.pop("nproc", 0))
+        amounts = tuple((name, int(amount)) for name, amount in given.items())
+        return cls(network, one_id, inotify, nproc, sealed, amounts)
 
     def fits(self, made: _Wish, *, many_ids: bool) -> bool:
         """Whether an embryo that was made for another wish will do."""
-        ids = self.one_id == made.one_id or not many_ids
+        ids = (self.one_id, self.nproc) == (made.one_id, made.nproc) or not many_ids
         same = (self.network, self.inotify, self.limits_cpu) == (made.network, made.inotify, made.limits_cpu)
         return same and ids
 

@@ -84,12 +84,11 @@ class AsyncSandbox:
         environment: Mapping[str, str] | None = None,
         upper: Path | None = None,
         labels: Mapping[str, str] | None = None,
-        lifetime: float | None = None,
     ) -> Self:
         """As :meth:`.Sandbox.create`. If it is cancelled, what it made is stopped first."""
         core = await kept_or_undone(
             Core.stop, Core.create, image, limits=limits, network=network, mounts=mounts, environment=environment,
-            upper=upper, labels=labels, lifetime=lifetime,
+            upper=upper, labels=labels,
         )  # fmt: skip
         return cls(core)
 

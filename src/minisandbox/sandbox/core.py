@@ -29,7 +29,6 @@ from minisandbox.sandbox.plans import Request, check_mounts, make_plan
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree
 from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
-_LONGEST_LIFETIME = 1e8
 _MOST_FORKS = 100_000
 _GONE = frozenset(
     (errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ENOENT, errno.ENOTCONN, errno.EBADF, errno.ENAMETOOLONG)
@@ -82,7 +81,6 @@ class Core:
         environment: Mapping[str, str] | None = None,
         upper: Path | None = None,
         labels: Mapping[str, str] | None = None,
-        lifetime: float | None = None,
     ) -> Self:
         """Make a sandbox and wait until it is ready; see :meth:`minisandbox.Sandbox.create`."""
         controller = current_controller()
@@ -90,7 +88,7 @@ class Core:
         trees = image.trees() if isinstance(image, Snapshot) else ()
         request = Request(
             base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), "sandbox", upper,
-            controller.launcher.writable_usr, lifetime=_checked_lifetime(lifetime),
+            controller.launcher.writable_usr, controller.launcher.layered_usr,
             enforcement=controller.launcher.enforcement,
         )  # fmt: skip
         if upper is not None:
@@ -135,7 +133,7 @@ class Core:
         self._controller.add(self, self._record(self._life))
 
     def _record(self, life: Life) -> reaper.Record:
-        lifetime = self._request.lifetime
+        lifetime = self.limits.lifetime
         return reaper.Record(
             self.id, os.getpid(), self.image.name, self._created, life.pid, self._request.network.mode,
             dict(self._settings.labels), None if lifetime is None else time.time() + lifetime,
@@ -397,9 +395,3 @@ def _checked_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         if not all(type(text) is str for text in (name, value)) or not name:  # callers are not all checked by mypy
             raise InvalidValue(f"label {name!r}: {value!r}", hint="labels are texts by non-empty names")
     return tuple(labels.items())
-
-
-def _checked_lifetime(lifetime: float | None) -> float | None:
-    if lifetime is not None and not 0 < lifetime <= _LONGEST_LIFETIME:
-        raise InvalidValue(f"lifetime {lifetime!r} is not a positive number of seconds")
-    return lifetime

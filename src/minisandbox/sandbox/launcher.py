@@ -18,7 +18,7 @@ from pathlib import Path
 from minisandbox.errors import HostError, SandboxCreationError
 from minisandbox.host import reaper
 from minisandbox.launch.plan import Plan
-from minisandbox.sandbox import companion
+from minisandbox.sandbox import companion, rights
 
 _DOCTOR = "run 'minisandbox doctor': it tries each kernel feature and names the fix"
 # The path of the package goes by stdin: a command line would show a host path inside every sandbox.
@@ -31,6 +31,7 @@ _BOOTSTRAP = (
 _START_TIMEOUT = 30.0
 ONE_ID = "MINISANDBOX_ONE_ID"
 """Environment variable: 1 keeps an ordinary user's sandboxes from using subordinate ids."""
+BY_RLIMIT = "rlimit"
 NO_GROUPS = "MINISANDBOX_NO_CGROUPS"
 """Environment variable: 1 keeps sandboxes out of control groups."""
 
@@ -60,6 +61,7 @@ class Launcher:
             raise error if isinstance(error, HostError) else HostError(f"the launcher process: {error}") from error
         self.mapped = bool(hello.get("mapped"))
         self.writable_usr = bool(hello.get("usr_idmap"))
+        self.layered_usr = bool(hello.get("usr_overlay"))
         self.ids = int(str(hello.get("ids", 1)))
         self.enforcement = enforcement(hello.get("groups"))
         self._forgotten: deque[int] = deque()
@@ -91,6 +93,8 @@ class Launcher:
         network = "host" if plan.network == "host" else "off"  # the way out of an allow-list is no matter of the kernel
         words = [f"network={network}", f"ids={'one' if one_id else 'all'}", f"inotify={plan.inotify}"]
         words.append(f"sealed={','.join(map(str, sealed))}")
+        if self.enforcement["processes"] == BY_RLIMIT:
+            words.append(f"nproc={plan.processes}")
         words += (f"{name}={amount}" for name, amount in plan.group_limits)
         _, pidfd = self._ask(("create", *words), plan.to_json(), (control.fileno(), door.fileno()))
         return pidfd
@@ -124,10 +128,9 @@ class Launcher:
     def _ask(self, words: Sequence[str], body: bytes, descriptors: Sequence[int]) -> tuple[dict[str, object], int]:
         """One request and its answer, with the descriptor that came along, or -1."""
         self.flush()
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
         with self._lock:
             try:
-                self._connection.sendmsg([" ".join(words).encode() + b"\n" + body], [rights])
+                rights.send(self._connection, " ".join(words).encode() + b"\n" + body, descriptors)
                 return self._receive()
             except OSError as error:
                 if isinstance(error, HostError):
@@ -179,7 +182,7 @@ def enforcement(groups: object) -> dict[str, str]:
     Args:
         groups: what the zygote says about control groups, or None.
     """
-    held = {"memory": "watchdog", "processes": "rlimit"}
+    held = {"memory": "watchdog", "processes": BY_RLIMIT}
     if isinstance(groups, dict):
         by = f"cgroup v{groups['version']}"
         names = {"memory": "memory", "pids": "processes", "cpu": "cpu"}

@@ -14,6 +14,7 @@ from typing import Any
 
 from minisandbox.errors import SandboxCreationError, SandboxGone
 from minisandbox.launch.plan import Plan
+from minisandbox.sandbox import rights
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.snapshots import Tree
 
@@ -121,10 +122,9 @@ class Life:
             OSError: its end is gone.
         """
         ours, theirs = socket.socketpair()
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]).tobytes())
         try:
             with theirs:
-                self._control.sendmsg([b"job"], [rights])
+                rights.send(self._control, b"job", [theirs.fileno()])
         except BaseException:  # a Ctrl-C too: nothing half-made stays
             ours.close()
             raise

@@ -7,6 +7,7 @@ import socket
 from typing import Generic, Protocol, TypeVar
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, SandboxGone, WaitTimeout
+from minisandbox.sandbox import rights
 from minisandbox.sandbox.handles import SandboxCore
 from minisandbox.sandbox.processes import ProcessChannel
 
@@ -75,7 +76,7 @@ class Line(Generic[Channel]):
         self.connection.setblocking(False)
         self._waiting[:] = self.channel.start()
         if door is not None:
-            socket.send_fds(self.connection, [self._waiting[:1]], [door.fileno()])
+            rights.send(self.connection, bytes(self._waiting[:1]), [door.fileno()])
             del self._waiting[:1]
         self.send()
 

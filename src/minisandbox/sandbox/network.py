@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import itertools
 import json
@@ -18,7 +17,7 @@ from typing import Any
 
 from minisandbox.errors import HostError, InvalidValue
 from minisandbox.launch import proxy_rules
-from minisandbox.sandbox import companion
+from minisandbox.sandbox import companion, rights
 from minisandbox.types import Network, Refusals
 
 _LOG = logging.getLogger("minisandbox.network")
@@ -176,8 +175,7 @@ class _Proxy:
         Raises:
             OSError: it has ended.
         """
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
-        self._connection.sendmsg([json.dumps(message).encode()], [rights] if descriptors else [])
+        rights.send(self._connection, json.dumps(message).encode(), descriptors)
 
     def catch_up(self, name: str) -> None:
         """Wait until what it has refused so far was noted; where it has ended, nothing more comes."""

@@ -39,8 +39,8 @@ class Request:
         hostname: what it is called inside.
         upper: host directory that takes the writes, or None for memory.
         writable_usr: whether the host's ``/usr`` can be idmapped and so be shown copy-on-write.
+        layered_usr: whether it can be shown through an overlay at all.
         sealed: how many sealed trees lie over the image.
-        lifetime: seconds after which it ends by itself, or None.
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
     """
 
@@ -51,8 +51,8 @@ class Request:
     hostname: str
     upper: Path | None
     writable_usr: bool
+    layered_usr: bool = True
     sealed: int = 0
-    lifetime: float | None = None
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -83,12 +83,12 @@ def make_plan(request: Request) -> p.Plan:
         *_mounts(request.mounts),
         p.Enter(p.ROOT),
     )
-    lifetime = 0 if request.lifetime is None else max(1, int(request.lifetime * 1000))
     limits, by = request.limits, request.enforcement
+    lifetime = 0 if limits.lifetime is None else max(1, int(limits.lifetime * 1000))
     watched = limits.memory if limits.memory is not None and not _grouped(by, "memory") else 0
     return p.Plan(
         operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
-        limits.inotify, tuple(_group_limits(limits, by)),
+        limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def _takes(request: Request) -> Iterator[p.Take | p.Given]:
         yield p.Given(number, f"s{number}")
     if request.image.host_usr:
         owners = "image" if request.writable_usr else "host"
-        yield p.Take("/usr", "usr", owners=owners, recursive=not request.writable_usr)
+        yield p.Take("/usr", "usr", owners=owners, recursive=not request.layered_usr)
         for name in _real_directories():
             yield p.Take(f"/{name}", name, owners="host", recursive=True)
     if request.upper is not None:
@@ -199,10 +199,14 @@ def _tmp(request: Request) -> Iterator[p.Operation]:
 def _usr(request: Request) -> Iterator[p.Operation]:
     for name in _real_directories():
         yield p.Attach(f"root/{name}", slot=name)
-    if not request.writable_usr:
+    if not request.layered_usr:
         yield p.Attach("root/usr", slot="usr")
         return
     yield p.Attach("layers/usr", slot="usr")
+    if not request.writable_usr:  # file locks and inotify are about an overlay's own inodes, not about the host's
+        yield p.Directory("no-usr")
+        yield p.Overlay("root/usr", ("layers/usr", "no-usr"), "", "")
+        return
     changed = (f"layers/{slot}/usr" for slot in _usr_layers(request.image))
     lowers = (*_sealed(request, "usr"), *changed, "layers/usr")
     if request.upper is not None:

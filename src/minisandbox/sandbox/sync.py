@@ -80,7 +80,6 @@ class Sandbox:
         environment: Mapping[str, str] | None = None,
         upper: Path | None = None,
         labels: Mapping[str, str] | None = None,
-        lifetime: float | None = None,
     ) -> Self:
         """Make a sandbox and wait until it is ready for commands.
 
@@ -93,8 +92,6 @@ class Sandbox:
             upper: an existing, empty host directory that takes the writes instead of memory. After :meth:`stop` its
                 ``tree`` is a complete layer.
             labels: what to call it, for people and for :meth:`list`.
-            lifetime: seconds after which it ends by itself, whatever happens to its owner; None: when it is stopped,
-                or this process ends.
 
         Returns:
             The sandbox, ready.
@@ -106,7 +103,7 @@ class Sandbox:
         """
         core = Core.create(
             image, limits=limits, network=network, mounts=mounts, environment=environment, upper=upper,
-            labels=labels, lifetime=lifetime,
+            labels=labels,
         )  # fmt: skip
         return cls(core)
 

@@ -53,7 +53,6 @@ _BOOTSTRAP = (
 )
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 30.0
-_LONGEST_LIFETIME = 1e8
 NOTHING = ImageSpec("fake", ())
 """An image for fakes that need none: an empty workdir."""
 
@@ -204,7 +203,7 @@ class FakeCore:
         return cls(bottom, bottom, image, settings)
 
     def _start(self) -> None:
-        lifetime = self._settings.lifetime
+        lifetime = self.limits.lifetime
         numbers = {"CORE": 0, "NOFILE": self.limits.open_files, LIFETIME: int((lifetime or 0) * 1000)}
         if self.limits.file_size is not None:
             numbers["FSIZE"] = self.limits.file_size
@@ -344,17 +343,13 @@ class _Settings:
         limits: Limits | None,
         environment: Mapping[str, str] | None,
         labels: Mapping[str, str] | None,
-        lifetime: float | None,
     ) -> None:
-        if lifetime is not None and not 0 < lifetime <= _LONGEST_LIFETIME:
-            raise InvalidValue(f"lifetime {lifetime!r} is not a positive number of seconds")
         for pair in (labels or {}).items():
             if not all(isinstance(word, str) for word in pair) or not pair[0]:
                 raise InvalidValue(f"label {pair!r} is not a name and a text", hint="give strings")
         self.limits = limits or Limits()
         self.environment = dict(environment or {})
         self.labels = tuple((labels or {}).items())
-        self.lifetime = lifetime
 
 
 def _clean_up(maker: int, lives: list[_Life], place: Path) -> None:
@@ -407,7 +402,6 @@ class FakeSandbox(Sandbox):
         environment: Mapping[str, str] | None = None,
         upper: Path | None = None,
         labels: Mapping[str, str] | None = None,
-        lifetime: float | None = None,
     ) -> Self:
         """Make a fake; the arguments are those of :meth:`minisandbox.Sandbox.create`.
 
@@ -416,7 +410,7 @@ class FakeSandbox(Sandbox):
             HostError: the supervisor could not be started.
         """
         _refuse_isolation(network, mounts, upper)
-        return cls(FakeCore.create(image, _Settings(limits, environment, labels, lifetime)))
+        return cls(FakeCore.create(image, _Settings(limits, environment, labels)))
 
     @classmethod
     def attach(cls, id: str) -> Self:  # noqa: A002 - the contract's word
@@ -443,11 +437,10 @@ class AsyncFakeSandbox(AsyncSandbox):
         environment: Mapping[str, str] | None = None,
         upper: Path | None = None,
         labels: Mapping[str, str] | None = None,
-        lifetime: float | None = None,
     ) -> Self:
         """As :meth:`FakeSandbox.create`."""
         _refuse_isolation(network, mounts, upper)
-        settings = _Settings(limits, environment, labels, lifetime)
+        settings = _Settings(limits, environment, labels)
         core: FakeCore = await kept_or_undone(FakeCore.stop, FakeCore.create, image, settings)
         return cls(core)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import select
 import stat
 import struct
 from typing import Callable, Iterator
@@ -272,6 +273,16 @@ def lock_of_the_host() -> Finding:
         except BlockingIOError:
             return opened(f"the host's lock on {path} is in the way")
     return blocked("a lock of one's own")
+
+
+@probe(KIND)
+def watch_of_the_hosts_files() -> Finding:
+    """Watch when the host opens a program (inotify)"""
+    watch = call("inotify_init1", os.O_NONBLOCK)
+    call("inotify_add_watch", watch, canary("lock_file").encode(), 0x20)
+    ready, _, _ = select.select([watch], [], [], 1.0)
+    os.close(watch)
+    return judge(ready, canary("lock_file"))
 
 
 @probe(KIND, root=True)

@@ -12,11 +12,11 @@ import signal
 import socket
 import stat
 import time
-from typing import Callable
+from typing import Callable, Iterator
 
 from .core import Finding, attempts, canary, each, in_child, judge, probe, read
 from .files import own_file
-from .kernel import LIBC, call
+from .kernel import LIBC, buffer, call
 
 KIND = "limit"
 BOMB = "it would take the host's"
@@ -154,6 +154,73 @@ def memory_that_is_shared() -> Finding:
                 call("shmctl", number, 0, None)
 
     return attempts([("segments", in_child(attempt))])
+
+
+@probe(KIND, without=BOMB + " memory", patience=60.0, may_die=True)
+def memory_that_nobody_maps() -> Finding:
+    """Keep more in memory than the limit: written to files without names, and never mapped"""
+    allowed = int(canary("limits")["memory"])
+
+    def attempt() -> bool:
+        block = b"x" * MIB
+        for _ in range(0, allowed + allowed // 2, 32 * MIB):
+            descriptor = os.memfd_create("probe")
+            for _ in range(32):
+                os.write(descriptor, block)
+        time.sleep(0.3)  # whoever watches looks from time to time
+        return True
+
+    return attempts([("written", in_child(attempt))])
+
+
+def keep_after_the_end(verb: str, take: Callable[[], Iterator[int]]) -> Finding:
+    """Make System V objects until there is more than the limit; their makers end, and then somebody looks."""
+
+    def attempt() -> bool:
+        numbers: list[int] = []
+        try:
+            numbers.extend(take())
+            time.sleep(0.3)  # whoever watches looks from time to time
+            return True
+        finally:
+            for number in numbers:
+                call(verb, number, *((0, 0) if verb == "semctl" else (0, None)))
+
+    return attempts([(verb, in_child(attempt))])
+
+
+@probe(KIND, without=BOMB + " memory", patience=60.0, may_die=True)
+def memory_of_messages() -> Finding:
+    """Keep more in memory than the limit: System V messages that nobody receives"""
+    allowed = int(canary("limits")["memory"])
+
+    def take() -> Iterator[int]:
+        message = buffer(8 + 8192, b"\1" + bytes(7))
+        for _ in range(0, allowed + allowed // 2, 16384):
+            number = call("msgget", 0, 0o1600)
+            yield number
+            for _ in range(2):
+                call("msgsnd", number, message, 8192, 0o4000)
+
+    return keep_after_the_end("msgctl", take)
+
+
+@probe(KIND, without=BOMB + " memory", patience=60.0, may_die=True)
+def memory_of_semaphores() -> Finding:
+    """Keep more in memory than the limit: System V semaphores"""
+    allowed = int(canary("limits")["memory"])
+
+    def take() -> Iterator[int]:
+        for _ in range(0, allowed + allowed // 2, 32000 * 64):
+            yield call("semget", 0, 32000, 0o1600)
+
+    return keep_after_the_end("semctl", take)
+
+
+@probe(KIND, without="it would take the host's", maybe=True)
+def operations_that_all_share() -> Finding:
+    """Take of what the whole machine has one number of: asynchronous operations (io_setup)"""
+    return judge(call("io_setup", 1000, buffer(8, bytes(8))) == 0)
 
 
 def fill_descriptors(pair: Callable[[], tuple[int, int]]) -> Finding:
