@@ -96,7 +96,7 @@ def test_odd_modes_as_an_ordinary_user(tmp_path: Path) -> None:
         if parent.name.startswith("pytest-"):
             parent.chmod(0o755)
     result = subprocess.run(
-        [sys.executable, "-c", ODD_MODES, str(tmp_path)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", ODD_MODES, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
     )
     assert result.stdout == "False\n", result.stderr
 
