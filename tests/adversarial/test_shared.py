@@ -17,7 +17,7 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import shut_down
 from minisandbox.types import ImageSpec, Network, Output
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 USUAL_LIMIT = 1024  # open files of a process, where nobody has raised it
 

@@ -132,6 +132,7 @@ def test_a_changed_usr_is_compared_where_it_can_be_written(box: Sandbox) -> None
 # --- sealing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_forks_share_what_was_written_and_write_apart(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=Limits(disk="256M")) as box:
         box.exec(f"head -c {SHARED} /dev/urandom > /testbed/big; echo parent > /tmp/who").check()
@@ -159,6 +160,7 @@ def test_forks_outlive_their_parent(box: Sandbox) -> None:
             assert grandchild.files.read_text("/testbed/f") == "kept\n"
 
 
+@pytest.mark.alone
 def test_the_memory_of_a_snapshot_comes_back(spec: ImageSpec) -> None:
     before = tmpfs_memory()
     with Sandbox.create(spec, limits=Limits(disk="256M")) as box:
