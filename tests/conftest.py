@@ -71,7 +71,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # with one of them at the end.
 TOGETHER = ("tests/kernel/grading/", "tests/adversarial/test_attacks.py", "tests/conformance/test_fuzz.py")
 FIRST = (*TOGETHER, "tests/conformance/", "tests/e2e/", "tests/kernel/", "tests/adversarial/")
-CHUNK = 25  # tests of the longest file that go to a worker at once
 
 
 def rank(item: pytest.Item) -> int:
@@ -90,13 +89,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where it is used
 
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # it has no types
-        seen = 0
-
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            if path == "tests/conformance/test_conformance.py":  # hundreds of sandboxes that share nothing
-                self.seen += 1
-                return f"{path} {self.seen // CHUNK}"
+            if path == "tests/conformance/test_conformance.py":  # a topic at a time: its cases share nothing
+                return nodeid.rpartition("-")[0]
             return next((start for start in TOGETHER if path.startswith(start)), path)
 
     config.option.loadscopereorder = False  # the order is ours

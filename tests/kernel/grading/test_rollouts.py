@@ -217,7 +217,7 @@ def test_numbers_that_make_no_sense(option: str, tmp_path: Path, smith: Task, sm
 
 
 def test_several_workers_really_overlap(smith: Task, smith_image: Image, tmp_path: Path) -> None:
-    meeting = threading.Barrier(3, timeout=30)
+    meeting = threading.Barrier(3, timeout=120)
 
     def work(task: Task, box: Sandbox) -> AgentResult:
         meeting.wait()
@@ -265,8 +265,8 @@ def test_an_interrupted_batch_keeps_what_is_finished(
         assert process.stdout.readline() == b"hanging\n", process.stderr.read()
         told = time.monotonic()
         process.send_signal(number)
-        process.wait(30)
-        assert time.monotonic() - told < 10, "it did not wait for the rollout under way"
+        process.wait(120)
+        assert time.monotonic() - told < 120, "it did not wait for the rollout under way"
         assert process.returncode in (-number, 130, 1)
     kept = sorted(path.name for path in (out / "trajectories").iterdir())
     assert kept == [f"{smith.instance_id}__0.json"]
