@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # Set by .ci/run and tests/as_user.py, where nothing else runs sandboxes: what is new on the machine is then ours.
 STRICT = os.environ.get("MINISANDBOX_TEST_STRICT", "") not in ("", "0")
 OFFLINE = os.environ.get("MINISANDBOX_TEST_OFFLINE", "") not in ("", "0")
+# Set by tests/as_user.py: root runs these tests too.
+REPEATED = bool(os.environ.get("MINISANDBOX_TEST_IDS"))
 GRACE = 30.0  # seconds that ending processes may take on a busy machine
 # Where a mount of ours would show if it leaked: the launcher's scratch point, and what tests make.
 OUR_PLACES = ("/tmp ", f"{tempfile.gettempdir()} ", f"{tempfile.gettempdir()}/pytest-of-")
@@ -77,8 +79,11 @@ def rank(item: pytest.Item) -> int:
     return next((n for n, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest first, where several processes share the work."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what need not be repeated as an ordinary user; put the longest first, where workers share the work."""
+    if REPEATED:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("once")])
+        items[:] = [item for item in items if not item.get_closest_marker("once")]
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=rank)
 

@@ -406,5 +406,6 @@ def test_sandboxes_and_their_model_stay_together(image: tuple[ImageSpec, Tree]) 
     fuzz(Sandbox, image, SEQUENCES)
 
 
+@pytest.mark.once
 def test_fakes_and_their_model_stay_together(image: tuple[ImageSpec, Tree]) -> None:
     fuzz(FakeSandbox, image, max(5, SEQUENCES // 10))

@@ -26,6 +26,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_blocks_run(block: str, tmp_path: Path) -> None:
     environment = {**os.environ, "MINISANDBOX_STORE": str(tmp_path / "store")}
