@@ -71,8 +71,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 # What one worker runs in one go: it shares what is costly to make. The longest come first, so that no worker is left
 # with one of them at the end.
-TOGETHER = ("tests/kernel/grading/", "tests/adversarial/test_attacks.py", "tests/conformance/test_fuzz.py")
-FIRST = (*TOGETHER, "tests/conformance/", "tests/e2e/", "tests/kernel/", "tests/adversarial/")
+TOGETHER = ("tests/kernel/grading/", "tests/e2e/test_quickstart.py", "tests/e2e/", "tests/conformance/test_fuzz.py")
+FIRST = (*TOGETHER, "tests/conformance/", "tests/adversarial/", "tests/kernel/")
 
 
 def rank(item: pytest.Item) -> int:
@@ -252,7 +252,10 @@ _shared = pytest.StashKey[Path]()
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Remember the machine as it was; a worker need not, whose session is part of another."""
-    # A shell that starts something in the background has it ignore interrupts; tests of interrupts would hang.
+    # nohup(1), and a shell that starts something in the background, have it ignore signals, and all that it starts.
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("PYTEST_XDIST_WORKER"):
         factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined] # no other way

@@ -36,7 +36,7 @@ class Place:
 
     def run(self, *words: str, status: int = 0) -> str:
         with self.start(*words) as process:
-            out, err = process.communicate(timeout=600)
+            out, err = process.communicate(timeout=900)
         assert process.returncode == status, err + out
         return out
 
@@ -66,7 +66,7 @@ def test_first_run(place: Place) -> None:
         assert task["verdicts"] == {"oracle": "resolved", "empty": "unresolved", "replay": "resolved"}
         assert task["problems"] == []
         assert task["shared_bytes"] > task["unique_bytes"] > 0
-        assert 0 < task["sandbox_ready"] < 5
+        assert 0 < task["sandbox_ready"] < 60
     assert sum(task["built_in"] for task in report["tasks"]) > 0
     assert report["disk_bytes"] < sum(task["shared_bytes"] for task in report["tasks"])
 
@@ -148,7 +148,7 @@ def test_ctrl_c_keeps_what_is_finished(place: Place) -> None:
         while "unresolved" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 130, out + err
     assert err.splitlines()[-1] == "minisandbox: interrupted; finished rollouts are kept; the same command goes on"
     report = place.json(*words)

@@ -274,7 +274,7 @@ def test_a_writer_to_a_deaf_process_holds_nobody_up(spec: ImageSpec) -> None:
             await box.start("trap 'echo got it' USR1; while :; do sleep 0.05; done") as process,
         ):
             writer = asyncio.create_task(process.write(b"x" * (8 << 20)))
-            await until(lambda: holds_something(process))
+            await until(lambda: are_waiting(process, 1))
             assert not writer.done()
             async with asyncio.timeout(PATIENCE):
                 await process.signal(signal.SIGUSR1)
@@ -283,9 +283,6 @@ def test_a_writer_to_a_deaf_process_holds_nobody_up(spec: ImageSpec) -> None:
                 result = await process.wait()
             assert result.outcome is Outcome.SIGNALED
             await writer  # what was left is of no use to anybody
-
-    async def holds_something(process: AsyncProcess) -> bool:
-        return process._line.line.unsent
 
     run(body())
 
