@@ -110,7 +110,7 @@ def test_a_writer_to_a_deaf_process_holds_nobody_up(box: Sandbox) -> None:
     with box.start("trap 'echo got it' USR1; echo up; while :; do sleep 0.05; done") as process:
         assert next(process.events()) == Output("stdout", b"up\n")
         writer = Later(lambda: process.write(b"x" * (8 << 20)))
-        until(lambda: process._line.line.unsent)
+        until(lambda: process._channel.unsent)
         assert writer.is_alive()
         process.signal(signal.SIGUSR1)
         assert next(process.events()) == Output("stdout", b"got it\n")
