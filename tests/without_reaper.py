@@ -4,7 +4,8 @@ The first process of many containers is a program that never waits for children 
 ended first stays a zombie there, and its /proc/PID, for ever.
 
 The command runs in a process namespace of its own, as whoever calls; its first process is this script and waits for the
-command alone. Whatever the command leaves ends with the namespace.
+command alone. Whatever the command leaves ends with the namespace. Nothing else may make sandboxes meanwhile: their
+control groups are known by pids, and a pid means something else there.
 
 Exit status: that of the command, or 128 and the number of the signal that ended it.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 
 INSIDE = "--inside"
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -37,7 +39,10 @@ def main() -> int:
     # An ordinary user gets the namespace by way of a user namespace, and stays who it is.
     user = () if os.geteuid() == 0 else ("--user", "--map-current-user")
     command = [UNSHARE[0], *user, *UNSHARE[1:], sys.executable, __file__, INSIDE, *arguments]
-    return subprocess.run(command, check=False).returncode
+    # Fake sandboxes are known by their owners' pids too, and lie in the directory for temporary files.
+    with tempfile.TemporaryDirectory(prefix="minisandbox-no-reaper-", ignore_cleanup_errors=True) as private:
+        os.chmod(private, 0o755)
+        return subprocess.run(command, env={**os.environ, "TMPDIR": private}, check=False).returncode
 
 
 if __name__ == "__main__":
