@@ -217,6 +217,10 @@ def descends(pid: int, ancestor: int) -> bool:
     return False
 
 
+def descendants(ancestor: int) -> Iterator[int]:
+    yield from (pid for pid, _ in processes() if descends(pid, ancestor))
+
+
 def describe(pid: int) -> str:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -269,16 +273,26 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail a session that leaves processes, mounts, users or cgroups behind, whatever its tests said.
 
-    It comes last, when the workers have ended, and looks at the whole machine.
+    It comes last, when the workers have ended, and looks at the whole machine. What a worker started is known by its
+    descent as long as the worker is there, which looks for itself.
     """
     shut_down()
-    before = session.config.stash.get(_before, None)
-    if before is None:
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        output: dict[str, object] = session.config.workeroutput  # type: ignore[attr-defined] # xdist's
+        output["left"] = wait_until_clean(lambda: [*map(describe, descendants(os.getpid()))], GRACE)
         return
-    found = wait_until_clean(lambda: leftovers(before), GRACE)
-    session.config.stash[_left] = found
+    before = session.config.stash[_before]
+    found = session.config.stash.setdefault(_left, [])
+    found += wait_until_clean(lambda: leftovers(before), GRACE)
     if found and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Take over what a worker found; one that crashed has said nothing, and its tests have failed."""
+    config: pytest.Config = node.config  # type: ignore[attr-defined] # xdist's
+    config.stash.setdefault(_left, []).extend(getattr(node, "workeroutput", {}).get("left", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
