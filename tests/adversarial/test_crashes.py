@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests import waiting
 from tests.adversarial.soak import below, mount_table
 
 from minisandbox.errors import SandboxGone
@@ -51,15 +52,8 @@ def count(directory: str | Path) -> int:
 
 
 def settled() -> dict[str, int]:
-    """The holdings, once what is ending has ended: they are the same twice."""
-    last: dict[str, int] = {}
-    for _ in range(100):
-        now = holdings()
-        if now == last:
-            return now
-        last = now
-        time.sleep(0.05)
-    return last
+    """The holdings, once what is ending has ended."""
+    return waiting.settled(holdings)
 
 
 def cycle(spec: ImageSpec) -> None:
@@ -102,12 +96,12 @@ def test_an_owner_whose_pid_belongs_to_somebody_else_now_is_dead() -> None:
 def test_a_bomb_that_goes_on_keeps_nobody_from_asking_and_stopping(spec: ImageSpec) -> None:
     box = Sandbox.create(spec, limits=Limits(processes=64))
     bomb = box.start(["python3", "-c", BOMB])
-    time.sleep(0.5)
+    waiting.until(lambda: box.usage().cpu > 0.2)  # it is at work
     try:
         box.exec("true", timeout=5)  # it may be refused, or time out; it says so
     except SandboxGone:
         assert not box.alive
     began = time.monotonic()
     box.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < waiting.PATIENCE
     bomb.close()

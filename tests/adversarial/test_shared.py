@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 from tests.adversarial.open import SHARED
+from tests.waiting import PATIENCE
 
 from minisandbox.errors import HostError
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import shut_down
 from minisandbox.types import ImageSpec, Network, Output
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 USUAL_LIMIT = 1024  # open files of a process, where nobody has raised it
 
@@ -156,7 +157,7 @@ def test_what_one_uses_up_others_still_have(spec: ImageSpec, what: str) -> None:
 
 def taken_by(box: Sandbox, script: str) -> int:
     """How many of a few a sandbox gets."""
-    return int(box.exec(["python3", "-c", script, str(A_FEW)], cwd="/tmp", timeout=60).check().stdout)
+    return int(box.exec(["python3", "-c", script, str(A_FEW)], cwd="/tmp", timeout=PATIENCE).check().stdout)
 
 
 def missed_by(other: Sandbox, script: str, before: int) -> Iterator[str]:
@@ -173,11 +174,11 @@ def cannot_be_used(spec: ImageSpec) -> Iterator[str]:
     """What does not work of a sandbox that is made now: every way in which descriptors go back and forth."""
     try:
         with Sandbox.create(spec, network=Network.allow("localhost")) as new:
-            new.exec("true", timeout=20).check()
+            new.exec("true", timeout=PATIENCE).check()
             with new.start(["sleep", "60"], lifetime="sandbox") as process:
                 process.kill()
             new.files.write_text("/tmp/kept", "text")
             with new.fork(1)[0] as fork:
-                fork.exec("test -e /tmp/kept", timeout=20).check()
+                fork.exec("test -e /tmp/kept", timeout=PATIENCE).check()
     except HostError as error:
         yield str(error)

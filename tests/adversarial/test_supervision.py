@@ -6,10 +6,10 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE, running, stat_fields, until
 
 from minisandbox.errors import SandboxGone
 from minisandbox.launch.frames import Header, encode
@@ -28,8 +28,8 @@ def test_pid_1_outlives_an_interrupt(box: Sandbox) -> None:
 
 @pytest.mark.parametrize("limit", ["--nproc=0", "--nofile=0"])
 def test_pid_1_outlives_limits_set_from_inside(box: Sandbox, limit: str) -> None:
-    box.exec(f"prlimit --pid 1 {limit}; kill -9 $PPID", timeout=5)
-    box.exec("true", timeout=5)  # pid 1 has to make a worker for it
+    box.exec(f"prlimit --pid 1 {limit}; kill -9 $PPID", timeout=PATIENCE)
+    box.exec("true", timeout=PATIENCE)  # pid 1 has to make a worker for it
     assert box.alive
 
 
@@ -74,7 +74,7 @@ def test_other_uids_do_not_get_round_the_limit_of_processes(spec: ImageSpec) -> 
     if launcher.enforcement["processes"] == "rlimit" and launcher.ids > 1:
         pytest.xfail("RLIMIT_NPROC counts each uid for itself, and without control groups there is nothing else")
     with Sandbox.create(spec, limits=Limits(processes=50)) as box:
-        result = box.exec(["python3", "-c", FORKS], timeout=20)
+        result = box.exec(["python3", "-c", FORKS], timeout=PATIENCE)
         assert int(result.stdout) <= 60, "with pid 1 and the workers"
 
 
@@ -87,7 +87,7 @@ def test_a_worker_killed_before_its_note_is_read_loses_no_job(spec: ImageSpec) -
             answers: list[str] = []
             asking = threading.Thread(target=lambda box, answers: answers.append(fate(box)), args=(box, answers))
             asking.start()
-            asking.join(30.0)
+            asking.join(PATIENCE)
             box.stop()
             asking.join()
             assert answers == ["exit status 0"]
@@ -96,19 +96,20 @@ def test_a_worker_killed_before_its_note_is_read_loses_no_job(spec: ImageSpec) -
 def end_a_worker_unseen(box: Sandbox) -> None:
     first = next(record.pid for record in live_sandboxes() if record.id == box.id)
     os.kill(first, signal.SIGSTOP)
-    time.sleep(0.1)  # until it has stopped
+    until(lambda: (stat_fields(first) or "?")[0] == "T")
     try:
         box.exec("true")
-        for pid in children(first):
+        workers = children(first)
+        for pid in workers:
             os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
+        until(lambda: not any(map(running, workers)))
     finally:
         os.kill(first, signal.SIGCONT)
 
 
 def fate(box: Sandbox) -> str:
     try:
-        return box.exec("true", timeout=20.0).fate
+        return box.exec("true", timeout=PATIENCE).fate
     except SandboxGone:
         return "gone"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def case_held_stdout(box: AsyncSandbox) -> None:
     mark, started = a_while(), time.monotonic()
     result = await box.exec(f"sleep {mark} & echo started")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert (result.stdout, result.exit_code, result.left_running) == ("started\n", 0, 1)
     assert await runs(box, f"sleep {mark}")
 
@@ -44,7 +44,7 @@ async def case_left_running(box: AsyncSandbox) -> None:
 @case("background children may go on writing: no signal, no full pipe")
 async def case_go_on_writing(box: AsyncSandbox) -> None:
     await box.exec("(sleep 0.3; for i in $(seq 5000); do echo line of output $i; echo err >&2; done; touch survived) &")
-    assert (await box.exec("until [ -e survived ]; do sleep 0.05; done", timeout=30)).ok
+    assert (await box.exec("until [ -e survived ]; do sleep 0.05; done", timeout=60)).ok
 
 
 @case("what a background child printed before the command ended is there")
@@ -102,16 +102,16 @@ def forker(children: int) -> str:
 
 
 @case("10,000 background children: the result comes, they are counted, a deadline ends them all",
-      needs="kernel", deadline=180.0)  # fmt: skip
+      needs="kernel", deadline=540.0)  # fmt: skip
 async def case_ten_thousand_children(make: World) -> None:
     box = await make(limits=Limits(processes=12_000))
-    result = await box.exec(forker(10_000), timeout=120)
+    result = await box.exec(forker(10_000), timeout=300)
     assert (result.outcome, result.exit_code) == (Outcome.EXITED, 0), result.stderr
     assert result.left_running == 10_000
     assert (await box.exec("echo beside them", timeout=60)).stdout == "beside them\n"
     killed = await box.exec("pkill -9 forker; while pgrep forker >/dev/null; do sleep 0.1; done", timeout=60)
     assert killed.ok
-    late = await box.exec(forker(10_000).replace("exec ./", "./") + "; sleep 60", timeout=8)
+    late = await box.exec(forker(10_000).replace("exec ./", "./") + "; sleep 600", timeout=4)
     assert late.outcome is Outcome.TIMEOUT
     assert int((await box.exec("ls -d /proc/[0-9]* | wc -l", timeout=60)).stdout) < 20
 

@@ -27,7 +27,7 @@ async def cancel_when(steps: Steps[object], condition: Callable[[], Awaitable[bo
     finally:
         task.cancel()
     with raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
 
 
 @case("cancelling exec() ends its whole tree and nothing else", needs="cancel")
@@ -75,7 +75,7 @@ async def case_shell(make: World, box: AsyncSandbox) -> None:
             mark = a_while()
             begun = partial(runs, box, mark)
             await cancel_when(shell.run(f"echo late; sleep {mark}; echo later"), begun, make)
-            result = await asyncio.wait_for(shell.run(f"echo {number}"), 20)
+            result = await asyncio.wait_for(shell.run(f"echo {number}"), 60)
             assert result.stdout == f"{number}\n"
             assert not await runs(box, mark)
 
@@ -89,7 +89,7 @@ async def case_wait(make: World, box: AsyncSandbox) -> None:
         with raises(asyncio.CancelledError):
             await task
         await process.write("\n")
-        assert (await process.wait(20)).stdout == "before\nafter\n"
+        assert (await process.wait(60)).stdout == "before\nafter\n"
 
 
 @case("cancelling file transfers leaves no half of them on the host, and the sandbox usable", needs="cancel")
@@ -167,7 +167,7 @@ async def case_snapshot(box: AsyncSandbox) -> None:
     await asyncio.sleep(0.001)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 assert (await box.exec("cat f")).stdout == "1\n"
@@ -177,7 +177,7 @@ async def case_snapshot(box: AsyncSandbox) -> None:
                 break
 
 
-@case("a hundred commands, each cancelled at another moment, leave nothing", needs="cancel", deadline=60.0)
+@case("a hundred commands, each cancelled at another moment, leave nothing", needs="cancel", deadline=240.0)
 async def case_any_moment(make: World, box: AsyncSandbox) -> None:
     mark = a_while()
     for number in range(100):

@@ -32,7 +32,7 @@ async def settled(make: World, script: str) -> AsyncSandbox:
     """A sandbox over an image in whose workdir ``script`` has been run."""
     tree = make.directory / "tree"
     tree.mkdir()
-    subprocess.run(["bash", "-ec", f"umask 022; {script}"], cwd=tree, check=True, timeout=20)
+    subprocess.run(["bash", "-ec", f"umask 022; {script}"], cwd=tree, check=True, timeout=60)
     return await make(make.image(tree=tree))
 
 

@@ -47,7 +47,7 @@ async def case_streams_and_status(box: AsyncSandbox) -> None:
     assert result.fate == "exit status 3"
 
 
-@case("every exit status from 0 to 255 arrives", deadline=60.0)
+@case("every exit status from 0 to 255 arrives", deadline=240.0)
 async def case_exit_statuses(make: World, box: AsyncSandbox) -> None:
     async def status(code: int) -> int | None:
         return (await box.exec(["bash", "-c", f"exit {code}"])).exit_code
@@ -187,7 +187,7 @@ async def case_own_session(box: AsyncSandbox) -> None:
         "read -r _ _ _ _ _ session terminal _ < /proc/$$/stat; [ $session = $$ ]; echo $? $terminal"
     )
     assert result.stdout == "0 0\n"
-    assert not (await box.exec("exec 3< /dev/tty", timeout=20)).ok
+    assert not (await box.exec("exec 3< /dev/tty", timeout=60)).ok
 
 
 @case("duration and usage are those of the command")
@@ -199,18 +199,18 @@ async def case_usage(box: AsyncSandbox) -> None:
     assert result.usage.max_rss > 50_000_000
 
 
-@case("fifty commands run at the same time in one sandbox", deadline=90.0)
+@case("fifty commands run at the same time in one sandbox", deadline=270.0)
 async def case_fifty_at_once(make: World, box: AsyncSandbox) -> None:
     script = "mkdir meet-$N; until [ $(ls -d meet-* | wc -l) = 50 ]; do sleep 0.1; done; echo $N; exit $N"
 
     async def meet(number: int) -> ExecResult:
-        return await box.exec(script, env={"N": str(number)}, timeout=80)
+        return await box.exec(script, env={"N": str(number)}, timeout=200)
 
     results = await make.together(*(meet(number) for number in range(50)))
     assert [(r.stdout, r.exit_code) for r in results] == [(f"{n}\n", n) for n in range(50)]
 
 
-@case("two hundred commands one after the other", deadline=60.0)
+@case("two hundred commands one after the other", deadline=240.0)
 async def case_many_in_sequence(box: AsyncSandbox) -> None:
     for number in range(200):
         assert (await box.exec(["echo", str(number)])).stdout == f"{number}\n"
@@ -218,9 +218,9 @@ async def case_many_in_sequence(box: AsyncSandbox) -> None:
 
 @case("a command may kill everything that it sees; the sandbox lives on", needs="kernel")
 async def case_kill_everything(box: AsyncSandbox) -> None:
-    result = await box.exec("kill -9 -1", timeout=20)
+    result = await box.exec("kill -9 -1", timeout=60)
     assert result.outcome in (Outcome.SIGNALED, Outcome.EXITED)
-    assert (await box.exec("echo still here", timeout=20)).stdout == "still here\n"
+    assert (await box.exec("echo still here", timeout=60)).stdout == "still here\n"
 
 
 @case("arguments that cannot be used are refused before anything runs")

@@ -85,7 +85,7 @@ async def case_no_network(box: AsyncSandbox) -> None:
     interfaces = (await box.exec("tail -n +3 /proc/net/dev | cut -d: -f1")).stdout.split()
     assert interfaces == ["lo"]
     probe = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())"
-    assert (await box.exec(["python3", "-S", "-c", probe], timeout=20)).ok
+    assert (await box.exec(["python3", "-S", "-c", probe], timeout=60)).ok
 
 
 @case("two sandboxes do not see each other's processes, files or ports", needs="kernel")
@@ -93,9 +93,9 @@ async def case_two_worlds(make: World) -> None:
     one, two = await make(), await make()
     await one.exec("echo secret > /tmp/here; echo secret > mine; sleep 299.5 & true")
     await one.exec("python3 -S -m http.server --bind 127.0.0.1 8123 >/dev/null 2>&1 &")
-    await one.exec("until (: < /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout=30)
+    await one.exec("until (: < /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done", timeout=60)
     seen = await two.exec("ls -A /tmp . ; cat /proc/*/cmdline | tr '\\0' ' '")
     assert "here" not in seen.stdout
     assert "mine" not in seen.stdout
     assert "299.5" not in seen.stdout
-    assert not (await two.exec(": < /dev/tcp/127.0.0.1/8123", timeout=20)).ok
+    assert not (await two.exec(": < /dev/tcp/127.0.0.1/8123", timeout=60)).ok

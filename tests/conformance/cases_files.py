@@ -117,7 +117,7 @@ async def case_links(box: AsyncSandbox) -> None:
     assert (await box.exec("cat target; test -L link; echo $?")).stdout == "out0\n"
 
 
-@case("a file larger than the limit is an error, before it takes memory", deadline=20.0)
+@case("a file larger than the limit is an error, before it takes memory", deadline=240.0)
 async def case_limit(box: AsyncSandbox) -> None:
     await box.exec("truncate -s 5G sparse; head -c 1000 /dev/zero > exact")
     with raises(FileAccessError, "larger than 1000 bytes"):
@@ -151,7 +151,7 @@ async def case_list(box: AsyncSandbox) -> None:
         await box.files.list("no")
 
 
-@case("list() of twenty thousand entries", deadline=60.0)
+@case("list() of twenty thousand entries", deadline=240.0)
 async def case_list_many(box: AsyncSandbox) -> None:
     (await box.exec("mkdir many; cd many; seq -f 'a-rather-long-name-of-a-file-%05g' 20000 | xargs touch")).check()
     infos = await box.files.list("many")

@@ -23,7 +23,7 @@ async def case_take_hold_again(box: AsyncSandbox) -> None:
     async with await box.process(process.id) as again:
         assert (again.id, again.pid) == (process.id, process.pid)
         await again.write("input\n")
-        result = await again.wait(20)
+        result = await again.wait(60)
     assert (result.exit_code, result.stdout) == (4, "got input\n")
 
 
@@ -55,7 +55,7 @@ async def case_kept_output(make: World, box: AsyncSandbox) -> None:
     async with await box.process(process.id) as again:
         await again.write("\n")
         seen = b"".join([event.data async for event in again.events() if isinstance(event, Output)])
-        result = await again.wait(5)
+        result = await again.wait(60)
     assert seen.replace(b"one\n", b"", 1) == b"two\nthree\n"
     assert result.exit_code == 0
 
@@ -73,7 +73,7 @@ async def case_bounded_output(make: World) -> None:
     await until(make, done)
     async with await box.process(process.id) as again:
         await again.close_stdin()
-        result = await again.wait(20)
+        result = await again.wait(60)
     assert result.dropped_stdout >= 5_000_000 - 1000 - (1 << 20)
     assert len(result.stdout_bytes) < 1200
 
@@ -84,7 +84,7 @@ async def case_kept_result(make: World, box: AsyncSandbox) -> None:
     await process.close()
     await make.pause(0.5)
     async with await box.process(process.id) as again:
-        result = await again.wait(20)
+        result = await again.wait(60)
     assert (result.outcome, result.exit_code) == (Outcome.EXITED, 9)
 
     async def forgotten() -> bool:
@@ -101,7 +101,7 @@ async def case_kill(make: World, box: AsyncSandbox) -> None:
     assert await runs(box, f"sleep {mark}")
     async with await box.process(process.id) as again:
         await again.kill()
-        assert (await again.wait(20)).signal == 9
+        assert (await again.wait(60)).signal == 9
     await ended(make, box, f"sleep {mark}")
 
 
@@ -112,7 +112,7 @@ async def case_terminal(box: AsyncSandbox) -> None:
     async with await box.process(process.id) as again:
         await again.resize(Terminal(40, 120))
         await again.write("line\n")
-        result = await again.wait(20)
+        result = await again.wait(60)
     assert "got line\r\n40 120\r\n" in result.stdout
 
 
@@ -127,4 +127,4 @@ async def case_several(box: AsyncSandbox) -> None:
     for number, name in enumerate(ids):
         async with await box.process(name) as process:
             await process.write("\n")
-            assert (await process.wait(20)).exit_code == number
+            assert (await process.wait(60)).exit_code == number

@@ -63,13 +63,13 @@ async def case_bad_labels(make: World) -> None:
 
 @case("a sandbox with a lifetime ends by itself, with its processes")
 async def case_lifetime(make: World) -> None:
-    box = await make(limits=Limits(lifetime=1.0))
+    box = await make(limits=Limits(lifetime=2.0))
     expires = (await box.info()).expires
     assert expires is not None
-    assert -5 < expires - time.time() <= 1.0
+    assert -5 < expires - time.time() <= 2.0
     assert (await box.exec("echo alive")).stdout == "alive\n"
     with raises(SandboxGone):
-        await box.exec("sleep 30", timeout=25)
+        await box.exec("sleep 300", timeout=600)
 
     async def unlisted() -> bool:
         return not box.alive and box.id not in {info.id for info in await make.live()}
@@ -127,7 +127,7 @@ async def case_attach(make: World, box: AsyncSandbox) -> None:
             assert (await shell.run("cat g")).stdout == "back"
         async with await other.start("read x; echo $x") as process:
             await process.write("1\n")
-            assert (await process.wait(20)).stdout == "1\n"
+            assert (await process.wait(60)).stdout == "1\n"
         assert (await other.usage()).processes >= 0
     assert box.alive
     assert await box.files.read_text("g") == "back"
@@ -183,4 +183,4 @@ async def case_attach_to_a_process(make: World, box: AsyncSandbox) -> None:
     assert await other.processes() == (process.id,)
     async with await other.process(process.id) as again:
         await again.write("this\n")
-        assert (await again.wait(20)).stdout == "got this\n"
+        assert (await again.wait(60)).stdout == "got this\n"

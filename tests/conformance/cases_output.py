@@ -49,11 +49,11 @@ async def case_invalid_everywhere(box: AsyncSandbox) -> None:
     assert result.stdout == whole.decode("utf-8", "replace")
 
 
-@case("10^9 bytes: memory is bounded and the count of what was dropped is exact", deadline=120.0)
+@case("10^9 bytes: memory is bounded and the count of what was dropped is exact", deadline=360.0)
 async def case_giant_output(make: World) -> None:
     box = await make(limits=Limits(output=MiB))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = await box.exec(f"echo first; head -c {GIANT - 11} /dev/zero; echo last", timeout=110)
+    result = await box.exec(f"echo first; head -c {GIANT - 11} /dev/zero; echo last", timeout=300)
     assert result.ok
     assert result.dropped_stdout == GIANT - MiB
     assert len(result.stdout_bytes) < MiB + 100
@@ -100,7 +100,7 @@ for n in range(400):
     os.write(1, b"o" * 10000)
     os.write(2, b"e" * 10000)
 """
-    result = await box.exec(["python3", "-S", "-c", program], timeout=30)
+    result = await box.exec(["python3", "-S", "-c", program], timeout=60)
     assert result.dropped_stdout == result.dropped_stderr == 4_000_000 - MiB
     assert set(result.stdout_bytes[: MiB // 2]) == {ord("o")}
     assert set(result.stderr_bytes[-MiB // 2 :]) == {ord("e")}
@@ -134,14 +134,14 @@ async def case_no_terminal(box: AsyncSandbox) -> None:
 
 @case("a command may close its stdout and go on")
 async def case_closed_stdout(box: AsyncSandbox) -> None:
-    result = await box.exec("echo before; exec >&-; sleep 0.1; echo err >&2; exit 3", timeout=20)
+    result = await box.exec("echo before; exec >&-; sleep 0.1; echo err >&2; exit 3", timeout=60)
     assert (result.stdout, result.stderr, result.exit_code) == ("before\n", "err\n", 3)
 
 
 @case("a command may close all of its descriptors and go on; its status arrives, and so does a timeout")
 async def case_closed_descriptors(box: AsyncSandbox) -> None:
     program = "import os, time; os.write(1, b'x'); os.closerange(0, 4096); time.sleep({}); os._exit(7)"
-    result = await box.exec(["python3", "-S", "-c", program.format(0.2)], timeout=20)
+    result = await box.exec(["python3", "-S", "-c", program.format(0.2)], timeout=60)
     assert (result.outcome, result.exit_code, result.stdout) == (Outcome.EXITED, 7, "x")
     late = await box.exec(["python3", "-S", "-c", program.format(300)], timeout=0.5)
     assert (late.outcome, late.stdout) == (Outcome.TIMEOUT, "x")
@@ -171,5 +171,5 @@ async def case_no_mixing(make: World, box: AsyncSandbox) -> None:
 
 @case("output is read while a command is flooding, and a reader that leaves ends the writer")
 async def case_broken_pipe(box: AsyncSandbox) -> None:
-    result = await box.exec("set -o pipefail; yes | head -n 3; echo ${PIPESTATUS[0]}", timeout=20)
+    result = await box.exec("set -o pipefail; yes | head -n 3; echo ${PIPESTATUS[0]}", timeout=60)
     assert result.stdout == "y\ny\ny\n141\n"

@@ -61,7 +61,7 @@ async def case_stdin(box: AsyncSandbox) -> None:
         with raises(WaitTimeout):
             await process.wait(0.3)
         await process.close_stdin()
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert result.stdout_bytes == "text é\n".encode() + b"\xff\0bytes"
     assert result.ok
 
@@ -69,7 +69,7 @@ async def case_stdin(box: AsyncSandbox) -> None:
 @case("wait() takes what is printed and returns the result, again and again")
 async def case_wait(box: AsyncSandbox) -> None:
     async with await box.start("echo out; sleep 0.2; exit 7") as process:
-        first = await process.wait(20)
+        first = await process.wait(60)
         assert (first.stdout, first.exit_code) == ("out\n", 7)
         assert first.duration >= 0.2
         assert await process.wait() == first
@@ -81,17 +81,17 @@ async def case_wait_timeout(box: AsyncSandbox) -> None:
         started = time.monotonic()
         with raises(WaitTimeout) as caught:
             await process.wait(0.3)
-        assert 0.3 <= time.monotonic() - started < 10
+        assert 0.3 <= time.monotonic() - started < 60
         assert isinstance(caught.value, TimeoutError)
         await process.write("\n")
-        assert (await process.wait(20)).stdout == "before\nafter\n"
+        assert (await process.wait(60)).stdout == "before\nafter\n"
 
 
 @case("a result has what events saw before")
 async def case_wait_after_events(box: AsyncSandbox) -> None:
     async with await box.start("echo out; echo err >&2; exit 1") as process:
         out, _, result = await collect(process)
-        assert await process.wait(5) == result
+        assert await process.wait(60) == result
     assert out == result.stdout_bytes
 
 
@@ -101,11 +101,11 @@ async def case_signal(box: AsyncSandbox) -> None:
         async for event in process.events():
             if isinstance(event, Output) and event.data == b"ready\n":
                 await process.signal(10)
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert (result.exit_code, result.stdout) == (5, "ready\ngot it\n")
     async with await box.start(["sleep", "60"]) as process:
         await process.signal(15)
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert (result.outcome, result.signal) == (Outcome.SIGNALED, 15)
 
 
@@ -116,7 +116,7 @@ async def case_bad_signal(box: AsyncSandbox) -> None:
             with raises(InvalidValue):
                 await process.signal(number)
         await process.close_stdin()
-        assert (await process.wait(20)).ok
+        assert (await process.wait(60)).ok
 
 
 @case("kill() ends the whole tree")
@@ -126,7 +126,7 @@ async def case_kill(box: AsyncSandbox) -> None:
         async for event in process.events():
             if isinstance(event, Output):
                 await process.kill()
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert (result.outcome, result.signal) == (Outcome.SIGNALED, 9)
     assert not await runs(box, f"sleep {mark}")
 
@@ -146,7 +146,7 @@ async def case_close(make: World, box: AsyncSandbox) -> None:
 async def case_pid(box: AsyncSandbox) -> None:
     async with await box.start("echo $$; read x") as one, await box.start(["cat"]) as two:
         await one.write("\n")
-        assert (await one.wait(20)).stdout == f"{one.pid}\n"
+        assert (await one.wait(60)).stdout == f"{one.pid}\n"
         assert one.id != two.id
 
 
@@ -167,7 +167,7 @@ async def case_large_output(make: World) -> None:
             if isinstance(event, Output):
                 digest.update(event.data)
                 size += len(event.data)
-        result = await process.wait(5)
+        result = await process.wait(60)
     assert size == 20_000_000
     assert digest.digest() == hashlib.sha256(hashlib.shake_256(b"seed").digest(20_000_000)).digest()
     assert result.dropped_stdout == 20_000_000 - 1000
@@ -184,9 +184,9 @@ async def case_flow_control(make: World, box: AsyncSandbox) -> None:
     assert await box.files.exists("done")
 
 
-@case("input that is not read waits, and never keeps kill() waiting", deadline=60.0)
+@case("input that is not read waits, and never keeps kill() waiting", deadline=240.0)
 async def case_unread_input(make: World, box: AsyncSandbox) -> None:
-    async with await box.start("echo on; sleep 60") as process:
+    async with await box.start("echo on; sleep 600") as process:
 
         async def write() -> float:
             await process.write(b"x" * (16 * MiB))
@@ -196,14 +196,14 @@ async def case_unread_input(make: World, box: AsyncSandbox) -> None:
             await make.pause(0.5)
             started = time.monotonic()
             await process.kill()
-            assert (await process.wait(20)).signal == 9
+            assert (await process.wait(60)).signal == 9
             return time.monotonic() - started
 
         _, took = await make.together(write(), kill())
-        assert took < 15
+        assert took < 60
 
 
-@case("five megabytes through cat, written and read at the same time", deadline=60.0)
+@case("five megabytes through cat, written and read at the same time", deadline=240.0)
 async def case_both_ways(make: World, box: AsyncSandbox) -> None:
     data = hashlib.shake_256(b"both").digest(5_000_000)
     async with await box.start(["cat"]) as process:
@@ -226,7 +226,7 @@ async def case_side_by_side(make: World, box: AsyncSandbox) -> None:
     async def run(number: int) -> str:
         async with await box.start("read x; echo $x; sleep 0.1; exit $x") as process:
             await process.write(f"{number}\n")
-            result = await process.wait(30)
+            result = await process.wait(60)
             assert result.exit_code == number
             return result.stdout
 
@@ -237,7 +237,7 @@ async def case_side_by_side(make: World, box: AsyncSandbox) -> None:
 async def case_env_and_cwd(box: AsyncSandbox) -> None:
     await box.files.mkdir("sub")
     async with await box.start("echo $A; pwd", env={"A": "1"}, cwd="sub") as process:
-        assert (await process.wait(20)).stdout == f"1\n{box.image.workdir}/sub\n"
+        assert (await process.wait(60)).stdout == f"1\n{box.image.workdir}/sub\n"
     with raises(FileAccessError, "no/such"):
         await box.start("true", cwd="no/such")
 
@@ -258,7 +258,7 @@ async def case_bad_arguments(box: AsyncSandbox) -> None:
 @case("a program that is not there is status 127")
 async def case_not_found(box: AsyncSandbox) -> None:
     async with await box.start(["no-such-program"]) as process:
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert result.exit_code == 127
     assert "no-such-program" in result.stderr
 
@@ -267,14 +267,14 @@ async def case_not_found(box: AsyncSandbox) -> None:
 async def case_background_child(box: AsyncSandbox) -> None:
     mark = a_while()
     async with await box.start(f"sleep {mark} & echo on") as process:
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert (result.stdout, result.left_running) == ("on\n", 1)
 
 
 @case("writing to a process that has ended is no harm")
 async def case_write_after_the_end(box: AsyncSandbox) -> None:
     async with await box.start(["true"]) as process:
-        assert (await process.wait(20)).ok
+        assert (await process.wait(60)).ok
         await process.write("too late")
         await process.close_stdin()
         await process.kill()
@@ -287,7 +287,7 @@ async def case_stopped_sandbox(make: World) -> None:
 
     async def wait() -> None:
         with raises(SandboxGone):
-            await process.wait(30)
+            await process.wait(60)
 
     async def stop() -> None:
         await make.pause(0.3)

@@ -104,10 +104,10 @@ async def case_start(box: AsyncSandbox) -> None:
 async def case_background(box: AsyncSandbox) -> None:
     mark = a_while()
     async with await box.shell() as shell:
-        result = await shell.run(f"sleep {mark} & echo on", timeout=20)
+        result = await shell.run(f"sleep {mark} & echo on", timeout=60)
         assert (result.outcome, result.stdout) == (Outcome.EXITED, "on\n")
         assert await runs(box, f"sleep {mark}")
-        assert (await shell.run("jobs | wc -l; kill $!; wait $! 2>/dev/null; echo $?", timeout=20)).stdout == "1\n143\n"
+        assert (await shell.run("jobs | wc -l; kill $!; wait $! 2>/dev/null; echo $?", timeout=60)).stdout == "1\n143\n"
 
 
 @case("closing the shell ends it and what it started; it can be closed again")
@@ -144,7 +144,7 @@ async def case_stopped_sandbox(make: World) -> None:
         await box.shell()
 
 
-@case("a hundred commands one after the other", deadline=60.0)
+@case("a hundred commands one after the other", deadline=240.0)
 async def case_hundred(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:
         await shell.run("n=0")

@@ -31,7 +31,7 @@ async def read_until(process: AsyncProcess, words: bytes) -> bytes:
 async def case_is_a_terminal(box: AsyncSandbox) -> None:
     script = "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo tty; echo err >&2; echo here > /dev/tty"
     async with await box.start(script, pty=Terminal()) as process:
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert result.stdout == "tty\r\nerr\r\nhere\r\n"
     assert result.stderr == ""
 
@@ -42,7 +42,7 @@ async def case_size(box: AsyncSandbox) -> None:
     async with await box.start(script, pty=Terminal(31, 99)) as process:
         assert b"31 99" in await read_until(process, b"99")
         await process.resize(Terminal(50, 160))
-        assert b"50 160\r\n" in (await process.wait(20)).stdout_bytes
+        assert b"50 160\r\n" in (await process.wait(60)).stdout_bytes
 
 
 @case("^C interrupts, ^D ends the input", needs="terminal")
@@ -50,14 +50,14 @@ async def case_control_characters(box: AsyncSandbox) -> None:
     async with await box.start("trap 'echo caught; exit 3' INT; echo on; sleep 60 & wait", pty=Terminal()) as process:
         await read_until(process, b"on")
         await process.write(b"\x03")
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert result.exit_code == 3
     assert "caught" in result.stdout
     async with await box.start(["cat"], pty=Terminal()) as process:
         await process.write("line\n")
         await read_until(process, b"line\r\nline\r\n")
         await process.write(b"\x04")
-        assert (await process.wait(20)).ok
+        assert (await process.wait(60)).ok
 
 
 @case("closing stdin is ^D on a terminal", needs="terminal")
@@ -65,7 +65,7 @@ async def case_close_stdin(box: AsyncSandbox) -> None:
     async with await box.start("cat; echo end", pty=Terminal()) as process:
         await process.write("line\n")
         await process.close_stdin()
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert result.stdout.endswith("end\r\n")
 
 
@@ -75,7 +75,7 @@ async def case_password(box: AsyncSandbox) -> None:
     async with await box.start(["python3", "-c", program], pty=Terminal()) as process:
         assert b"secret" not in await read_until(process, b"Password: ")
         await process.write("secret\n")
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert result.stdout.endswith("got secret\r\n")
 
 
@@ -91,7 +91,7 @@ async def case_interactive_shell(make: World, box: AsyncSandbox) -> None:
         await process.write("jobs; kill -9 %1; wait %1; echo $((6 * 7))-\n")
         await read_until(process, b"42-")
         await process.write("exit 5\n")
-        assert (await process.wait(20)).exit_code == 5
+        assert (await process.wait(60)).exit_code == 5
 
 
 @case("closing the handle hangs up and ends everything on the terminal", needs="terminal")
@@ -110,7 +110,7 @@ async def case_close(make: World, box: AsyncSandbox) -> None:
 async def case_last_words(box: AsyncSandbox) -> None:
     mark = a_while()
     async with await box.start(f"sleep {mark} & seq 5000; echo end", pty=Terminal()) as process:
-        result = await process.wait(20)
+        result = await process.wait(60)
     assert result.stdout.endswith("5000\r\nend\r\n")
     assert result.stdout.startswith("1\r\n2\r\n")
 

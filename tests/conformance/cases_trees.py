@@ -148,7 +148,7 @@ async def case_tree_limit(make: World, box: AsyncSandbox) -> None:
         await box.files.download("s", make.directory / "s")
 
 
-@case("holes stay holes", deadline=60.0)
+@case("holes stay holes", deadline=240.0)
 async def case_sparse(make: World, box: AsyncSandbox) -> None:
     (await box.exec("mkdir t; truncate -s 500M t/sparse; printf end >> t/sparse")).check()
     transfer = await box.files.download("t", make.directory / "t")
@@ -157,7 +157,7 @@ async def case_sparse(make: World, box: AsyncSandbox) -> None:
     assert copied.st_blocks * 512 < 10_000_000
 
 
-@case("a tree of five thousand files both ways", deadline=90.0)
+@case("a tree of five thousand files both ways", deadline=270.0)
 async def case_many_files(make: World, box: AsyncSandbox) -> None:
     (await box.exec("for d in {1..50}; do mkdir -p t/$d; for f in {1..100}; do echo $f > t/$d/$f; done; done")).check()
     assert (await box.files.download("t", make.directory / "t")).files == 5000

@@ -83,9 +83,9 @@ async def case_chown(box: AsyncSandbox) -> None:
 @case("processes and shells take a user too", needs="range")
 async def case_processes_and_shells(box: AsyncSandbox) -> None:
     async with await box.start(["id", "-u"], user=1234) as process:
-        assert (await process.wait(20)).stdout == "1234\n"
+        assert (await process.wait(60)).stdout == "1234\n"
     async with await box.start(["id", "-u"], user=1234, pty=Terminal()) as process:
-        assert (await process.wait(20)).stdout == "1234\r\n"
+        assert (await process.wait(60)).stdout == "1234\r\n"
     async with await box.shell(user=1234) as shell:
         assert (await shell.run("id -u")).stdout == "1234\n"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def check_usable(shell: AsyncShell, after: str = "") -> None:
     """It answers, with the right output for each command."""
     for word in ("one", "two"):
-        result = await shell.run(f"echo {word}; echo e{word} >&2; bash -c 'exit 6' 2>/dev/null", timeout=20)
+        result = await shell.run(f"echo {word}; echo e{word} >&2; bash -c 'exit 6' 2>/dev/null", timeout=60)
         assert (result.outcome, result.stdout, result.stderr) == (Outcome.EXITED, f"{word}\n", f"e{word}\n"), after
         assert result.exit_code == 6
 
@@ -38,12 +38,12 @@ async def case_syntax(box: AsyncSandbox) -> None:
             "`",
             "a=(",
         ):
-            result = await shell.run(script, timeout=20)
+            result = await shell.run(script, timeout=60)
             assert result.outcome is Outcome.EXITED, script
             assert result.exit_code != 0, script
             assert result.stderr, script
             assert not result.replaced, script
-        assert (await shell.run("cat <<E\nno end", timeout=20)).stdout == "no end\n"
+        assert (await shell.run("cat <<E\nno end", timeout=60)).stdout == "no end\n"
         assert (await shell.run("echo $x")).stdout == "kept\n"
         await check_usable(shell)
 
@@ -52,7 +52,7 @@ async def case_syntax(box: AsyncSandbox) -> None:
 async def case_exit(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:
         await shell.run("mkdir sub; cd sub; x='a b'; export y=2; f() { echo in f; }; shopt -s nullglob")
-        result = await shell.run("echo before; exit 9; echo after", timeout=20)
+        result = await shell.run("echo before; exit 9; echo after", timeout=60)
         assert (result.outcome, result.exit_code, result.stdout) == (Outcome.EXITED, 9, "before\n")
         assert result.replaced
         assert result.cwd == box.image.workdir / "sub"
@@ -66,7 +66,7 @@ async def case_exit(box: AsyncSandbox) -> None:
 async def case_exec(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:
         await shell.run("mkdir sub; cd sub")
-        result = await shell.run("exec sh -c 'echo in sh; exit 4'", timeout=20)
+        result = await shell.run("exec sh -c 'echo in sh; exit 4'", timeout=60)
         assert (result.outcome, result.stdout, result.exit_code) == (Outcome.EXITED, "in sh\n", 4)
         assert result.replaced
         assert (await shell.run("pwd")).stdout == f"{box.image.workdir}/sub\n"
@@ -76,13 +76,13 @@ async def case_exec(box: AsyncSandbox) -> None:
 @case("set -e and set -u that fail are a status, and the next command runs")
 async def case_set_e(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:
-        result = await shell.run("set -e; echo before; false; echo after", timeout=20)
+        result = await shell.run("set -e; echo before; false; echo after", timeout=60)
         assert (result.outcome, result.exit_code, result.stdout) == (Outcome.EXITED, 1, "before\n")
-        assert (await shell.run("set +e; echo on", timeout=20)).stdout == "on\n"
-        unset = await shell.run("set -u; echo $no_such_variable; echo after", timeout=20)
+        assert (await shell.run("set +e; echo on", timeout=60)).stdout == "on\n"
+        unset = await shell.run("set -u; echo $no_such_variable; echo after", timeout=60)
         assert unset.exit_code not in (0, None)
         assert "no_such_variable" in unset.stderr
-        await shell.run("set +eu", timeout=20)
+        await shell.run("set +eu", timeout=60)
         await check_usable(shell)
 
 
@@ -93,7 +93,7 @@ async def case_prompts(box: AsyncSandbox) -> None:
         await check_usable(shell)
         await shell.run("trap 'echo err trap >/dev/null' ERR; trap 'true' DEBUG; trap 'true' RETURN")
         await check_usable(shell)
-        traced = await shell.run("set -x; echo traced; { set +x; } 2>/dev/null", timeout=20)
+        traced = await shell.run("set -x; echo traced; { set +x; } 2>/dev/null", timeout=60)
         assert traced.stdout == "traced\n"
         await check_usable(shell)
 
@@ -101,8 +101,8 @@ async def case_prompts(box: AsyncSandbox) -> None:
 @case("a trap of the command's own on EXIT runs, and the shell goes on")
 async def case_exit_trap(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:
-        await shell.run("trap 'echo bye' EXIT", timeout=20)
-        result = await shell.run("exit 3", timeout=20)
+        await shell.run("trap 'echo bye' EXIT", timeout=60)
+        result = await shell.run("exit 3", timeout=60)
         assert result.exit_code == 3
         await check_usable(shell)
 
@@ -111,20 +111,20 @@ async def case_exit_trap(box: AsyncSandbox) -> None:
 async def case_descriptors(box: AsyncSandbox) -> None:
     for script in ("exec >&- 2>&-", "exec > /dev/null 2>&1", 'for fd in {0..63}; do eval "exec $fd>&-"; done'):
         async with await box.shell() as shell:
-            assert (await shell.run(script, timeout=20)).outcome in (Outcome.EXITED, Outcome.SIGNALED), script
-            result = await shell.run("mkdir -p sub; cd sub; echo unheard; (exit 6)", timeout=20)
+            assert (await shell.run(script, timeout=60)).outcome in (Outcome.EXITED, Outcome.SIGNALED), script
+            result = await shell.run("mkdir -p sub; cd sub; echo unheard; (exit 6)", timeout=60)
             assert (result.outcome, result.exit_code) == (Outcome.EXITED, 6), script
             assert result.cwd == box.image.workdir / "sub", script
     async with await box.shell() as shell:
-        await shell.run("exec > out; exec < /dev/zero", timeout=20)
-        await shell.run("echo into the file", timeout=20)
+        await shell.run("exec > out; exec < /dev/zero", timeout=60)
+        await shell.run("echo into the file", timeout=60)
     assert await box.files.read_text("out") == "into the file\n"
 
 
 @case("a command that reads its stdin meets the end of it")
 async def case_stdin(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:
-        assert (await shell.run("cat; read x; echo $?; python3 -c 'input()' 2>&1 | tail -n 1", timeout=20)).stdout == (
+        assert (await shell.run("cat; read x; echo $?; python3 -c 'input()' 2>&1 | tail -n 1", timeout=60)).stdout == (
             "1\nEOFError: EOF when reading a line\n"
         )
         await check_usable(shell)
@@ -138,14 +138,14 @@ async def case_timeout(box: AsyncSandbox) -> None:
         result = await shell.run(f"echo before; sleep {mark}; echo after", timeout=0.5)
         assert (result.outcome, result.stdout, result.exit_code) == (Outcome.TIMEOUT, "before\n", None)
         assert not await runs(box, f"sleep {mark}")
-        state = await shell.run("pwd; echo $x", timeout=20)
+        state = await shell.run("pwd; echo $x", timeout=60)
         assert state.stdout in (f"{box.image.workdir}/sub\nkept\n", f"{box.image.workdir}/sub\n\n")
         if not result.replaced:
             assert state.stdout.endswith("kept\n")
         await check_usable(shell)
 
 
-@case("commands that hang in every way end by their timeout; none is answered by another's answer", deadline=90.0)
+@case("commands that hang in every way end by their timeout; none is answered by another's answer", deadline=270.0)
 async def case_hanging(box: AsyncSandbox) -> None:
     mark = a_while()
     scripts = (
@@ -164,7 +164,7 @@ async def case_hanging(box: AsyncSandbox) -> None:
             started = time.monotonic()
             result = await shell.run(script, timeout=0.4)
             assert result.outcome is Outcome.TIMEOUT, script
-            assert time.monotonic() - started < 20, script
+            assert time.monotonic() - started < 60, script
             await check_usable(shell)
     assert not await runs(box, mark)
 
@@ -182,7 +182,7 @@ async def case_stopped(box: AsyncSandbox) -> None:
 async def case_killed(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:
         await shell.run("mkdir sub; cd sub")
-        result = await shell.run("kill -9 $$; sleep 5", timeout=20)
+        result = await shell.run("kill -9 $$; sleep 5", timeout=60)
         assert (result.outcome, result.signal, result.replaced) == (Outcome.SIGNALED, 9, True)
         assert (await shell.run("pwd")).stdout == f"{box.image.workdir}/sub\n"
         await check_usable(shell)
@@ -200,16 +200,16 @@ async def case_odd_words(box: AsyncSandbox) -> None:
             "local y",
             "unset PATH; PATH=/usr/bin:/bin",
         ):
-            assert (await shell.run(script, timeout=20)).outcome is Outcome.EXITED, script
+            assert (await shell.run(script, timeout=60)).outcome is Outcome.EXITED, script
             await check_usable(shell)
 
 
 @case("a directory that is removed under it, or cannot be entered, is no harm")
 async def case_removed_directory(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:
-        await shell.run('mkdir gone; cd gone; rmdir "$PWD"', timeout=20)
+        await shell.run('mkdir gone; cd gone; rmdir "$PWD"', timeout=60)
         await check_usable(shell)
-        await shell.run("exit 1", timeout=20)
+        await shell.run("exit 1", timeout=60)
         await check_usable(shell)
         assert (await shell.run("cd /usr && pwd")).stdout == "/usr\n"
 

@@ -109,7 +109,7 @@ _CASES: dict[str, Case] = {}
 Body = TypeVar("Body", bound=Callable[..., Steps[None]])
 
 
-def case(title: str, *, needs: str | Sequence[str] = (), deadline: float = 30.0) -> Callable[[Body], Body]:
+def case(title: str, *, needs: str | Sequence[str] = (), deadline: float = 120.0) -> Callable[[Body], Body]:
     """Put a coroutine function on the list of cases.
 
     Args:
@@ -162,7 +162,7 @@ def raises(kind: type[E] | tuple[type[E], ...], text: str = "") -> Iterator[Caug
     assert text in str(caught.value), f"{text!r} is not in {caught.value}"
 
 
-async def until(make: World, condition: Callable[[], Awaitable[bool]], seconds: float = 15.0) -> None:
+async def until(make: World, condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     """Wait for a condition that comes true by itself."""
     give_up = time.monotonic() + seconds
     while not await condition():
@@ -194,7 +194,7 @@ async def runs(box: AsyncSandbox, words: str) -> bool:
     return await count(box, words) > 0
 
 
-async def ended(make: World, box: AsyncSandbox, words: str, seconds: float = 15.0) -> None:
+async def ended(make: World, box: AsyncSandbox, words: str, seconds: float = 60.0) -> None:
     """Wait until no process whose command line has ``words`` in it is alive in the sandbox."""
 
     async def gone() -> bool:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WORKDIR = PurePosixPath("/testbed")
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds that a case which is over its deadline is given to end, once its sandboxes have been stopped."""
 
 

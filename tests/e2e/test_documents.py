@@ -26,14 +26,15 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("block", BLOCKS)
-def test_python_blocks_run(block: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "MINISANDBOX_STORE": str(tmp_path / "store")}
+def test_python_blocks_run(block: str, tmp_path: Path, shared_store: Path) -> None:
+    environment = {**os.environ, "MINISANDBOX_STORE": str(shared_store)}
 
     def python(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *words],
-            capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment, check=False,
+            capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment, check=False,
         )  # fmt: skip
 
     for image in IMAGE.findall(block):  # quickstart has made it where a reader comes to this line

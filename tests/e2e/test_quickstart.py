@@ -36,7 +36,7 @@ class Place:
 
     def run(self, *words: str, status: int = 0) -> str:
         with self.start(*words) as process:
-            out, err = process.communicate(timeout=600)
+            out, err = process.communicate(timeout=900)
         assert process.returncode == status, err + out
         return out
 
@@ -66,11 +66,12 @@ def test_first_run(place: Place) -> None:
         assert task["verdicts"] == {"oracle": "resolved", "empty": "unresolved", "replay": "resolved"}
         assert task["problems"] == []
         assert task["shared_bytes"] > task["unique_bytes"] > 0
-        assert 0 < task["sandbox_ready"] < 5
+        assert 0 < task["sandbox_ready"] < 60
     assert sum(task["built_in"] for task in report["tasks"]) > 0
     assert report["disk_bytes"] < sum(task["shared_bytes"] for task in report["tasks"])
 
 
+@pytest.mark.once
 def test_second_run_rebuilds_nothing(place: Place) -> None:
     before = layers(place)
     report = place.json("quickstart")
@@ -81,6 +82,7 @@ def test_second_run_rebuilds_nothing(place: Place) -> None:
     assert all(task["built_in"] == 0 for task in report["tasks"])
 
 
+@pytest.mark.once
 def test_the_table(place: Place) -> None:
     lines = place.run("quickstart", "--only", "*toolz*").splitlines()
     assert lines[0].split()[:2] == ["task", "built"]
@@ -88,6 +90,7 @@ def test_the_table(place: Place) -> None:
     assert any(line.startswith("2 of 2 tasks as expected") for line in lines)
 
 
+@pytest.mark.once
 def test_images_are_listed_and_shown(place: Place) -> None:
     images = place.json("image", "ls")
     assert isinstance(images, list)
@@ -100,6 +103,7 @@ def test_images_are_listed_and_shown(place: Place) -> None:
     assert place.run("image", "ls").count("\n") >= TASKS
 
 
+@pytest.mark.once
 def test_a_rollout_goes_on_where_it_was(place: Place) -> None:
     words = ("rollout", "quickstart", "--agent", "oracle", "--only", "*toolz*", "--out", "run")
     first, second = place.json(*words), place.json(*words)
@@ -130,6 +134,7 @@ def test_a_task_that_cannot_be_built_costs_the_others_nothing(place: Place) -> N
     assert [one["status"] for one in found] == ["error", "valid"]
 
 
+@pytest.mark.once
 def test_an_invalid_task_is_a_finding(place: Place) -> None:
     row = place.json("tasks", "show", "quickstart", "pytoolz__toolz-1.0.0.update_in")
     assert isinstance(row, dict)
@@ -141,6 +146,7 @@ def test_an_invalid_task_is_a_finding(place: Place) -> None:
     assert found[0]["cause"] == "f2p_not_failing"
 
 
+@pytest.mark.once
 def test_ctrl_c_keeps_what_is_finished(place: Place) -> None:
     words = ("rollout", "quickstart", "--agent", "empty", "--out", "cut")
     with place.start(*words) as process:
@@ -148,7 +154,7 @@ def test_ctrl_c_keeps_what_is_finished(place: Place) -> None:
         while "unresolved" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 130, out + err
     assert err.splitlines()[-1] == "minisandbox: interrupted; finished rollouts are kept; the same command goes on"
     report = place.json(*words)

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from minisandbox.grade import derive_test_lists, measure
 from minisandbox.images import build
-from minisandbox.store import Store, remove_tree
+from minisandbox.store import Store
 from minisandbox.tasks import TaskSet
 
 pytestmark = [pytest.mark.kernel, pytest.mark.index]
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    root: Path = tmp_path_factory.mktemp("store")
-    yield Store.open(root)
-    remove_tree(root)
-
-
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["r1chardj0n3s__parse-*", "pytoolz__toolz-*outer_join"])
-def test_lists_are_measured(store: Store, name: str) -> None:
+def test_lists_are_measured(shared_store: Path, name: str) -> None:
     (task,) = TaskSet.load("quickstart").select([name])
-    image = build(task.recipe(), store=store, name=task.instance_id)
+    image = build(task.recipe(), store=Store.open(shared_store), name=task.instance_id)
     solved, unsolved = (measure(task, image, reference=yes, files=task.test_files) for yes in (True, False))
     assert solved.believed, solved.log
     assert unsolved.believed, unsolved.log

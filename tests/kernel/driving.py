@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
+from tests.waiting import PATIENCE
+
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.processes import ProcessChannel, ShellChannel
 from minisandbox.sandbox.wire import environment_for
 from minisandbox.types import ExecResult, Output, ShellResult
-
-PATIENCE = 30.0
 
 
 def send(channel: ProcessChannel | ShellChannel, connection: socket.socket) -> None:

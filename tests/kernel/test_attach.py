@@ -7,18 +7,17 @@ import resource
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import HostError, NotFound, OwnerOnly, SandboxGone
 from minisandbox.sandbox import Process, Sandbox, live_sandboxes
 from minisandbox.types import ExecResult, ImageSpec, Outcome, Output, Terminal
 
 pytestmark = pytest.mark.kernel
-PATIENCE = 60.0
 
 OWNER = """
 import sys
@@ -69,13 +68,6 @@ def owner(spec: ImageSpec) -> Iterator[Owner]:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
             process.wait(PATIENCE)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def test_it_is_listed(owner: Owner) -> None:

@@ -274,7 +274,7 @@ def test_a_hanging_command_ends(store: Store, project: Path) -> None:
     begun = time.monotonic()
     with pytest.raises(BuildError, match="timed out") as caught:
         build(recipe, store=store, name="hangs")
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
     assert "hangs" in (caught.value.reason or "")
 
 

@@ -32,6 +32,7 @@ def _make_index(root: Path) -> str:
     return (root / "simple").as_uri()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("tool", ["uv", "pip"])
 def test_packages_from_an_index_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
     own = [one for one in installed_interpreters() if one.own_prefix]

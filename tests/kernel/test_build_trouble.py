@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import DiskFull
 from minisandbox.store import Store
@@ -50,7 +50,7 @@ def _staged(store: Store) -> list[str]:
 def test_processes_that_want_the_same_image_build_it_once(tmp_path: Path, source: Path) -> None:
     store = Store.open(tmp_path / "store")
     running = [_start(BUILD, store.root, source, "sleep 0.5; date +%N > when") for _ in range(3)]
-    outputs = [process.communicate(timeout=60) for process in running]
+    outputs = [process.communicate(timeout=2 * PATIENCE) for process in running]
     lines = [out.split() for out, _ in outputs]
     assert all(line for line in lines), [err for _, err in outputs]
     assert len({line[0] for line in lines}) == 1
@@ -60,26 +60,25 @@ def test_processes_that_want_the_same_image_build_it_once(tmp_path: Path, source
 
 def test_a_killed_build_is_cleaned_up_and_can_be_repeated(tmp_path: Path, source: Path) -> None:
     store = Store.open(tmp_path / "store")
-    killed = _start(BUILD, store.root, source, "touch /testbed/started; sleep 30")
-    deadline = time.monotonic() + 30
-    while not list(store.root.glob("staging/*/upper/tree/testbed/started")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    killed = _start(BUILD, store.root, source, "touch /testbed/started; sleep 300")
+    until(lambda: list(store.root.glob("staging/*/upper/tree/testbed/started")))
     assert _staged(store)
     killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=10)
+    killed.communicate(timeout=PATIENCE)
     _wait_for_reclaim(store)
     again = _start(BUILD, store.root, source, "true")
-    output, errors = again.communicate(timeout=60)
+    output, errors = again.communicate(timeout=2 * PATIENCE)
     assert "task" in output, errors
 
 
 def _wait_for_reclaim(store: Store) -> None:
     """The sandbox of a killed owner ends within two seconds; until then it may still write."""
-    deadline = time.monotonic() + 5
-    while _staged(store) and time.monotonic() < deadline:
+
+    def reclaimed() -> bool:
         Store.open(store.root)
-        time.sleep(0.05)
-    assert _staged(store) == []
+        return _staged(store) == []
+
+    until(reclaimed)
 
 
 FULL = """

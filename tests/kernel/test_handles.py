@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
+from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import InvalidValue, WaitTimeout
 from minisandbox.sandbox import Process, Sandbox
@@ -16,7 +16,6 @@ from minisandbox.sandbox.lines import MOST_UNREAD
 from minisandbox.types import ExecResult, Outcome, Output
 
 pytestmark = pytest.mark.kernel
-PATIENCE = 60.0
 T = TypeVar("T")
 
 
@@ -44,13 +43,6 @@ def output(process: Process) -> bytes:
 
 def runs(box: Sandbox, command: str) -> bool:
     return command in box.exec("ps -eo args").stdout.splitlines()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def interrupt_when(condition: Callable[[], bool]) -> None:
@@ -105,7 +97,7 @@ def test_readers_share_the_pieces_and_waiters_take_none(box: Sandbox) -> None:
     with box.start("read line; for i in $(seq 2000); do echo $i; done; exit 3") as process:
         readers = [Later(lambda: output(process)) for _ in range(2)]
         waiters = [Later(process.wait) for _ in range(3)]
-        time.sleep(0.05)
+        until(lambda: process._line._listening)
         process.write("\n")
         results = {waiter.result() for waiter in waiters}
         seen = [reader.result() for reader in readers]
@@ -118,7 +110,7 @@ def test_a_writer_to_a_deaf_process_holds_nobody_up(box: Sandbox) -> None:
     with box.start("trap 'echo got it' USR1; echo up; while :; do sleep 0.05; done") as process:
         assert next(process.events()) == Output("stdout", b"up\n")
         writer = Later(lambda: process.write(b"x" * (8 << 20)))
-        time.sleep(0.1)
+        until(lambda: process._channel.unsent)
         assert writer.is_alive()
         process.signal(signal.SIGUSR1)
         assert next(process.events()) == Output("stdout", b"got it\n")
@@ -148,7 +140,7 @@ def test_a_wait_of_no_time_takes_what_has_come(box: Sandbox) -> None:
 def test_closing_under_a_waiter(box: Sandbox) -> None:
     process = box.start("sleep 93")
     waiter = Later(process.wait)
-    time.sleep(0.05)
+    until(lambda: process._line._listening)
     process.close()
     result = waiter.result()
     assert isinstance(result, ExecResult)

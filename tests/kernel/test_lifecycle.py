@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.waiting import running, until
 
 from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.host import reaper
@@ -26,12 +28,12 @@ def test_a_live_sandbox_is_listed_and_a_stopped_one_is_not(spec: ImageSpec) -> N
     with Sandbox.create(spec) as box:
         record = next(record for record in live_sandboxes() if record.id == box.id)
         assert (record.owner, record.image, record.network) == (os.getpid(), "base", "off")
-        assert alive(record.pid)
+        assert running(record.pid)
         assert box.alive
-        assert 0 < box.created_in < 10
+        assert 0 < box.created_in < 60
     assert box.id not in [record.id for record in live_sandboxes()]
     assert not box.alive
-    assert not alive(record.pid)
+    assert not running(record.pid)
 
 
 def test_a_missing_layer_is_an_error_that_names_the_step(tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ def test_it_ends_when_its_handle_is_forgotten(spec: ImageSpec) -> None:
     box = Sandbox.create(spec)
     pid = next(record.pid for record in live_sandboxes() if record.id == box.id)
     del box
-    wait_for(lambda: not alive(pid))
+    until(lambda: not running(pid))
 
 
 def test_a_forked_process_does_not_stop_its_parents_sandbox(spec: ImageSpec) -> None:
@@ -164,7 +166,7 @@ def test_sigkill_of_the_controller_leaves_nothing(spec: ImageSpec, then: str) ->
     mounts = Path("/proc/self/mountinfo").read_text()
     with running_controller(spec, then) as (controller, pids):
         os.kill(controller, signal.SIGKILL)
-        wait_for(lambda: not any(alive(pid) for pid in pids), seconds=2.0)
+        until(partial(none_runs, pids))
     assert Path("/proc/self/mountinfo").read_text() == mounts
     assert reaper.reap(reaper.runtime_directory()) == 1
     assert not [record for record in live_sandboxes() if record.owner == controller]
@@ -175,7 +177,7 @@ def test_sigkill_of_the_launcher_ends_its_sandboxes(spec: ImageSpec, name: bytes
     with running_controller(spec, "time.sleep(600)") as (_, pids):
         (target,) = (pid for pid in pids if cmdline(pid).startswith(name))
         os.kill(target, signal.SIGKILL)
-        wait_for(lambda: not any(alive(pid) for pid in pids), seconds=2.0)
+        until(partial(none_runs, pids))
     reaper.reap(reaper.runtime_directory())
 
 
@@ -187,8 +189,12 @@ def test_sigkill_at_any_moment_of_creation(spec: ImageSpec) -> None:
         pids = descendants(controller.pid)
         controller.kill()
         controller.wait()
-        wait_for(lambda pids=pids: not any(alive(pid) for pid in pids), seconds=2.0)
+        until(partial(none_runs, pids))
     reaper.reap(reaper.runtime_directory())
+
+
+def none_runs(pids: set[int]) -> bool:
+    return not any(map(running, pids))
 
 
 @contextmanager
@@ -232,14 +238,3 @@ def cmdline(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def alive(pid: int) -> bool:
-    return reaper.start_time(pid) is not None
-
-
-def wait_for(condition: object, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "still there"
-        time.sleep(0.01)

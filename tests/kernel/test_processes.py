@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import itertools
-import os
 import signal
 import socket
 import tempfile
-import time
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.kernel.driving import PATIENCE, Driver
+from tests.kernel.driving import Driver
+from tests.waiting import PATIENCE, running_with, settled, until
 
 from minisandbox.errors import FileAccessError, InvalidValue, NotFound
 from minisandbox.sandbox import Sandbox
@@ -62,10 +64,7 @@ def ps(box: Sandbox) -> str:
 
 
 def until_gone(box: Sandbox, text: str) -> None:
-    give_up = time.monotonic() + PATIENCE
-    while text in ps(box):
-        assert time.monotonic() < give_up, f"{text} goes on"
-        time.sleep(0.02)
+    until(lambda: text not in ps(box))
 
 
 # --- streaming -------------------------------------------------------------------------------------------------------
@@ -237,10 +236,7 @@ def test_workers_of_ended_processes_do_not_stay(box: Sandbox) -> None:
     for _ in range(10):
         with start(box, "echo x") as process:
             process.wait()
-    give_up = time.monotonic() + PATIENCE
-    while len(box.exec("ps -eo pid --no-headers").stdout.split()) > 4:
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    until(lambda: len(box.exec("ps -eo pid --no-headers").stdout.split()) <= 4)
 
 
 def test_too_few_processes_left(spec: ImageSpec) -> None:
@@ -293,7 +289,7 @@ def test_nothing_written_to_a_terminal_is_lost(box: Sandbox) -> None:
 def test_an_interactive_shell_on_a_terminal(box: Sandbox) -> None:
     with start(box, ["bash", "--norc", "-i"], pty=Terminal()) as process:
         process.write(b"sleep 60\n")
-        time.sleep(0.2)
+        until(lambda: "sleep 60" in ps(box).splitlines())  # in the foreground: it was put there before it was started
         process.write(b"\x1a")
         process.write(b"jobs; kill -9 %1; exit 4\nexit 4\n")
         assert process.wait().exit_code == 4
@@ -355,9 +351,7 @@ def test_an_unseen_result_waits_and_a_seen_one_does_not(box: Sandbox, door: sock
             process.until(lambda: process.channel.done)
     with knock(address) as process:
         assert process.wait().exit_code == 3
-    give_up = time.monotonic() + PATIENCE
-    while is_open(address):
-        assert time.monotonic() < give_up
+    until(lambda: not is_open(address))
 
 
 def test_knocking_without_a_word_takes_nothing_away(box: Sandbox, door: socket.socket) -> None:
@@ -392,7 +386,7 @@ def test_who_takes_hold_replaces_who_had_it(box: Sandbox, door: socket.socket) -
 
 def test_a_holder_that_does_not_read_is_replaced_all_the_same(box: Sandbox, door: socket.socket) -> None:
     with start(box, ["yes"], lifetime="sandbox", door=door) as first:
-        time.sleep(0.3)
+        assert settled(lambda: in_queue(first.connection, termios.FIONREAD)) > 0
         with knock(door) as second:
             second.until_output(b"y\ny\n")
             first.until(lambda: first.channel.done)
@@ -403,11 +397,19 @@ def test_a_holder_that_does_not_read_is_replaced_all_the_same(box: Sandbox, door
             assert second.wait().signal == signal.SIGKILL
 
 
+def in_queue(connection: socket.socket, which: int) -> int:
+    """Bytes that have arrived unread, or that were sent and the peer has not read (unix(7))."""
+    count = array.array("i", [0])
+    fcntl.ioctl(connection, which, count)
+    return count[0]
+
+
 def test_input_under_way_counts_for_the_next_holder(box: Sandbox, door: socket.socket) -> None:
-    with start(box, "sleep 0.5; wc -c", lifetime="sandbox", door=door) as process:
+    with start(box, "until [ -e /tmp/on ]; do sleep 0.05; done; wc -c", lifetime="sandbox", door=door) as process:
         process.write(bytes(1_000_000))
-        time.sleep(0.2)
+        until(lambda: in_queue(process.connection, termios.TIOCOUTQ) == 0)
     with knock(door) as process:
+        box.files.write_text("/tmp/on", "")
         process.write(bytes(1_000_000))
         process.until(lambda: process.channel.unsent == 0)
         process.close_stdin()
@@ -422,13 +424,7 @@ def test_a_deadline_holds_without_a_holder(box: Sandbox, door: socket.socket) ->
 
 
 def test_the_end_of_the_sandbox_is_the_end_of_its_processes(box: Sandbox, door: socket.socket) -> None:
-    with start(box, ["sleep", "68"], lifetime="sandbox", door=door) as process:
+    with start(box, ["sleep", "68.625"], lifetime="sandbox", door=door) as process:
         box.stop()
         process.until(lambda: process.channel.done)
-    assert not any(b"sleep\x0068" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids())
-
-
-def pids() -> Iterator[str]:
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        if Path(f"/proc/{pid}/cmdline").exists():
-            yield pid
+    assert running_with(b"sleep\x0068.625") == []

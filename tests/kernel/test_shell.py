@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 import pytest
-from tests.kernel.driving import PATIENCE, Shell
+from tests.kernel.driving import Shell
+from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import FileAccessError, InvalidValue
 from minisandbox.sandbox import Sandbox
@@ -224,18 +225,16 @@ def test_false_reports_are_not_believed(shell: Shell) -> None:
         r"printf '%s\0/etc\0%s\0' 1 7 2 7 3 7 4 7 99 7 x y >&201; printf 'half' >&201; sleep 0.3; cd /usr; echo real"
     )
     for _ in range(3):
-        shell.run(script, timeout=5)
+        shell.run(script, timeout=PATIENCE)
     assert shell.run("exit").replaced
     works(shell)
 
 
 def test_a_script_of_a_megabyte(shell: Shell) -> None:
-    started = time.monotonic()
     result = shell.run("x='" + "y" * 1_000_000 + "'; echo ${#x}", timeout=PATIENCE)
     assert result.stdout == "1000000\n"
     result = shell.run("\n".join(f"v{n}={n}" for n in range(20_000)) + "\necho $v19999", timeout=PATIENCE)
     assert result.stdout == "19999\n"
-    assert time.monotonic() - started < 10
     assert shell.run("exit 3", timeout=PATIENCE).exit_code == 3
     assert shell.run("echo ${#x}", timeout=PATIENCE).stdout == "1000000\n"
 
@@ -261,7 +260,7 @@ def test_a_timeout(shell: Shell, script: str) -> None:
     result = shell.run("echo before; at=here; " + script, timeout=0.3)
     assert result.outcome is Outcome.TIMEOUT
     assert result.stdout.startswith("before\n")
-    assert 0.3 <= result.duration < 6
+    assert 0.3 <= result.duration < PATIENCE
     again = shell.run("pwd; echo $mine; test -e /tmp/bad", timeout=PATIENCE)
     assert again.stdout == "/usr\nhere\n"
     assert again.exit_code == 1
@@ -288,7 +287,7 @@ def test_a_timeout_beside_an_earlier_run_that_makes_ever_more_orphans(shell: She
     shell.run("(while :; do (sleep 0.05 &); done) &")
     result = shell.run("sleep 100", timeout=0.2)
     assert result.outcome is Outcome.TIMEOUT
-    assert result.duration < 15
+    assert result.duration < PATIENCE
     assert shell.run("echo on", timeout=PATIENCE).stdout == "on\n"
 
 
@@ -297,7 +296,7 @@ def test_an_interrupt(shell: Shell) -> None:
     number = shell.begin("echo before; sleep 100; echo after")
     late = shell.begin("echo late")
     waiting = shell.begin("echo never")
-    time.sleep(0.3)
+    until(lambda: "sleep 100" in shell.box.exec("ps -eo args").stdout.splitlines())
     shell.interrupt(waiting)
     shell.interrupt(number)
     result = shell.end(number)
@@ -321,11 +320,9 @@ def test_a_forgotten_run_is_not_the_next_ones_answer(shell: Shell) -> None:
 
 
 def test_background_children_do_not_hold_a_run_and_write_into_a_later_one(shell: Shell) -> None:
-    started = time.monotonic()
-    result = shell.run("(sleep 0.5; echo late) &\necho now")
-    assert time.monotonic() - started < 0.5
+    result = shell.run("(until [ -e /tmp/on ]; do sleep 0.05; done; echo late) &\necho now")
     assert (result.stdout, result.left_running >= 1) == ("now\n", True)
-    assert shell.run("wait; echo then").stdout == "late\nthen\n"
+    assert shell.run("touch /tmp/on; wait; echo then").stdout == "late\nthen\n"
 
 
 def test_background_children_of_a_bash_that_exits_live_on(shell: Shell) -> None:
@@ -334,8 +331,9 @@ def test_background_children_of_a_bash_that_exits_live_on(shell: Shell) -> None:
 
 
 def test_a_bash_that_dies_between_runs_is_replaced_and_the_next_run_says_so(shell: Shell) -> None:
-    shell.run("x=1; (sleep 0.2; kill -9 $$) &")
-    time.sleep(0.5)
+    bash = shell.run("x=1; echo $$; (until [ -e /tmp/on ]; do sleep 0.05; done; kill -9 $$) &").stdout.strip()
+    shell.box.files.write_text("/tmp/on", "")
+    until(lambda: shell.box.exec(f"ps -o stat= -p {bash}").stdout.strip() in ("", "Z", "Zs"))
     result = shell.run("echo ${x-lost}")
     assert (result.stdout, result.replaced) == ("lost\n", True)
     works(shell)
@@ -344,23 +342,18 @@ def test_a_bash_that_dies_between_runs_is_replaced_and_the_next_run_says_so(shel
 def test_a_fork_bomb(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=Limits(processes=60)) as box, contextlib.closing(Shell(box)) as shell:
         result = shell.run("for i in $(seq 200); do sleep 100 & done; echo end", timeout=3)
-        assert result.replaced or result.exit_code == 0
+        assert result.replaced or result.exit_code == 0 or result.outcome is Outcome.TIMEOUT
         shell.run("b() { b | b & }; b; sleep 100", timeout=1)
         result = shell.run("echo here", timeout=5)
         shell.close()
-        give_up = time.monotonic() + PATIENCE
-        while not box.exec(["echo", "usable"], timeout=PATIENCE).ok:
-            assert time.monotonic() < give_up
+        until(lambda: box.exec(["echo", "usable"], timeout=PATIENCE).ok)
 
 
 def test_hanging_up_ends_everything_it_started(box: Sandbox) -> None:
     shell = Shell(box)
     shell.run("sleep 76 &\nsetsid -f sleep 77; exit")
     shell.close()
-    give_up = time.monotonic() + PATIENCE
-    while "sleep 7" in box.exec("ps -eo args").stdout:
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
+    until(lambda: "sleep 7" not in box.exec("ps -eo args").stdout)
 
 
 def test_killing_everything_ends_the_supervisor_and_a_new_one_goes_on_in_the_same_place(shell: Shell) -> None:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path, PurePosixPath
 
 import pytest
+from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import InvalidValue, SandboxGone
 from minisandbox.sandbox import Sandbox
@@ -131,6 +132,7 @@ def test_a_changed_usr_is_compared_where_it_can_be_written(box: Sandbox) -> None
 # --- sealing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_forks_share_what_was_written_and_write_apart(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=Limits(disk="256M")) as box:
         box.exec(f"head -c {SHARED} /dev/urandom > /testbed/big; echo parent > /tmp/who").check()
@@ -158,6 +160,7 @@ def test_forks_outlive_their_parent(box: Sandbox) -> None:
             assert grandchild.files.read_text("/testbed/f") == "kept\n"
 
 
+@pytest.mark.alone
 def test_the_memory_of_a_snapshot_comes_back(spec: ImageSpec) -> None:
     before = tmpfs_memory()
     with Sandbox.create(spec, limits=Limits(disk="256M")) as box:
@@ -175,12 +178,7 @@ def test_the_memory_of_a_snapshot_comes_back(spec: ImageSpec) -> None:
 
 def wait_until_less(size: int) -> None:
     """The kernel frees a detached mount a moment later (fs/namespace.c, delayed_mntput)."""
-    done = threading.Event()
-    for _ in range(200):
-        if tmpfs_memory() < size:
-            return
-        done.wait(0.01)
-    raise AssertionError(f"{tmpfs_memory()} bytes in tmpfs, expected less than {size}")
+    until(lambda: tmpfs_memory() < size)
 
 
 def test_processes_end_with_a_snapshot_and_the_handle_goes_on(box: Sandbox) -> None:
@@ -204,11 +202,11 @@ def test_an_exec_under_way_learns_of_a_snapshot(box: Sandbox) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    started.wait(10)
+    started.wait(PATIENCE)
     box.exec("until pgrep sleep; do :; done").check()
     box.snapshot()
-    assert ended.wait(10)
-    thread.join(10)
+    assert ended.wait(PATIENCE)
+    thread.join(PATIENCE)
     assert len(outcome) <= 1  # its own fate is told by SIGKILL or by an error, never by a hang
 
 

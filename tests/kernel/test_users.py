@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 
 import pytest
-from tests.kernel.driving import PATIENCE, Driver, Shell
+from tests.kernel.driving import Driver, Shell
+from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import FileAccessError, InvalidValue
 from minisandbox.sandbox import Sandbox
@@ -147,9 +147,7 @@ def test_processes_and_terminals(town: Sandbox) -> None:
         assert process.wait().stdout.split() == ["z", "1100", "x", "10", "20", "z"]
     with start(town, "echo ready; sleep 82", "ann") as process:
         process.until_output(b"ready")
-    give_up = time.monotonic() + PATIENCE
-    while "sleep 82" in town.exec("ps -eo args").stdout:
-        assert time.monotonic() < give_up
+    until(lambda: "sleep 82" not in town.exec("ps -eo args").stdout)
 
 
 def test_shells(town: Sandbox) -> None:

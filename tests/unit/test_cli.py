@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -360,7 +359,7 @@ def test_in_parallel_keeps_the_order(workers: int) -> None:
 
 
 def test_in_parallel_runs_several_at_once() -> None:
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=120)
     in_parallel(lambda _: together.wait(), range(3), 3)
 
 
@@ -372,14 +371,13 @@ def test_in_parallel_raises_the_first_error_without_waiting() -> None:
         begun.append(number)
         if number == 0:
             raise errors.InvalidValue("zero")
-        release.wait(30)
+        release.wait(600)
 
-    began = time.monotonic()
     with pytest.raises(errors.InvalidValue, match="zero"):
         in_parallel(work, range(4), 2)
-    assert time.monotonic() - began < 20
     workers = [thread for thread in threading.enumerate() if thread.name.startswith("worker-")]
+    assert workers, "it waited for the others"
     release.set()
     for worker in workers:
-        worker.join(30)
+        worker.join(60)
     assert {*begun} <= {0, 1}, "what nobody will look at is not begun"

@@ -7,55 +7,40 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import pytest
+from tests.conformance.contract import a_while
+from tests.waiting import PATIENCE, running, running_with, until
 
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.sandbox.testing import FakeSandbox
 from minisandbox.types import ImageSpec, Mount, Network
 
 OWNER = """
-import os, sys, time
+import sys, time
 from minisandbox.sandbox.testing import FakeSandbox
 box = FakeSandbox.create()
-box.exec("setsid sleep 297.125 >/dev/null 2>&1 & sleep 297.125 >/dev/null 2>&1 &")
-process = box.start("sleep 297.125", lifetime="sandbox")
+long = sys.argv[1]
+box.exec(f"setsid sleep {long} >/dev/null 2>&1 & sleep {long} >/dev/null 2>&1 &")
+process = box.start(f"sleep {long}", lifetime="sandbox")
 print(box.info().pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
-
-
-def descendants_asleep() -> list[str]:
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            command = Path(f"/proc/{name}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"sleep\x00297.125" in command:
-            found.append(name)
-    return found
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def test_everything_of_it_ends_with_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, env=settings) as owner:
+    long = a_while()
+    asleep = f"sleep\0{long}".encode()
+    command = [sys.executable, "-c", OWNER, long]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
-        wait_for(lambda: len(descendants_asleep()) == 3)
+        until(lambda: len(running_with(asleep)) == 3)
         owner.send_signal(signal.SIGKILL)
-        owner.wait(10)
-    wait_for(lambda: not descendants_asleep() and not os.path.exists(f"/proc/{pid}"))
+        owner.wait(PATIENCE)
+    until(lambda: not running_with(asleep) and not running(pid))
     assert list(tmp_path.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with FakeSandbox.create():  # the next one clears up
@@ -118,4 +103,4 @@ def test_one_that_is_dropped_is_said_and_stopped() -> None:
     pid = box.info().pid
     with pytest.warns(ResourceWarning, match="never stopped"):
         del box
-    wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
+    until(lambda: not running(pid))

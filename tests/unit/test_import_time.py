@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 RUNS = 7
+YARDSTICK = "asyncio"
 # Other work on the machine can only make a run slower: the fastest of several is the nearest to the cost itself.
-LOADED_MACHINE_RETRIES = 3
+LOADED_MACHINE_RETRIES = 4
 
 
 def import_seconds(module: str, cache: Path) -> float:
@@ -31,15 +32,17 @@ def import_seconds(module: str, cache: Path) -> float:
     return sum(int(cumulative) for cumulative, name in rows if name in wanted) / 1e6
 
 
-@pytest.mark.parametrize(("module", "limit"), [("minisandbox", 0.030), ("minisandbox.launch", 0.010)])
+# A part of what asyncio takes, measured in turns with it: a machine three times as slow is no fault of ours.
+@pytest.mark.parametrize(("module", "limit"), [("minisandbox", 0.7), ("minisandbox.launch", 0.5)])
 def test_import_time(module: str, limit: float, tmp_path: Path) -> None:
-    import_seconds(module, tmp_path)  # compiles
-    best = min(import_seconds(module, tmp_path) for _ in range(RUNS))
+    best = {name: import_seconds(name, tmp_path) for name in (module, YARDSTICK)}  # compiles
     for _ in range(LOADED_MACHINE_RETRIES):
-        if best <= limit:
+        for name in [*best] * RUNS:
+            best[name] = min(best[name], import_seconds(name, tmp_path))
+        if best[module] <= limit * best[YARDSTICK]:
             break
-        best = min(best, *(import_seconds(module, tmp_path) for _ in range(RUNS)))
-    assert best <= limit, f"import {module} took {best * 1000:.1f} ms at best, at most {limit * 1000:.0f} ms"
+    mine, its = best[module] * 1000, best[YARDSTICK] * 1000
+    assert mine <= limit * its, f"import {module} took {mine:.1f} ms at best, import {YARDSTICK} {its:.1f} ms"
 
 
 def test_importing_starts_nothing() -> None:

@@ -7,12 +7,12 @@ import threading
 import time
 from typing import cast
 
+from tests.waiting import PATIENCE
+
 from minisandbox.sandbox.handles import SandboxCore
 from minisandbox.sandbox.lines import Line
 from minisandbox.sandbox.processes import STDIN_CREDIT, ProcessChannel
 from minisandbox.sandbox.sync_lines import SyncLine
-
-PATIENCE = 10.0
 
 
 def receive_all(connection: socket.socket) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -225,23 +225,28 @@ def test_a_server_that_answers_early() -> None:
 
 def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        monkeypatch.setattr(proxy, "_HEAD_PATIENCE", 0.2)
-        monkeypatch.setattr(proxy, "_IDLE_PATIENCE", 0.2)
-        monkeypatch.setattr(proxy, "_CONNECT_PATIENCE", 0.2)
+        released = threading.Event()
 
         def slow(_: str) -> list[str]:
-            time.sleep(0.5)
+            released.wait(60)
             return []
 
         async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
             await reader.read(-1)
 
         async with server(silent) as port, tenant(f"127.0.0.1:{port}", "slow") as (door, told):
-            assert await ask(door, b"CONNECT ", end=False) == b"(reset)"
+            with monkeypatch.context() as patch:  # each short for itself: what is not tried here may be slow
+                patch.setattr(proxy, "_HEAD_PATIENCE", 0.2)
+                assert await ask(door, b"CONNECT ", end=False) == b"(reset)"
             request = f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode()
-            assert (await ask(door, request, end=False)).endswith(b"(reset)")
+            with monkeypatch.context() as patch:
+                patch.setattr(proxy, "_IDLE_PATIENCE", 0.2)
+                assert (await ask(door, request, end=False)).endswith(b"(reset)")
             monkeypatch.setattr(proxy, "_look_up", slow)
-            assert b" 502 slow:443 does not answer" in await ask(door, b"CONNECT slow:443 HTTP/1.1\r\n\r\n", end=False)
+            monkeypatch.setattr(proxy, "_CONNECT_PATIENCE", 0.2)
+            answer = await ask(door, b"CONNECT slow:443 HTTP/1.1\r\n\r\n", end=False)
+            released.set()
+            assert b" 502 slow:443 does not answer" in answer
             assert told == []
 
     run(work())

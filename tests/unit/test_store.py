@@ -9,10 +9,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import DiskFull, InvalidValue, NotFound, StoreError
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, canonical_json, default_root, step_key
@@ -149,9 +149,7 @@ def test_threads_share_one_make(store: Store) -> None:
 
     def slow(work: Path) -> Made:
         makers.append(threading.current_thread().name)
-        deadline = time.monotonic() + 10
-        while len(waited) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: len(waited) == 3)
         return _make(work)
 
     def want() -> None:
@@ -161,7 +159,7 @@ def test_threads_share_one_make(store: Store) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     assert len(makers) == 1
     assert len(waited) == 3
 
@@ -184,20 +182,18 @@ PROCESS = """
 
 def test_processes_share_one_make(store: Store, tmp_path: Path) -> None:
     running = [_python(PROCESS, store.root, KEY, tmp_path / "log", 0.3) for _ in range(3)]
-    outputs = [process.communicate(timeout=30)[0].split() for process in running]
+    outputs = [process.communicate(timeout=PATIENCE)[0].split() for process in running]
     assert sorted(outputs) == [["ready", "False"], ["ready", "False"], ["ready", "True"]]
     assert (tmp_path / "log").read_text() == "made\n"
 
 
 def test_a_killed_maker_leaves_nothing_that_lasts(store: Store, tmp_path: Path) -> None:
-    maker = _python(PROCESS, store.root, KEY, tmp_path / "log", 60)
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "log").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    maker = _python(PROCESS, store.root, KEY, tmp_path / "log", 600)
+    until((tmp_path / "log").exists)
     Store.open(store.root)
     assert len(_staged(store)) == 1, "a live maker's directory was taken"
     maker.send_signal(signal.SIGKILL)
-    maker.communicate(timeout=10)
+    maker.communicate(timeout=PATIENCE)
     Store.open(store.root)
     assert _staged(store) == []
     assert not store.has_layer(KEY)
@@ -271,5 +267,5 @@ def test_a_full_disk_is_said_and_cleaned(tmp_path: Path) -> None:
     if unshare is None or subprocess.run([unshare, flags, "true"], check=False, capture_output=True).returncode:
         pytest.skip("unshare(1) cannot make a mount namespace here")
     command = [unshare, flags, sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.stdout.strip() == f"{DiskFull.exit_code} 28 True []", result.stderr

@@ -51,7 +51,7 @@ class Probe:
     maybe: bool = False
     without: str = ""
     may_die: bool = False
-    patience: float = 10.0
+    patience: float = 30.0
 
 
 PROBES: dict[str, Probe] = {}
@@ -70,7 +70,7 @@ def probe(
     maybe: bool = False,
     without: str = "",
     may_die: bool = False,
-    patience: float = 10.0,
+    patience: float = 30.0,
 ) -> Callable[[Body], Body]:
     """Declare a probe; its name and title are those of the function unless given."""
 

@@ -66,6 +66,7 @@ def test_both_forms_are_valid(smith: Task, bench: Task, images: Callable[[Task],
         assert len(found.reference) == len(found.empty) == 2
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "submission",
     [
@@ -94,6 +95,7 @@ def pytest_runtest_makereport(item, call):
 EVIL_TESTS = "def test_add(): pass\ndef test_zero(): pass\ndef test_double(): pass"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("path", "text", "kind"),
     [
@@ -121,6 +123,7 @@ def test_protected_files_are_dropped_and_reported(
     assert honest.flags == (Flag(kind, path),)
 
 
+@pytest.mark.once
 def test_names_with_wildcards_are_dropped_alone(smith: Task, smith_image: Image) -> None:
     submission = FIX + adding("tests/*", "x") + adding("calc/[a]?*.py", "y")
     graded = grade(smith, smith_image, submission.encode())
@@ -131,6 +134,7 @@ def test_names_with_wildcards_are_dropped_alone(smith: Task, smith_image: Image)
 REPORT = "import glob, os; [report] = [f for f in glob.glob('/run/*/*') if not f.endswith('.py')]"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -178,6 +182,7 @@ def test_a_runner_that_cannot_start_is_our_failure(smith: Task, smith_image: Ima
         assert (graded.resolved, graded.reward) == (None, None)
 
 
+@pytest.mark.once
 def test_tests_that_are_too_slow_for_the_reference_are_our_failure(smith: Task, smith_image: Image) -> None:
     slow = replace(smith, test_command="sleep 5; python -m pytest")
     graded = grade(slow, smith_image, FIX.encode(), timeout=1.0)
@@ -197,6 +202,7 @@ def test_ids_of_other_runners_are_refused(smith: Task, smith_image: Image) -> No
         grade(other, smith_image, b"")
 
 
+@pytest.mark.once
 def test_measuring(smith: Task, smith_image: Image) -> None:
     solved = measure(smith, smith_image, reference=True)
     assert solved.believed, solved.log
@@ -207,6 +213,7 @@ def test_measuring(smith: Task, smith_image: Image) -> None:
     assert broken.outcomes == (("tests/test_add.py::test_add", "failed"), ("tests/test_add.py::test_zero", "passed"))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("lists", "cause"),
     [
@@ -231,6 +238,7 @@ def test_tasks_that_are_not_valid(
     assert (found.status, found.cause) == ("invalid", cause), found
 
 
+@pytest.mark.once
 def test_a_task_whose_preserved_tests_fail_without_a_patch(bench: Task, images: Callable[[Task], Image]) -> None:
     """The same test fails once and passes once; the reference makes it pass, so only the empty run can tell."""
     odd = replace(bench, PASS_TO_PASS=bench.FAIL_TO_PASS, FAIL_TO_PASS=("tests/test_triple.py::test_triple",))
@@ -241,6 +249,7 @@ def test_a_task_whose_preserved_tests_fail_without_a_patch(bench: Task, images: 
     assert found.tests == bench.FAIL_TO_PASS
 
 
+@pytest.mark.once
 def test_a_flaky_task(smith: Task, smith_image: Image) -> None:
     dice = "\\ndef test_dice():\\n    import os\\n    assert os.urandom(1)[0] % 2\\n"
     append = f"python -c \"open('tests/test_double.py', 'a').write('{dice}')\""
@@ -257,6 +266,7 @@ def test_an_image_that_is_not_there_is_no_verdict_about_the_task(smith: Task, sm
     assert (found.status, found.cause) == ("error", "infrastructure")
 
 
+@pytest.mark.once
 @pytest.mark.index
 @pytest.mark.parametrize("form", list(Form))
 def test_a_real_project_with_packages_from_the_index(form: Form, images: Callable[[Task], Image]) -> None:
