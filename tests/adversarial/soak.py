@@ -128,7 +128,7 @@ class Soak:
 
     def run(self, moments: int) -> None:
         """Kill so many times."""
-        mounts, before = mount_table(), digest_of(self.layer)
+        mounts, before, held = mount_table(), digest_of(self.layer), set(held_ranges())
         try:
             for _ in range(moments):
                 self.kill_something()
@@ -137,6 +137,7 @@ class Soak:
         finally:
             self.end()
         self.look_after_the_next_start()
+        self.complaints += [f"a range of ids is still held: {path}" for path in held_ranges() if path not in held]
         if digest_of(self.layer) != before:
             self.complaints.append("the layer has changed")
 
@@ -176,7 +177,7 @@ class Soak:
         command = [sys.executable, "-c", CONTROLLER, str(self.layer), str(self.sandboxes), str(self.dice.random())[2:9]]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True)
-        self._ended.append(f"{process.pid}-{reaper.start_time(process.pid)}")
+        self._ended.append(reaper.owner_name(process.pid))
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n", "the controller did not start"
         return process
@@ -200,7 +201,6 @@ class Soak:
         self.complaints += [f"a control group is left: {directory}" for directory in groups.values()]
         self.complaints += [f"a record is left: {path}" for path in self.left_records()]
         self.end()
-        self.complaints += [f"a range of ids is still held: {path}" for path in held_ranges()]
 
     def left_records(self) -> Iterator[Path]:
         reaper.reap(reaper.runtime_directory())
@@ -210,7 +210,7 @@ class Soak:
 
 
 def held_ranges() -> Iterator[Path]:
-    directory = reaper.runtime_directory() / "ids"
+    directory = reaper.ranges_directory(reaper.runtime_directory())
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         with open(path, "rb") as lock:
             try:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from minisandbox.host import reaper, surroundings
+from minisandbox.host import doors, reaper, surroundings
 from minisandbox.images.base import base_entries
+from minisandbox.launch import identity
 
 
 def _record(number: int) -> reaper.Record:
@@ -22,7 +25,7 @@ def test_what_is_no_owners_directory_stands_in_nobodys_way(tmp_path: Path) -> No
     (tmp_path / "owners/notes.txt").write_text("x", encoding="ascii")
     (tmp_path / "owners/999999999-1/deep").mkdir(parents=True)
     assert [one.id for one in reaper.live_records(tmp_path)] == ["box-1"]
-    assert reaper.reap(tmp_path) == 2
+    assert not {one.path for one in reaper.reap(tmp_path)} & {*(tmp_path / "owners").iterdir()}
 
 
 def test_an_owner_whose_directory_was_cleaned_away_goes_on(tmp_path: Path) -> None:
@@ -54,3 +57,76 @@ def test_libraries_that_are_a_link_beside_real_ones(tmp_path: Path) -> None:
     found = {entry.path: entry.data for entry in base_entries(tmp_path)}
     assert found["lib64"] == b"lib"
     assert "bin" not in found
+
+
+# --- what the dead left ----------------------------------------------------------------------------------------------
+
+
+def ended_process() -> int:
+    """A pid whose process has ended and been waited for."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def owner_directory(runtime: Path, name: str) -> Path:
+    """What an owner of that name leaves when it is killed: a record and a door."""
+    directory = runtime / "owners" / name
+    directory.mkdir(parents=True)
+    (directory / "box-1.json").write_text("{}", encoding="ascii")
+    doors.make(directory, doors.name_of("box-1")).close()
+    return directory
+
+
+def test_an_owner_is_named_by_pid_start_and_boot() -> None:
+    pid, started, boot = reaper.owner_name().split("-")
+    assert (int(pid), int(started)) == (os.getpid(), reaper.start_time(os.getpid()))
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+    assert reaper.is_alive(reaper.owner_name())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda pid, started, boot: (ended_process(), started, boot), id="ended"),
+        pytest.param(lambda pid, started, boot: (pid, int(started) - 1, boot), id="another process had the pid"),
+        pytest.param(lambda pid, started, boot: (pid, started, "0" * 32), id="before the machine was restarted"),
+        pytest.param(lambda pid, started, boot: ("x", started, boot), id="no pid"),
+    ],
+)
+def test_what_a_dead_owner_left_is_reclaimed(tmp_path: Path, change: Callable[..., tuple[object, ...]]) -> None:
+    name = "-".join(map(str, change(*reaper.owner_name().split("-"))))
+    live, dead = owner_directory(tmp_path, reaper.owner_name()), owner_directory(tmp_path, name)
+    found = [one for one in reaper.leftovers(tmp_path) if one.kind == "records"]
+    assert [(one.path, one.owner) for one in found] == [(dead, name)]
+    assert dead in {one.path for one in reaper.reap(tmp_path)}
+    assert (live.exists(), dead.exists()) == (True, False)
+
+
+def test_a_range_is_free_when_nobody_holds_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "ranges_directory", lambda _: tmp_path)
+    free, held = tmp_path / "1", tmp_path / "2"
+    free.touch()
+    with held.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (found,) = reaper.free_ranges(tmp_path)
+        assert (found.path, found.remove(), free.exists()) == (free, True, False)
+        assert (reaper.Leftover(found.kind, held).remove(), held.exists()) == (False, True)
+
+
+def test_a_lock_that_was_removed_meanwhile_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = tmp_path / "7", fcntl.flock
+
+    def lock_of_a_file_that_prune_removes(descriptor: int, how: int) -> None:
+        real(descriptor, how)
+        path.unlink()
+
+    monkeypatch.setattr(fcntl, "flock", lock_of_a_file_that_prune_removes)
+    assert identity._lock(str(path)) is None
+
+
+def test_root_has_one_place_for_the_locks_of_ranges(tmp_path: Path) -> None:
+    places = {reaper.ranges_directory(tmp_path / name) for name in "ab"}
+    assert len(places) == (1 if os.access("/run", os.W_OK) else 2)

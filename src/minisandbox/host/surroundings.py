@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import fixes
+from minisandbox.launch import limits
+
+from . import fixes, reaper
 
 _GIB = 1 << 30
 _OLDEST = (5, 12)  # mount_setattr(2), idmapped mounts
@@ -176,12 +178,12 @@ def _version_1(own: list[list[str]]) -> Iterator[tuple[str, Path]]:
 
 
 def _can_make_one(parent: Path) -> bool:
-    probe = parent / f"minisandbox-doctor-{os.getpid()}"
+    probe = parent / f"{limits.PREFIX}{reaper.owner_name()}{reaper.DOCTOR}"  # one that outlives us is reclaimed
     try:
         probe.mkdir()
+        probe.rmdir()
     except OSError:
         return False
-    probe.rmdir()
     return True
 
 

@@ -203,14 +203,23 @@ class Identities:
             first = BLOCK_START + index * RANGE_SIZE
             if any(first < end and start < first + RANGE_SIZE for start, end in self._forbidden):
                 continue
-            lock = os.open(f"{self._locks}/{index}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                continue
-            return first, lock
+            lock = _lock(f"{self._locks}/{index}")
+            if lock is not None:
+                return first, lock
         raise OSError(11, "every id range is in use")
+
+
+def _lock(path: str) -> int | None:
+    """The lock of a range as a descriptor that holds it, or None where another has it."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(path)):  # not removed since it was opened ('sandbox prune')
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
 
 
 def _foreign_ranges() -> Iterator[tuple[int, int]]:

@@ -85,7 +85,7 @@ class Groups:
 
     Args:
         places: where they are made.
-        owner: the owner's pid and start time, ``PID-TICKS``.
+        owner: what the owner is called: its pid, start time and boot.
 
     Raises:
         OSError: the kernel refused.
@@ -200,7 +200,7 @@ def read_counters(descriptors: list[int]) -> list[int]:
 
 
 def owners(places: Places) -> Iterator[tuple[str, str]]:
-    """The owners that have groups here, with their directories: ``PID-TICKS`` and a path."""
+    """The owners that have groups here, with their directories: a name and a path."""
     for directory in {directory for _, directory in places.directories}:
         with contextlib.suppress(OSError):
             for name in os.listdir(directory):

@@ -182,25 +182,17 @@ class _Bash:
     @property
     def is_asleep(self) -> bool:
         """Whether it waits for something, rather than for a processor."""
-        return self._stat()[:1] == [b"S"]
+        return descendants.stat_fields(self.leader.pid)[:1] == [b"S"]
 
     def cpu(self) -> tuple[float, float]:
         """Seconds that it and the children it waited for have used: in user mode, in the kernel."""
         if (usage := self.leader.usage) is not None:
             return usage.ru_utime, usage.ru_stime
-        fields = self._stat()[11:15]
+        fields = descendants.stat_fields(self.leader.pid)[11:15]
         if len(fields) < 4:
             return 0.0, 0.0
         user, system, of_children, of_children_system = map(int, fields)
         return (user + of_children) / _TICKS, (system + of_children_system) / _TICKS
-
-    def _stat(self) -> list[bytes]:
-        """What the kernel says about it, from the state on (proc_pid_stat(5))."""
-        try:
-            with open(f"/proc/{self.leader.pid}/stat", "rb") as stat:
-                return stat.read().rpartition(b")")[2].split()
-        except OSError:
-            return []
 
     def close(self) -> None:
         """Close its pipes."""

@@ -12,6 +12,8 @@ import resource
 import signal
 from collections.abc import Collection
 
+from .descendants import every_pid
+
 INTERVAL = 0.05
 """Seconds between two looks while commands run."""
 _PAGE = resource.getpagesize()
@@ -27,19 +29,15 @@ def enforce(limit: int, spared: Collection[int]) -> bool:
     Returns:
         Whether they did.
     """
-    used = sum(_own_memory(pid) for pid in _processes())
+    used = sum(_own_memory(pid) for pid in every_pid())
     if used <= limit:
         return False
     for _ in range(2):  # one that was being forked shows the second time
-        for pid in _processes():
+        for pid in every_pid():
             if pid not in spared:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
     return True
-
-
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _own_memory(pid: int) -> int:

@@ -58,15 +58,13 @@ class Copy:
 
 def new_directory() -> Path:
     """An empty temporary directory of this process."""
-    pid = os.getpid()
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{pid}-{reaper.start_time(pid)}-")).resolve()
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{reaper.owner_name()}-")).resolve()
 
 
 def reap() -> None:
     """Remove the directories that owners which were killed left behind."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*-*"):
-        pid, _, started = path.name.removeprefix(_PREFIX).rpartition("-")[0].partition("-")
-        if pid.isdigit() and str(reaper.start_time(int(pid))) != started:
+        if not reaper.is_alive(path.name.removeprefix(_PREFIX).rpartition("-")[0]):
             with contextlib.suppress(OSError):  # somebody else's, or removed by somebody else
                 remove(path)
 
