@@ -343,8 +343,8 @@ def test_a_terminal_for_a_command_where_nobody_sits_at_one(store: Path) -> None:
 
 def test_prune(store: Path, spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "runtime"))
-    pid, started, _ = reaper.owner_name().split("-")
-    dead = f"{pid}-{started}-{'0' * 32}"  # this very process, before the machine was restarted
+    pid, started, _, namespace = reaper.owner_name().split("-")
+    dead = f"{pid}-{started}-{'0' * 32}-{namespace}"  # this very process, before the machine was restarted
     records = tmp_path / "runtime/owners" / dead
     records.mkdir(parents=True)
     (records / "box-1.json").touch()

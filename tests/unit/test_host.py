@@ -80,29 +80,48 @@ def owner_directory(runtime: Path, name: str) -> Path:
     return directory
 
 
+def name_with(**parts: object) -> str:
+    """This process's name as an owner, but for some parts."""
+    own = dict(zip(("pid", "started", "boot", "namespace"), reaper.owner_name().split("-"), strict=True))
+    return "-".join(str(part) for part in {**own, **parts}.values())
+
+
 def test_an_owner_is_named_by_pid_start_and_boot() -> None:
-    pid, started, boot = reaper.owner_name().split("-")
+    pid, started, boot, namespace = reaper.owner_name().split("-")
     assert (int(pid), int(started)) == (os.getpid(), reaper.start_time(os.getpid()))
     assert boot == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+    assert os.readlink("/proc/self/ns/pid") == f"pid:[{namespace}]"
     assert reaper.is_alive(reaper.owner_name())
+    assert not reaper.is_dead(reaper.owner_name())
 
 
 @pytest.mark.parametrize(
-    "change",
+    "parts",
     [
-        pytest.param(lambda pid, started, boot: (ended_process(), started, boot), id="ended"),
-        pytest.param(lambda pid, started, boot: (pid, int(started) - 1, boot), id="another process had the pid"),
-        pytest.param(lambda pid, started, boot: (pid, started, "0" * 32), id="before the machine was restarted"),
-        pytest.param(lambda pid, started, boot: ("x", started, boot), id="no pid"),
+        pytest.param(lambda: {"pid": ended_process()}, id="ended"),
+        pytest.param(lambda: {"started": 1}, id="another process has the pid"),
+        pytest.param(lambda: {"boot": "0" * 32}, id="before the machine was restarted"),
+        pytest.param(lambda: {"boot": "0" * 32, "namespace": 1}, id="before the restart, in a container"),
+        pytest.param(lambda: {"pid": "x"}, id="no pid"),
     ],
 )
-def test_what_a_dead_owner_left_is_reclaimed(tmp_path: Path, change: Callable[..., tuple[object, ...]]) -> None:
-    name = "-".join(map(str, change(*reaper.owner_name().split("-"))))
+def test_what_a_dead_owner_left_is_reclaimed(tmp_path: Path, parts: Callable[[], dict[str, object]]) -> None:
+    name = name_with(**parts())
     live, dead = owner_directory(tmp_path, reaper.owner_name()), owner_directory(tmp_path, name)
     found = [one for one in reaper.leftovers(tmp_path) if one.kind == "records"]
     assert [(one.path, one.owner) for one in found] == [(dead, name)]
     assert dead in {one.path for one in reaper.reap(tmp_path)}
     assert (live.exists(), dead.exists()) == (True, False)
+
+
+def test_an_owner_in_another_container_is_let_be(tmp_path: Path) -> None:
+    name = name_with(pid=ended_process(), namespace=1)
+    records = reaper.Records(tmp_path)
+    records.add(_record(1))
+    records.directory.rename(tmp_path / "owners" / name)  # its pids mean other processes here, or none
+    assert list(reaper.live_records(tmp_path)) == []
+    assert not {one.owner for one in reaper.reap(tmp_path)} & {name}
+    assert (tmp_path / "owners" / name / "box-1.json").exists()
 
 
 def test_a_range_is_free_when_nobody_holds_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,21 @@ import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.sandbox import live_sandboxes
 from minisandbox.types import Limits, Mount, Network, SandboxInfo, parse_size
 
 # name on the command line -> how its value is read; the names are those of Limits
-_LIMITS: dict[str, Callable[[str], int]] = {
+_LIMITS: dict[str, Callable[[str], float]] = {
+    "memory": parse_size,
+    "cpu": float,
     "disk": parse_size,
     "processes": int,
     "open_files": int,
     "file_size": parse_size,
+    "inotify": int,
 }
 LIMIT_NAMES = ", ".join(_LIMITS)
 
@@ -136,7 +140,7 @@ def parse_limits(texts: Iterable[str]) -> Limits:
     Raises:
         InvalidValue: a name is not a limit's, or a value is not one for it.
     """
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         name, value = parse_pair(text, "--limit")
         if name not in _LIMITS:
@@ -144,7 +148,7 @@ def parse_limits(texts: Iterable[str]) -> Limits:
         try:
             values[name] = _LIMITS[name](value)
         except ValueError as error:
-            hint = error.hint if isinstance(error, InvalidValue) else "give a whole number"
+            hint = error.hint if isinstance(error, InvalidValue) else "give a number"
             raise InvalidValue(f"--limit {text}: {value!r} cannot be used", hint=hint) from error
     return Limits(**values)
 

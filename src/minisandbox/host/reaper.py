@@ -1,9 +1,9 @@
 """Who owns live sandboxes, and what dead owners left behind.
 
-An owner is a process, named by its pid, its start time and the machine's boot: a pid alone may already belong to
-somebody else, and after a restart both numbers come again. Each owner keeps a directory with one record per live
-sandbox, and control groups; they are removed by the owner, or by whoever finds it dead. A range of host ids is held by
-a lock, which the kernel drops; only its file is left.
+An owner is a process, named by its pid, its start time, the machine's boot and its pid namespace: a pid alone may
+already belong to somebody else, after a restart both numbers come again, and in a container they are its own. Each
+owner keeps a directory with one record per live sandbox, and control groups; they are removed by the owner, or by
+whoever finds it dead. A range of host ids is held by a lock, which the kernel drops; only its file is left.
 """
 
 from __future__ import annotations
@@ -83,19 +83,29 @@ def boot_id() -> str:
 
 
 def owner_name(pid: int | None = None) -> str:
-    """What a process is called as an owner: its pid, when it started, and in which boot of this machine.
+    """What a process is called as an owner: its pid, when it started, in which boot and in whose numbering of pids.
 
     Args:
         pid: which process; this one if None.
     """
     number = os.getpid() if pid is None else pid
-    return f"{number}-{start_time(number)}-{boot_id()}"
+    return f"{number}-{start_time(number)}-{boot_id()}-{_pid_namespace()}"
 
 
 def is_alive(owner: str) -> bool:
-    """Whether the owner of that name, or the doctor that it runs, is still at work."""
+    """Whether the owner of that name, or the doctor that it runs, can be seen at work from here."""
     pid = owner.partition("-")[0]
     return pid.isascii() and pid.isdigit() and owner_name(int(pid)) == owner.removesuffix(DOCTOR)
+
+
+def is_dead(owner: str) -> bool:
+    """Whether there is no owner of that name any more; of one in another pid namespace only a restart tells."""
+    elsewhere = owner.split("-")[2:3] == [boot_id()] and not owner.removesuffix(DOCTOR).endswith(f"-{_pid_namespace()}")
+    return not elsewhere and not is_alive(owner)
+
+
+def _pid_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid").strip("pid:[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +183,9 @@ def live_records(runtime: Path) -> Iterator[Record]:
 def located_records(runtime: Path) -> Iterator[tuple[Path, Record]]:
     """The live sandboxes with the directories that hold their doors."""
     for directory in _entries(runtime / "owners"):
-        if not is_alive(directory.name):
+        if is_dead(directory.name):
             _remove_directory(directory)
-            continue
-        for path in sorted(directory.glob("*.json")):
+        for path in sorted(directory.glob("*.json")) if is_alive(directory.name) else ():
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # being written or removed right now
                 record = Record(**json.loads(path.read_text(encoding="utf-8")))
                 if start_time(record.pid) is not None:
@@ -214,10 +223,10 @@ class Leftover:
 def leftovers(runtime: Path) -> Iterator[Leftover]:
     """What dead owners left behind: control groups of all that may be seen, records of this user."""
     for name, group in limits.owners(limits.find_places()):
-        if not is_alive(name):
+        if is_dead(name):
             yield Leftover(_GROUP, Path(group), name)
     for directory in _entries(runtime / "owners"):
-        if directory.is_dir() and not is_alive(directory.name):
+        if directory.is_dir() and is_dead(directory.name):
             yield Leftover(_RECORDS, directory, directory.name)
 
 

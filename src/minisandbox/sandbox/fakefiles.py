@@ -64,7 +64,7 @@ def new_directory() -> Path:
 def reap() -> None:
     """Remove the directories that owners which were killed left behind."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*-*"):
-        if not reaper.is_alive(path.name.removeprefix(_PREFIX).rpartition("-")[0]):
+        if reaper.is_dead(path.name.removeprefix(_PREFIX).rpartition("-")[0]):
             with contextlib.suppress(OSError):  # somebody else's, or removed by somebody else
                 remove(path)
 
