@@ -7,9 +7,10 @@ import threading
 import time
 from typing import cast
 
+from minisandbox.launch.frames import STDIN_CREDIT
 from minisandbox.sandbox.handles import SandboxCore
 from minisandbox.sandbox.lines import Line
-from minisandbox.sandbox.processes import STDIN_CREDIT, ProcessChannel
+from minisandbox.sandbox.processes import ProcessChannel
 from minisandbox.sandbox.sync_lines import SyncLine
 
 PATIENCE = 10.0

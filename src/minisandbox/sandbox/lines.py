@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from typing import Generic, Protocol, TypeVar
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, SandboxGone, WaitTimeout
@@ -192,6 +193,17 @@ class Line(Generic[Channel]):
         """Close the connection."""
         self.hang_up()
         self.connection.close()
+
+
+def has_room(channel: ProcessChannel, deadline: float | None = None) -> bool:
+    """Whether more output may be taken that nobody has read yet.
+
+    Args:
+        channel: the process's.
+        deadline: when its timeout ends it, as time.monotonic() counts. From then on there is always room: its last word
+            comes after its output, and who writes to it is the only one who could hear it.
+    """
+    return len(channel.events) < MOST_UNREAD or (deadline is not None and time.monotonic() >= deadline)
 
 
 def as_bytes(data: bytes | str) -> bytes:
