@@ -187,3 +187,13 @@ printf 'c\r\n' >> run.bat; printf 'c\r\nd' >> mixed.raw; printf 'only\r\n' > new
     repo.exec("git reset -q --hard; git clean -fdqx").check()
     repo.exec(["git", "apply", "--whitespace=nowarn", "-"], stdin=patch).check()
     assert repo.exec(listing).check().stdout == before
+
+
+def test_a_git_that_hangs_leaves_nothing_behind(repo: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "_PATCH_TIMEOUT", 1.0)
+    repo.exec(
+        "git config filter.slow.clean 'sleep 600'; echo '*.txt filter=slow' > .gitattributes; echo x > a.txt"
+    ).check()
+    with pytest.raises(CommandFailed, match="timed out"):
+        repo.patch()
+    assert repo.exec("ls -A /tmp").stdout == ""

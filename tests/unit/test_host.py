@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,3 +151,19 @@ def test_a_lock_that_was_removed_meanwhile_is_not_taken(tmp_path: Path, monkeypa
 def test_root_has_one_place_for_the_locks_of_ranges(tmp_path: Path) -> None:
     places = {reaper.ranges_directory(tmp_path / name) for name in "ab"}
     assert len(places) == (1 if os.access("/run", os.W_OK) else 2)
+
+
+def test_a_door_that_nobody_opens_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "_PATIENCE", 0.2)
+    waiting = []
+    with doors.make(tmp_path, "box.door") as door:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append(doors.knock(tmp_path, "box.door", wait=False))
+        with pytest.raises(TimeoutError, match="nobody has opened"):
+            doors.knock(tmp_path, "box.door")
+        door.accept()[0].close()
+        waiting.append(doors.knock(tmp_path, "box.door"))
+        assert waiting[-1].getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
+    for connection in waiting:
+        connection.close()
