@@ -77,7 +77,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
     except OSError as error:
         maker.report(_CONTROL, error, "enter its user namespace")
         os._exit(1)
-    _Init(socket.SocketType(fileno=_CONTROL), door, (notes, notes_write), numbers, ledger, first).serve()
+    Init(socket.SocketType(fileno=_CONTROL), door, (notes, notes_write), numbers, ledger, first).serve()
 
 
 def _await_birth(maker_socket: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
@@ -115,8 +115,17 @@ def _raise_loopback() -> None:
         fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
-class _Init:
-    """The event loop of pid 1."""
+class Init:
+    """The event loop of pid 1.
+
+    Args:
+        control: socket on which jobs arrive; its end is the end of the sandbox.
+        door: listening socket at which others bring jobs.
+        notes: both ends of the pipe on which workers tell that they have taken a job.
+        numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.maker` gives them.
+        ledger: what counts the limits that were met.
+        first: pid of the first worker.
+    """
 
     def __init__(
         self,

@@ -120,8 +120,16 @@ class Groups:
         used = {name: base for name, base in self._bases.items() if cpu or name in NEEDED}
         directories = {name: f"{base}/{self._count}" for name, base in used.items()}
         for directory in set(directories.values()):
-            os.mkdir(directory, 0o755)
+            self._make(directory)
         return Group(self.places.version, directories)
+
+    def _make(self, directory: str) -> None:
+        try:
+            os.mkdir(directory, 0o755)
+        except FileNotFoundError:  # somebody tidied the owner's group away while it was empty (notify_on_release)
+            os.mkdir(os.path.dirname(directory), 0o755)
+            self._use(NEEDED)
+            os.mkdir(directory, 0o755)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def _supervise(control: int, lifeline: int, door: int, numbers: dict[str, int]) 
         finally:
             os._exit(worker.FAILED)
     jobs.send(json.dumps({"event": "born", "pid": os.getpid()}).encode())
-    init._Init(jobs, outside, (notes, notes_write), numbers, ledger, first).serve()
+    init.Init(jobs, outside, (notes, notes_write), numbers, ledger, first).serve()
 
 
 def _guard(pid: int, owner: int) -> None:

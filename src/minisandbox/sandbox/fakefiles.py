@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import os
-import select
 import stat
 import subprocess
 import tempfile
@@ -15,17 +14,11 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import HostError
 from minisandbox.host import reaper
+from minisandbox.sandbox.filecalls import FILE_TYPES
 from minisandbox.store.trees import remove_tree
 from minisandbox.types import Change, ChangeKind, FileType
 
 _PREFIX = "minisandbox-fake-"
-_TYPES = {
-    stat.S_IFREG: FileType.FILE,
-    stat.S_IFDIR: FileType.DIRECTORY,
-    stat.S_IFLNK: FileType.SYMLINK,
-    stat.S_IFIFO: FileType.FIFO,
-    stat.S_IFSOCK: FileType.SOCKET,
-}
 
 
 class Copy:
@@ -124,7 +117,7 @@ def _entries(directory: Path) -> dict[str, os.stat_result]:
 
 
 def _type(status: os.stat_result) -> FileType:
-    return _TYPES.get(stat.S_IFMT(status.st_mode), FileType.DEVICE)
+    return FILE_TYPES[stat.S_IFMT(status.st_mode)]
 
 
 def _differs(before: Path, after: Path, was: os.stat_result, now: os.stat_result) -> bool:
@@ -135,10 +128,3 @@ def _differs(before: Path, after: Path, was: os.stat_result, now: os.stat_result
     if stat.S_ISREG(now.st_mode):
         return was.st_size != now.st_size or not filecmp.cmp(before, after, shallow=False)
     return False
-
-
-def readable(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, or is within so many seconds; of a pidfd: whether its process has ended."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
