@@ -183,7 +183,7 @@ def processes() -> Iterator[Process]:
 
 
 def cgroups() -> Iterator[str]:
-    for directory, names, _ in os.walk(CGROUPS):  # not a glob, which fails where one goes meanwhile
+    for directory, names, _ in os.walk(CGROUPS):  # unlike glob(), it lets others remove what it is about to read
         yield from (f"{directory}/{name}" for name in names if "minisandbox" in name)
 
 

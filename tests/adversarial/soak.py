@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import os
 import random
@@ -28,9 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from tests.waiting import locked_bytes  # noqa: E402 - after the path is set
+
 from minisandbox.host import reaper  # noqa: E402 - after the path is set
 from minisandbox.images.base import base_entries, write_base  # noqa: E402
-from minisandbox.launch import limits  # noqa: E402
+from minisandbox.launch import identity, limits  # noqa: E402
 
 MOMENTS, SANDBOXES = 200, 50
 GRACE = 30.0  # the promise is 2 s on a machine that has time for it
@@ -128,7 +129,7 @@ class Soak:
 
     def run(self, moments: int) -> None:
         """Kill so many times."""
-        mounts, before = mount_table(), digest_of(self.layer)
+        mounts, before, held = mount_table(), digest_of(self.layer), held_ranges()
         try:
             for _ in range(moments):
                 self.kill_something()
@@ -137,6 +138,8 @@ class Soak:
         finally:
             self.end()
         self.look_after_the_next_start()
+        if (now := held_ranges()) > held:
+            self.complaints.append(f"{now - held} ranges of ids are still held")
         if digest_of(self.layer) != before:
             self.complaints.append("the layer has changed")
 
@@ -176,7 +179,7 @@ class Soak:
         command = [sys.executable, "-c", CONTROLLER, str(self.layer), str(self.sandboxes), str(self.dice.random())[2:9]]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True)
-        self._ended.append(f"{process.pid}-{reaper.start_time(process.pid)}")
+        self._ended.append(reaper.owner_name(process.pid))
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n", "the controller did not start"
         return process
@@ -200,7 +203,6 @@ class Soak:
         self.complaints += [f"a control group is left: {directory}" for directory in groups.values()]
         self.complaints += [f"a record is left: {path}" for path in self.left_records()]
         self.end()
-        self.complaints += [f"a range of ids is still held: {path}" for path in held_ranges()]
 
     def left_records(self) -> Iterator[Path]:
         reaper.reap(reaper.runtime_directory())
@@ -209,14 +211,8 @@ class Soak:
                 yield path
 
 
-def held_ranges() -> Iterator[Path]:
-    directory = reaper.runtime_directory() / "ids"
-    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        with open(path, "rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield path
+def held_ranges() -> int:
+    return locked_bytes(reaper.ranges_directory(reaper.runtime_directory()) / identity.LOCKS)
 
 
 def mount_table() -> list[str]:

@@ -297,3 +297,11 @@ async def case_stopped_sandbox(make: World) -> None:
     await process.close()
     with raises(SandboxGone):
         await box.start("true")
+
+
+@case("writing to a process that does not read, and whose output nobody reads, is over with its timeout")
+async def case_write_past_the_timeout(box: AsyncSandbox) -> None:
+    async with await box.start(["yes"], timeout=1) as process:
+        await process.write(b"x" * (4 << 20))  # more than may be under way; nobody else is there to read
+        result = await process.wait(20)
+    assert result.outcome is Outcome.TIMEOUT

@@ -22,6 +22,8 @@ import pytest
 
 from minisandbox import errors
 from minisandbox.cli import exits
+from minisandbox.host import reaper
+from minisandbox.launch import limits
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec, Limits
 
@@ -334,3 +336,40 @@ def test_a_terminal_for_a_command_where_nobody_sits_at_one(store: Path) -> None:
     done = sandbox(store, "run", "-it", "--", "sh", "-c", "tty; stty size; cat", stdin=b"line\n")
     assert done.returncode == 0, done.stderr
     assert re.search(rb"/dev/pts/\d+\r\n24 80\r\n", done.stdout)
+
+
+# --- what the dead left ----------------------------------------------------------------------------------------------
+
+
+def test_prune(store: Path, spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "runtime"))
+    pid, started, _, namespace = reaper.owner_name().split("-")
+    dead = f"{pid}-{started}-{'0' * 32}-{namespace}"  # this very process, before the machine was restarted
+    records = tmp_path / "runtime/owners" / dead
+    records.mkdir(parents=True)
+    (records / "box-1.json").touch()
+    groups = [Path(place, f"{limits.PREFIX}{dead}") for _, place in limits.find_places().directories]
+    for group in {*groups}:
+        (group / "1").mkdir(parents=True)
+    with Sandbox.create(spec) as box:
+        would = sandbox(store, "prune", "--dry-run")
+        assert f"would remove records {records}\n" in would.stdout.decode()
+        assert (would.returncode, records.exists()) == (0, True)
+        done = sandbox(store, "prune")
+        assert f"\nremoved records {records}\n" in f"\n{done.stdout.decode()}"
+        assert done.returncode == 0
+        assert not any(path.exists() for path in (records, *groups))
+        assert box.exec("echo alive").stdout == "alive\n"
+    assert str(records) not in sandbox(store, "prune").stdout.decode()
+
+
+def test_prune_says_what_it_could_not_remove(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "runtime"))
+    odd = tmp_path / "runtime/owners/999999999-1-0"
+    (odd / "deep").mkdir(parents=True)
+    done = sandbox(store, "prune")
+    assert f"could not remove records {odd}\n" in done.stdout.decode()
+    assert done.returncode == exits.NEGATIVE
+    rows = json.loads(sandbox(store, "prune", "--json").stdout)
+    row = next(row for row in rows if row["path"] == str(odd))
+    assert row == {"kind": "records", "path": str(odd), "owner": "999999999-1-0", "removed": False}

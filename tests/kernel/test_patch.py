@@ -163,3 +163,37 @@ def test_a_mode_change_and_a_rename_are_carried(repo: Sandbox) -> None:
     assert "./m o d e.sh\n" in listed
     assert "./gone.txt\n" not in listed
     assert repo.exec("test -x a.txt").ok
+
+
+def test_loops_of_links_names_of_another_case_and_line_ends_survive_a_round_trip(repo: Sandbox) -> None:
+    repo.exec(r"""
+set -e
+printf '*.bat text eol=crlf\n*.raw -text\n' > .gitattributes; echo up > Name.py
+printf 'a\r\nb\r\n' > run.bat; printf 'a\r\nb\n' > mixed.raw
+git add -A; git commit -qm more
+""").check()
+    repo.exec(r"""
+set -e
+ln -s loop loop; ln -s ../.. up; mkdir self; ln -s . self/again
+mv Name.py name.py; echo other > NAME.py
+printf 'c\r\n' >> run.bat; printf 'c\r\nd' >> mixed.raw; printf 'only\r\n' > new.bat; printf 'x\ry\n' > new.raw
+""").check()
+    listing = (
+        r"find . -path ./.git -prune -o -printf '%p %y %l\n' | sort; "
+        "sha256sum run.bat mixed.raw new.bat new.raw name.py NAME.py"
+    )
+    before = repo.exec(listing).check().stdout
+    patch = repo.patch()
+    repo.exec("git reset -q --hard; git clean -fdqx").check()
+    repo.exec(["git", "apply", "--whitespace=nowarn", "-"], stdin=patch).check()
+    assert repo.exec(listing).check().stdout == before
+
+
+def test_a_git_that_hangs_leaves_nothing_behind(repo: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handles, "_PATCH_TIMEOUT", 1.0)
+    repo.exec(
+        "git config filter.slow.clean 'sleep 600'; echo '*.txt filter=slow' > .gitattributes; echo x > a.txt"
+    ).check()
+    with pytest.raises(CommandFailed, match="timed out"):
+        repo.patch()
+    assert repo.exec("ls -A /tmp").stdout == ""

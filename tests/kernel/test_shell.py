@@ -372,3 +372,13 @@ def test_several_shells_and_commands_beside_them(box: Sandbox) -> None:
     assert [shell.run("echo $x").stdout for shell in shells] == [f"{n}\n" for n in range(4)]
     for shell in shells:
         shell.close()
+
+
+def test_a_bash_that_does_not_come_up_is_given_up(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        box.files.write_text("/tmp/bin/bash", "#!/bin/sh\nexec sleep 600\n")
+        box.exec("chmod +x /tmp/bin/bash").check()
+        with pytest.raises(FileAccessError, match="bash does not come up within 30 s"):
+            box.shell(env={"PATH": "/tmp/bin:/usr/bin:/bin"})
+        with box.shell() as shell:
+            assert shell.run("pgrep -c sleep").stdout == "0\n"

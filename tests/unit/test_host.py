@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.waiting import locked_bytes
 
-from minisandbox.host import reaper, surroundings
+from minisandbox.host import doors, reaper, surroundings
 from minisandbox.images.base import base_entries
+from minisandbox.launch import identity
 
 
 def _record(number: int) -> reaper.Record:
@@ -22,7 +27,7 @@ def test_what_is_no_owners_directory_stands_in_nobodys_way(tmp_path: Path) -> No
     (tmp_path / "owners/notes.txt").write_text("x", encoding="ascii")
     (tmp_path / "owners/999999999-1/deep").mkdir(parents=True)
     assert [one.id for one in reaper.live_records(tmp_path)] == ["box-1"]
-    assert reaper.reap(tmp_path) == 2
+    assert not {one.path for one in reaper.reap(tmp_path)} & {*(tmp_path / "owners").iterdir()}
 
 
 def test_an_owner_whose_directory_was_cleaned_away_goes_on(tmp_path: Path) -> None:
@@ -54,3 +59,103 @@ def test_libraries_that_are_a_link_beside_real_ones(tmp_path: Path) -> None:
     found = {entry.path: entry.data for entry in base_entries(tmp_path)}
     assert found["lib64"] == b"lib"
     assert "bin" not in found
+
+
+# --- what the dead left ----------------------------------------------------------------------------------------------
+
+
+def ended_process() -> int:
+    """A pid whose process has ended and been waited for."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def owner_directory(runtime: Path, name: str) -> Path:
+    """What an owner of that name leaves when it is killed: a record and a door."""
+    directory = runtime / "owners" / name
+    directory.mkdir(parents=True)
+    (directory / "box-1.json").write_text("{}", encoding="ascii")
+    doors.make(directory, doors.name_of("box-1")).close()
+    return directory
+
+
+def name_with(**parts: object) -> str:
+    """This process's name as an owner, but for some parts."""
+    own = dict(zip(("pid", "started", "boot", "namespace"), reaper.owner_name().split("-"), strict=True))
+    return "-".join(str(part) for part in {**own, **parts}.values())
+
+
+def test_an_owner_is_named_by_pid_start_and_boot() -> None:
+    pid, started, boot, namespace = reaper.owner_name().split("-")
+    assert (int(pid), int(started)) == (os.getpid(), reaper.start_time(os.getpid()))
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+    assert os.readlink("/proc/self/ns/pid") == f"pid:[{namespace}]"
+    assert reaper.is_alive(reaper.owner_name())
+    assert not reaper.is_dead(reaper.owner_name())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(lambda: {"pid": ended_process()}, id="ended"),
+        pytest.param(lambda: {"started": 1}, id="another process has the pid"),
+        pytest.param(lambda: {"boot": "0" * 32}, id="before the machine was restarted"),
+        pytest.param(lambda: {"boot": "0" * 32, "namespace": 1}, id="before the restart, in a container"),
+        pytest.param(lambda: {"pid": "x"}, id="no pid"),
+    ],
+)
+def test_what_a_dead_owner_left_is_reclaimed(tmp_path: Path, parts: Callable[[], dict[str, object]]) -> None:
+    name = name_with(**parts())
+    live, dead = owner_directory(tmp_path, reaper.owner_name()), owner_directory(tmp_path, name)
+    found = [one for one in reaper.leftovers(tmp_path) if one.kind == "records"]
+    assert [(one.path, one.owner) for one in found] == [(dead, name)]
+    assert dead in {one.path for one in reaper.reap(tmp_path)}
+    assert (live.exists(), dead.exists()) == (True, False)
+
+
+def test_an_owner_in_another_container_is_let_be(tmp_path: Path) -> None:
+    name = name_with(pid=ended_process(), namespace=1)
+    records = reaper.Records(tmp_path)
+    records.add(_record(1))
+    records.directory.rename(tmp_path / "owners" / name)  # its pids mean other processes here, or none
+    assert list(reaper.live_records(tmp_path)) == []
+    assert not {one.owner for one in reaper.reap(tmp_path)} & {name}
+    assert (tmp_path / "owners" / name / "box-1.json").exists()
+
+
+def test_a_range_has_one_holder_until_it_is_given_back(tmp_path: Path) -> None:
+    first, second = (identity.Identities(mapped=True, count=65536, lock_directory=str(tmp_path)) for _ in range(2))
+    mine = [first.make() for _ in range(3)]
+    theirs = [second.make() for _ in range(3)]  # both begin at the same place: they are of one process
+    assert len({one.first_id for one in (*mine, *theirs)}) == 6
+    assert (locked_bytes(tmp_path / identity.LOCKS), [path.name for path in tmp_path.iterdir()]) == (
+        6,
+        [identity.LOCKS],
+    )
+    first.give_back(mine[1])
+    assert locked_bytes(tmp_path / identity.LOCKS) == 5
+    assert any(second.make().first_id == mine[1].first_id for _ in range(identity.BLOCK_RANGES - 5))
+
+
+def test_root_has_one_place_for_the_locks_of_ranges(tmp_path: Path) -> None:
+    places = {reaper.ranges_directory(tmp_path / name) for name in "ab"}
+    assert len(places) == (1 if os.access("/run", os.W_OK) else 2)
+
+
+def test_a_door_that_nobody_opens_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "_PATIENCE", 0.2)
+    waiting = []
+    with doors.make(tmp_path, "box.door") as door:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append(doors.knock(tmp_path, "box.door", wait=False))
+        with pytest.raises(TimeoutError, match="nobody has opened"):
+            doors.knock(tmp_path, "box.door")
+        door.accept()[0].close()
+        waiting.append(doors.knock(tmp_path, "box.door"))
+        assert waiting[-1].getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
+    for connection in waiting:
+        connection.close()

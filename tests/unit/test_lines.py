@@ -7,11 +7,13 @@ import threading
 import time
 from typing import cast
 
+import pytest
 from tests.waiting import PATIENCE
 
+from minisandbox.launch.frames import STDIN_CREDIT
 from minisandbox.sandbox.handles import SandboxCore
-from minisandbox.sandbox.lines import Line
-from minisandbox.sandbox.processes import STDIN_CREDIT, ProcessChannel
+from minisandbox.sandbox.lines import GRACE, Line, Queue
+from minisandbox.sandbox.processes import ProcessChannel
 from minisandbox.sandbox.sync_lines import SyncLine
 
 
@@ -41,3 +43,19 @@ def test_who_listens_sends_what_an_interrupted_writer_left() -> None:
                 assert shared.wait(deadline), "it was never sent"
         line.close()
         reader.join(PATIENCE)
+
+
+def test_who_waits_in_line_knows_for_how_long() -> None:
+    queue, now = Queue(), time.monotonic()
+    first, second = queue.join(10.0), queue.join(5.0)
+    assert first is not None
+    assert second is not None
+    assert now + 10 + GRACE <= first < second
+    assert second - first == pytest.approx(5 + GRACE)
+    assert queue.join(None) is None
+    assert queue.join(1.0) is None, "nobody knows when the one before ends"
+    for _ in range(4):
+        queue.leave()
+    again = queue.join(1.0)
+    assert again is not None
+    assert again < second

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from minisandbox.errors import FileAccessError, InvalidValue, NotFound, SandboxGone
 from minisandbox.launch import frames
-from minisandbox.sandbox.processes import STDIN_CREDIT, Lifetime, ProcessChannel, ShellChannel
+from minisandbox.launch.frames import STDIN_CREDIT
+from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
 from minisandbox.sandbox.wire import environment_for
 from minisandbox.types import ExecResult, Outcome, Output, ShellResult, Terminal
 

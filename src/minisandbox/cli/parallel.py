@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,34 +30,46 @@ def in_parallel(function: Callable[[Item], Result], items: Iterable[Item], worke
     todo = list(items)
     if workers <= 1 or len(todo) <= 1:
         return [function(item) for item in todo]
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    ended: queue.SimpleQueue[tuple[int, Result] | BaseException] = queue.SimpleQueue()
-    for number in range(len(todo)):
-        waiting.put(number)
+    crew = _Crew(function, todo)
+    for number in range(min(workers, len(todo))):
+        threading.Thread(target=crew.serve, name=f"worker-{number}", daemon=True).start()
+    return crew.results()
 
-    stop = threading.Event()
 
-    def serve() -> None:
-        while not stop.is_set():
+class _Crew(Generic[Item, Result]):
+    """What the threads of one call share."""
+
+    def __init__(self, function: Callable[[Item], Result], todo: list[Item]) -> None:
+        self._function = function
+        self._todo = todo
+        self._waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[int, Result] | BaseException] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        for number in range(len(todo)):
+            self._waiting.put(number)
+
+    def serve(self) -> None:
+        """Take one item after another, on a thread of its own."""
+        while not self._stop.is_set():
             try:
-                number = waiting.get_nowait()
+                number = self._waiting.get_nowait()
             except queue.Empty:
                 return
             try:
-                ended.put((number, function(todo[number])))
+                self._ended.put((number, self._function(self._todo[number])))
             except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
-                ended.put(error)
+                self._ended.put(error)
                 return
 
-    for number in range(min(workers, len(todo))):
-        threading.Thread(target=serve, name=f"worker-{number}", daemon=True).start()
-    results: dict[int, Result] = {}
-    try:
-        while len(results) < len(todo):
-            news = ended.get()
-            if isinstance(news, BaseException):
-                raise news
-            results[news[0]] = news[1]
-    finally:
-        stop.set()  # what nobody will look at is not begun
-    return [results[number] for number in range(len(todo))]
+    def results(self) -> list[Result]:
+        """Wait for all of them, or for the first error."""
+        found: dict[int, Result] = {}
+        try:
+            while len(found) < len(self._todo):
+                news = self._ended.get()
+                if isinstance(news, BaseException):
+                    raise news
+                found[news[0]] = news[1]
+        finally:
+            self._stop.set()  # what nobody will look at is not begun
+        return [found[number] for number in range(len(self._todo))]

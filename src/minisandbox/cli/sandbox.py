@@ -1,4 +1,4 @@
-"""``minisandbox sandbox run|shell|exec|ls|kill``."""
+"""``minisandbox sandbox run|shell|exec|ls|kill|prune``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from minisandbox.cli import exits
 from minisandbox.cli import sandbox_options as options
-from minisandbox.cli.output import Column, add_json_option, human_seconds, plain, print_json, print_table, say
+from minisandbox.cli.output import Column, add_json_option, clean, human_seconds, plain, print_json, print_table, say
 from minisandbox.cli.sandbox_options import Start
 from minisandbox.cli.streams import follow, has_terminal, window
 from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.host import reaper
 from minisandbox.images import host_image, load_image
 from minisandbox.sandbox import Sandbox, live_sandboxes
 from minisandbox.store import Store
@@ -75,6 +76,16 @@ def _configure_management(verbs: argparse._SubParsersAction[argparse.ArgumentPar
     kill.add_argument("--all", action="store_true", help="all of this user")
     options.add_label(kill, "those with this label")
     kill.set_defaults(run=run_kill, kept="sandboxes that were named above have ended")
+    prune = verbs.add_parser(
+        "prune",
+        help="remove what processes that were killed left behind",
+        description="Remove what processes that were killed left behind: records of sandboxes, control groups, locks "
+        "of id ranges. Nothing of a live process is touched. The next sandbox does the same, but for the locks, which "
+        "it takes again. Exit status 1 where something could not be removed.",
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    add_json_option(prune)
+    prune.set_defaults(run=run_prune, kept="what was named above has been removed")
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -182,3 +193,23 @@ def run_kill(args: argparse.Namespace) -> int:
             Sandbox.attach(info.id).stop()
         print(info.id, flush=True)
     return exits.OK
+
+
+def run_prune(args: argparse.Namespace) -> int:
+    """Remove what dead owners left behind, and name it; exit status 1 where some of it stays."""
+    runtime = reaper.runtime_directory()
+    found = list(reaper.leftovers(runtime))
+    stays = 0
+    rows: list[dict[str, object]] = []
+    for one in found:
+        removed = not args.dry_run and one.remove()
+        stays += not removed
+        rows.append({"kind": one.kind, "path": one.path, "owner": one.owner, "removed": removed})
+        if not args.json:
+            word = "removed" if removed else "would remove" if args.dry_run else "could not remove"
+            print(f"{word} {one.kind} {clean(str(one.path))}", flush=True)
+    if args.json:
+        print_json(rows)
+    elif not found:
+        print("nothing to remove")
+    return exits.NEGATIVE if stays and not args.dry_run else exits.OK

@@ -149,7 +149,7 @@ def parse_limits(texts: Iterable[str]) -> Limits:
         try:
             values[name] = _LIMITS[name](value)
         except ValueError as error:
-            hint = error.hint if isinstance(error, InvalidValue) else "give a whole number"
+            hint = error.hint if isinstance(error, InvalidValue) else "give a number"
             raise InvalidValue(f"--limit {text}: {value!r} cannot be used", hint=hint) from error
     return Limits(**values)
 

@@ -7,12 +7,16 @@ directories are named through descriptors.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 _BACKLOG = 256
+_PATIENCE = 60.0
+"""Seconds to wait where too many others do already."""
 
 
 def name_of(sandbox_id: str, process_id: str = "") -> str:
@@ -47,18 +51,29 @@ def knock(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
 
     Raises:
         BlockingIOError: too many others wait (connect(2): EAGAIN), and this one may not.
+        TimeoutError: nobody has opened for a minute.
         OSError: there is none, or nobody behind it any more.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.setblocking(wait)
     try:
+        # not settimeout(): connect(2) on a unix socket that does not block never waits
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_PATIENCE))
+        connection.setblocking(wait)
         with _named(directory) as place:
             connection.connect(f"{place}/{name}")
         connection.setblocking(True)
-    except BaseException:  # a Ctrl-C too: nothing half-made stays
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
+    except BaseException as error:  # a Ctrl-C too: nothing half-made stays
         connection.close()
+        if wait and isinstance(error, BlockingIOError):
+            raise TimeoutError(errno.ETIMEDOUT, f"nobody has opened for {_PATIENCE:.0f} s") from None
         raise
     return connection
+
+
+def _timeval(seconds: float) -> bytes:
+    """A struct timeval; zero: no limit (socket(7))."""
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
 
 
 def process_ids(directory: Path, sandbox_id: str) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """Who owns live sandboxes, and what dead owners left behind.
 
-An owner is a process, named by its pid and start time: a pid alone may already belong to somebody else. Each owner
-keeps a directory with one record per live sandbox; it is removed by the owner, or by whoever finds its owner dead.
+An owner is a process, named by its pid, its start time, the machine's boot and its pid namespace: a pid alone may
+already belong to somebody else, after a restart both numbers come again, and in a container they are its own. Each
+owner keeps a directory with one record per live sandbox, and control groups; they are removed by the owner, or by
+whoever finds it dead. A range of host ids is held by a lock, which the kernel drops.
 """
 
 from __future__ import annotations
@@ -16,8 +18,12 @@ from pathlib import Path
 
 from minisandbox.host import doors
 from minisandbox.launch import limits
+from minisandbox.launch.descendants import ENDED, stat_fields
 
-_START_TIME_FIELD = 19  # of the fields after the command name in /proc/PID/stat (proc_pid_stat(5): field 22)
+_START_TIME = 19  # from the state on (proc_pid_stat(5): field 22)
+DOCTOR = ".doctor"
+"""Ends the name of a control group that is made only to see whether one can be."""
+_GROUP, _RECORDS = "control group", "records"
 
 
 def runtime_directory() -> Path:
@@ -39,6 +45,21 @@ def runtime_directory() -> Path:
         path = Path("/run/minisandbox")
     else:
         path = Path(f"/tmp/minisandbox-{os.geteuid()}")  # noqa: S108 - checked below: ours alone, or refused
+    return _private(path)
+
+
+def ranges_directory(runtime: Path) -> Path:
+    """Where the locks of id ranges lie: one place for all processes of root, whatever their runtime directories.
+
+    The ids are the machine's: two sandboxes with the same would share what the kernel counts by user.
+
+    Raises:
+        PermissionError: the place belongs to somebody else or others may write to it.
+    """
+    return _private(Path("/run/minisandbox")) / "ids" if os.access("/run", os.W_OK) else runtime / "ids"
+
+
+def _private(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -48,17 +69,42 @@ def runtime_directory() -> Path:
 
 def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None if there is no such process."""
+    fields = stat_fields(pid)
+    return None if not fields or fields[0] in ENDED else int(fields[_START_TIME])
+
+
+def boot_id() -> str:
+    """What the kernel calls the time since this machine was started (random(4)), without dashes."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            fields = source.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[_START_TIME_FIELD])
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+    except OSError:  # hidden in some containers; a restart then only shows by pids and start times
+        return "unknown"
 
 
-def owner_name() -> str:
-    """What this process is called as an owner: its pid, and when it started."""
-    return f"{os.getpid()}-{start_time(os.getpid())}"
+def owner_name(pid: int | None = None) -> str:
+    """What a process is called as an owner: its pid, when it started, in which boot and in whose numbering of pids.
+
+    Args:
+        pid: which process; this one if None.
+    """
+    number = os.getpid() if pid is None else pid
+    return f"{number}-{start_time(number)}-{boot_id()}-{_pid_namespace()}"
+
+
+def is_alive(owner: str) -> bool:
+    """Whether the owner of that name, or the doctor that it runs, can be seen at work from here."""
+    pid = owner.partition("-")[0]
+    return pid.isascii() and pid.isdigit() and owner_name(int(pid)) == owner.removesuffix(DOCTOR)
+
+
+def is_dead(owner: str) -> bool:
+    """Whether there is no owner of that name any more; of one in another pid namespace only a restart tells."""
+    elsewhere = owner.split("-")[2:3] == [boot_id()] and not owner.removesuffix(DOCTOR).endswith(f"-{_pid_namespace()}")
+    return not elsewhere and not is_alive(owner)
+
+
+def _pid_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid").strip("pid:[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,48 +181,73 @@ def live_records(runtime: Path) -> Iterator[Record]:
 
 def located_records(runtime: Path) -> Iterator[tuple[Path, Record]]:
     """The live sandboxes with the directories that hold their doors."""
-    for directory in _owner_directories(runtime):
-        if not _is_alive(directory):
+    for directory in _entries(runtime / "owners"):
+        if is_dead(directory.name):
             _remove_directory(directory)
-            continue
-        for path in sorted(directory.glob("*.json")):
+        for path in sorted(directory.glob("*.json")) if is_alive(directory.name) else ():
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # being written or removed right now
                 record = Record(**json.loads(path.read_text(encoding="utf-8")))
                 if start_time(record.pid) is not None:
                     yield directory, record
 
 
-def reap(runtime: Path) -> int:
-    """Remove what dead owners left behind; returns how many owners that were."""
-    reap_groups()
-    dead = [directory for directory in _owner_directories(runtime) if not _is_alive(directory)]
-    for directory in dead:
-        _remove_directory(directory)
-    return len(dead)
+# --- what the dead left ----------------------------------------------------------------------------------------------
 
 
-def reap_groups(*names: str) -> None:
-    """Remove the control groups of owners that have ended.
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something that nobody alive owns.
+
+    Attributes:
+        kind: ``records`` or ``control group``.
+        path: where it lies.
+        owner: the dead owner's name.
+    """
+
+    kind: str
+    path: Path
+    owner: str
+
+    def remove(self) -> bool:
+        """Remove it; returns whether it is gone. What is in use by somebody after all stays."""
+        if self.kind == _GROUP:
+            limits.remove_owner(str(self.path))
+        else:
+            _remove_directory(self.path)
+        return not os.path.lexists(self.path)
+
+
+def leftovers(runtime: Path) -> Iterator[Leftover]:
+    """What dead owners left behind: control groups of all that may be seen, records of this user."""
+    for name, group in limits.owners(limits.find_places()):
+        if is_dead(name):
+            yield Leftover(_GROUP, Path(group), name)
+    for directory in _entries(runtime / "owners"):
+        if directory.is_dir() and is_dead(directory.name):
+            yield Leftover(_RECORDS, directory, directory.name)
+
+
+def reap(runtime: Path) -> list[Leftover]:
+    """Remove what dead owners left behind; returns what is gone."""
+    return [leftover for leftover in leftovers(runtime) if leftover.remove()]
+
+
+def reap_groups(name: str) -> None:
+    """Remove the control groups of an owner that has ended its sandboxes.
 
     Args:
-        names: owners that have ended although their processes still run (:func:`owner_name`).
+        name: see :func:`owner_name`.
     """
-    for name, directory in limits.owners(limits.find_places()):
-        pid, _, started = name.partition("-")
-        if name in names or not pid.isdigit() or str(start_time(int(pid))) != started:
+    for owner, directory in limits.owners(limits.find_places()):
+        if owner == name:
             limits.remove_owner(directory)
 
 
-def _owner_directories(runtime: Path) -> list[Path]:
+def _entries(directory: Path) -> list[Path]:
     try:
-        return sorted((runtime / "owners").iterdir())
+        return sorted(directory.iterdir())
     except FileNotFoundError:
         return []
-
-
-def _is_alive(directory: Path) -> bool:
-    pid, _, started = directory.name.partition("-")
-    return pid.isdigit() and str(start_time(int(pid))) == started
 
 
 def _remove_directory(directory: Path) -> None:

@@ -8,13 +8,12 @@ import re
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.launch import syscalls
+from minisandbox.launch import limits, syscalls
 
-from . import fixes
+from . import fixes, reaper
 
 _GIB = 1 << 30
 _OLDEST = (5, 12)  # mount_setattr(2), idmapped mounts
@@ -22,6 +21,7 @@ _COMFORTABLE = (6, 6)  # user.* attributes on tmpfs
 _FILES = 4096  # what one sandbox's commands get by default
 _INSTANCES = 128
 _FREE_WANTED = 10 * _GIB
+_WANTED = set(limits.NEEDED)
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # how mountinfo has white space in paths
 _UNFIT_STORES = {"overlay", "nfs", "nfs4", "cifs", "smb3", "9p", "fuse", "vfat", "ramfs"}
 
@@ -152,47 +152,62 @@ def file_system(directory: Path) -> str:
 
 # --- cgroups ---------------------------------------------------------------------------------------------------------
 
-
-def cgroups() -> Finding:
-    """Whether this process may make cgroups that limit memory and processes; tried with an empty one."""
-    own = [line.split(":", 2) for line in _lines(Path("/proc/self/cgroup"))]
-    unified = [Path("/sys/fs/cgroup" + path) for number, names, path in own if number == "0" and names == ""]
-    for directory in unified:
-        controllers = set(" ".join(_lines(directory / "cgroup.controllers")).split())
-        if {"memory", "pids"} <= controllers and _can_make_one(directory):
-            return Finding("ok", f"version 2, may be used: {', '.join(sorted(controllers))}")
-    writable = sorted(name for name, directory in _version_1(own) if _can_make_one(directory))
-    if {"memory", "pids"} <= set(writable):
-        return Finding("ok", f"version 1, may be used: {', '.join(writable)}")
-    return _no_cgroups(bool(unified and (unified[0] / "cgroup.controllers").exists()))
+_ENABLE = (
+    "sudo sh -c 'd={directory}; mkdir -p $d/others && for p in $(cat $d/cgroup.procs); do "
+    "echo $p > $d/others/cgroup.procs; done; echo +memory +pids +cpu > $d/cgroup.subtree_control'"
+)
+_DELEGATE = "systemd-run --user --scope --property=Delegate=yes -- minisandbox ..."
+_CONTAINER = "start the container with: docker run --cgroupns=private -v /sys/fs/cgroup:/sys/fs/cgroup:rw ..."
+_MOUNT = "sudo mount -t cgroup2 cgroup2 /sys/fs/cgroup  # a kernel built with CONFIG_MEMCG and CONFIG_CGROUP_PIDS"
+_GIVE = (
+    "for d in /sys/fs/cgroup/{{memory,pids}}/{user}; do "
+    "sudo mkdir -p $d && sudo chown -R $USER $d && echo $$ | sudo tee $d/cgroup.procs; done"
+)
 
 
-def _no_cgroups(has_version_2: bool) -> Finding:
-    if has_version_2:
-        line = "systemd-run --user --scope --property=Delegate=yes -- minisandbox ..."
+def cgroups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Finding:
+    """Whether the launcher can make control groups that limit memory and processes; tried with empty ones.
+
+    Args:
+        root: where control groups are mounted.
+        own: the file that tells this process's groups (cgroups(7)).
+    """
+    places = limits.find_places(root, own)
+    if places.version and _can_make_groups(places):
+        return Finding("ok", f"version {places.version}, may be used: {', '.join(sorted(places.controllers))}")
+    unified = next((mount for mount in (Path(root), Path(root, "unified")) if _controllers(mount) >= _WANTED), None)
+    if unified is not None:
+        line = _version_2(unified, Path(own))
         return Finding("degraded", "version 2, but this process may not make groups with memory and pids", line)
-    user = fixes.user_name()
-    line = (
-        f"for d in /sys/fs/cgroup/{{memory,pids}}/{user}; do "
-        "sudo mkdir -p $d && sudo chown -R $USER $d && echo $$ | sudo tee $d/cgroup.procs; done"
-    )
-    return Finding("degraded", "version 1, but this process may not make groups with memory and pids", line)
+    if all(Path(root, name, "cgroup.procs").exists() for name in limits.NEEDED):
+        line = _CONTAINER if fixes.in_container() else _GIVE.format(user=fixes.user_name())
+        return Finding("degraded", "version 1, but this process may not make groups with memory and pids", line)
+    line = _CONTAINER if fixes.in_container() else _MOUNT
+    return Finding("degraded", f"there are no groups for memory and pids at {root}", line)
 
 
-def _version_1(own: list[list[str]]) -> Iterator[tuple[str, Path]]:
-    for number, names, path in own:
-        for name in names.split(",") if number != "0" else ():
-            if name in ("memory", "pids", "cpu", "cpuset"):
-                yield name, Path(f"/sys/fs/cgroup/{name}{path}")
+def _version_2(mount: Path, own: Path) -> str:
+    """What to do where groups of version 2 are there, but not for us."""
+    paths = [line.split(":", 2)[2] for line in _lines(own) if line.startswith("0::")]
+    group = Path(f"{mount}{paths[0] if paths else ''}".rstrip("/"))
+    if _controllers(group) >= _WANTED and os.access(group, os.W_OK):
+        return _ENABLE.format(directory=group)  # ours, but with processes in it: those below it get no controllers then
+    return _CONTAINER if fixes.in_container() else _DELEGATE
 
 
-def _can_make_one(parent: Path) -> bool:
-    probe = parent / f"minisandbox-doctor-{os.getpid()}"
+def _controllers(group: Path) -> set[str]:
+    return set(" ".join(_lines(group / "cgroup.controllers")).split())
+
+
+def _can_make_groups(places: limits.Places) -> bool:
+    name = f"{reaper.owner_name()}{reaper.DOCTOR}"  # what outlives us is reclaimed
     try:
-        probe.mkdir()
+        limits.Groups(places, name)
     except OSError:
         return False
-    probe.rmdir()
+    finally:
+        for _, directory in places.directories:
+            limits.remove_owner(f"{directory}/{limits.PREFIX}{name}")
     return True
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection
 KILL_PATIENCE = 10.0
 """Seconds after which a process that does not die is left to the end of the sandbox: it hangs in the kernel."""
 _STOP_PATIENCE = 2.0
+ENDED = (b"Z", b"X")
+"""States of a process whose first thread has ended (proc_pid_stat(5))."""
 
 
 def child_processes(pid: int) -> set[int]:
@@ -85,15 +87,29 @@ def signal_all(pids: Collection[int], number: int) -> None:
 def _children() -> dict[int, list[int]]:
     """The live processes of this sandbox by their parents."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-                state, parent = stat.read().rpartition(b")")[2].split()[:2]
-                if state not in (b"Z", b"X") or _has_threads(name):
-                    children.setdefault(int(parent), []).append(int(name))
+    for pid in every_pid():
+        state, parent, *_ = stat_fields(pid) or (b"X", b"0")
+        if state not in ENDED or _has_threads(pid):
+            children.setdefault(int(parent), []).append(pid)
     return children
 
 
-def _has_threads(pid: str) -> bool:
+def _has_threads(pid: int) -> bool:
     """Whether a process that looks like a zombie goes on: only its first thread has ended (proc(5))."""
-    return len(os.listdir(f"/proc/{pid}/task")) > 1
+    with contextlib.suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    return False
+
+
+def every_pid() -> list[int]:
+    """Every process that this one can see."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """What the kernel says about a process, from its state on (proc_pid_stat(5)); nothing of one that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            return source.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

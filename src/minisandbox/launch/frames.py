@@ -13,6 +13,8 @@ from collections.abc import Iterator
 Header = dict[str, object]
 _LENGTHS = struct.Struct(">II")
 MAX_HEADER = 8 << 20
+STDIN_CREDIT = 1 << 20
+"""Bytes of standard input that may be under way to a process that does not read."""
 
 
 class FrameError(ValueError):

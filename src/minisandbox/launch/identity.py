@@ -288,7 +288,7 @@ class _Creators:
         raise OSError(errno.EAGAIN, "every id is in use")
 
 
-def enter_new_namespace(identity: Identity, partner: socket.SocketType, proc: int) -> None:
+def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -> None:
     """Enter a new user namespace, in which no further one can be made, as its uid 0.
 
     Args:
@@ -304,7 +304,7 @@ def enter_new_namespace(identity: Identity, partner: socket.SocketType, proc: in
     if _set_limit(proc, "max_user_namespaces", 0) != "0":
         raise OSError(errno.EPERM, "nested user namespaces could not be switched off inside the sandbox")
     _limit_inotify(proc, identity.inotify)
-    partner.sendmsg([_ENTERED], [sc.rights(proc)])
+    socket.send_fds(partner, [_ENTERED], [proc])
     if partner.recv(16) != _MAPPED:
         raise OSError(errno.EPERM, "the ids of a user namespace could not be mapped")
 
@@ -342,7 +342,7 @@ def _set_limit(proc: int, name: str, value: int) -> str:
         os.close(descriptor)
 
 
-def map_namespace(identity: Identity, pid: int, partner: socket.SocketType, others: Sequence[str] = ()) -> list[int]:
+def map_namespace(identity: Identity, pid: int, partner: socket.socket, others: Sequence[str] = ()) -> list[int]:
     """Map the ids of another process's new user namespace, and keep hold of it in ``identity.userns_fd``.
 
     Args:

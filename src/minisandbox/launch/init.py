@@ -44,7 +44,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
     """
     sc.overwrite_arguments("minisandbox-init")
     _move_descriptors(birth, lifeline)
-    partner = socket.SocketType(fileno=os.dup(_CONTROL))
+    partner = socket.socket(fileno=os.dup(_CONTROL))
     try:
         counters = _become(identity, partner, network, group)
     except OSError as error:
@@ -53,10 +53,10 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         os._exit(1)
     numbers, door = _await_birth(partner)
     partner.close()
-    _Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters)).serve()
+    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters)).serve()
 
 
-def _become(identity: Identity, partner: socket.SocketType, network: str, group: limits.Group | None) -> list[int]:
+def _become(identity: Identity, partner: socket.socket, network: str, group: limits.Group | None) -> list[int]:
     """Make namespaces and give up every privilege, long before there is a plan; returns the group's counters.
 
     Raises:
@@ -84,7 +84,7 @@ def _become(identity: Identity, partner: socket.SocketType, network: str, group:
     return counters
 
 
-def _await_birth(partner: socket.SocketType) -> tuple[dict[str, int], socket.SocketType]:
+def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
     """Wait until the sandbox is made; returns the limits of its commands, with its lifetime, and its door.
 
     The control socket takes the place of the birth socket. Where making failed, or the zygote died first, there is
@@ -115,8 +115,17 @@ def _raise_loopback() -> None:
         fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
-class _Init:
-    """The event loop of pid 1."""
+class Init:
+    """The event loop of pid 1.
+
+    Args:
+        control: socket on which jobs arrive; its end is the end of the sandbox.
+        door: listening socket at which others bring jobs.
+        notes: both ends of the pipe on which workers tell that they have taken a job.
+        numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.maker` gives them.
+        ledger: what counts the limits that were met.
+        first: pid of the first worker.
+    """
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class Groups:
 
     Args:
         places: where they are made.
-        owner: the owner's pid and start time, ``PID-TICKS``.
+        owner: what the owner is called: its pid, start time and boot.
 
     Raises:
         OSError: the kernel refused.
@@ -120,8 +120,16 @@ class Groups:
         used = {name: base for name, base in self._bases.items() if cpu or name in NEEDED}
         directories = {name: f"{base}/{self._count}" for name, base in used.items()}
         for directory in set(directories.values()):
-            os.mkdir(directory, 0o755)
+            self._make(directory)
         return Group(self.places.version, directories)
+
+    def _make(self, directory: str) -> None:
+        try:
+            os.mkdir(directory, 0o755)
+        except FileNotFoundError:  # somebody tidied the owner's group away while it was empty (notify_on_release)
+            os.mkdir(os.path.dirname(directory), 0o755)
+            self._use(NEEDED)
+            os.mkdir(directory, 0o755)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +208,7 @@ def read_counters(descriptors: list[int]) -> list[int]:
 
 
 def owners(places: Places) -> Iterator[tuple[str, str]]:
-    """The owners that have groups here, with their directories: ``PID-TICKS`` and a path."""
+    """The owners that have groups here, with their directories: a name and a path."""
     for directory in {directory for _, directory in places.directories}:
         with contextlib.suppress(OSError):
             for name in os.listdir(directory):

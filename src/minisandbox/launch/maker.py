@@ -112,7 +112,7 @@ class _Making:
             if (answer := leader.recv(4096)) != BECOME:
                 raise read_failure(answer)
             ours = ((LIFETIME, plan.lifetime), (MEMORY, plan.memory), (EXPECTS_COMMANDS, int(plan.expects_commands)))
-            leader.sendmsg([pack_numbers((*plan.rlimits, *ours))], [sc.rights(self.control, self.door)])
+            socket.send_fds(leader, [pack_numbers((*plan.rlimits, *ours))], [self.control, self.door])
         except (OSError, ValueError) as error:
             self._report(error)
 
@@ -155,7 +155,7 @@ class _Making:
     def _hand_out(self, what: str, descriptor: int) -> None:
         """Give the controller a hold on something of the sandbox: the mount that is written to, a socket."""
         with socket.socket(fileno=os.dup(self.control)) as out:
-            out.sendmsg([json.dumps({"event": what}).encode()], [sc.rights(descriptor)])
+            socket.send_fds(out, [json.dumps({"event": what}).encode()], [descriptor])
 
     def _report(self, error: OSError | ValueError) -> None:
         """Tell the controller why there will be no sandbox."""

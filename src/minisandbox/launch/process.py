@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING
 
 from .capture import Capture
 from .command import CHUNK, DRAIN, Leader, Pipes, milliseconds, readable, refusal, timeout_of
-from .frames import Header
+from .frames import STDIN_CREDIT, Header
 from .link import Link
 from .spawn import RefusedError, Stdio, spawn
 
 if TYPE_CHECKING:
     from .worker import Job
 
-STDIN_CREDIT = 1 << 20
-"""Bytes of standard input that the holder may send ahead of what was written."""
 _MOST_AT_THE_DOOR = 8
 """How many may come, and how many may go, without a word said or heard."""
 _TIOCGPTN, _TIOCSPTLCK = 0x80045430, 0x40045431
@@ -195,6 +193,7 @@ class _Supervisor:
             "pid": self._leader.pid,
             "dropped": [capture.dropped for capture in self._kept],
             "credit": STDIN_CREDIT - len(process.unwritten),
+            "left": self._leader.time_left(),
         }
 
     def run(self) -> None:

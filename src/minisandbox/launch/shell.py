@@ -13,6 +13,7 @@ taken everything we sent and says nothing (``set -n``, a function called ``built
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -36,6 +37,8 @@ _REPORT = 201
 _MOST_STATE = 16 << 20
 _MOST_DIGITS = 10
 _PATH_MAX = 4096
+START_PATIENCE = 30.0
+"""Seconds after which a bash that has not come up, whatever it is that is called so, is given up."""
 _PATIENCE = 2.0
 """Seconds that bash has for telling its state when it is interrupted."""
 _LOST_AFTER = 1.0
@@ -86,6 +89,7 @@ class _Bash:
         outputs: descriptors to read its stdout and stderr from.
         report: descriptor to read its reports from.
         ready: whether it has said that it takes runs.
+        born: when it was started, as time.monotonic() counts.
         restores: whether it began with the state of another one.
     """
 
@@ -98,6 +102,7 @@ class _Bash:
             pipes.keep(self._stdin, self.report, out_read, err_read)
         self.outputs = (out_read, err_read)
         self.ready = False
+        self.born = time.monotonic()
         self.restores = bool(state)
         self._number = number
         self._last_sent = 0
@@ -180,27 +185,24 @@ class _Bash:
                 self.leader.signal(signal.SIGCONT)
 
     @property
+    def is_late(self) -> bool:
+        """Whether it should have come up by now."""
+        return not self.ready and time.monotonic() >= self.born + START_PATIENCE
+
+    @property
     def is_asleep(self) -> bool:
         """Whether it waits for something, rather than for a processor."""
-        return self._stat()[:1] == [b"S"]
+        return descendants.stat_fields(self.leader.pid)[:1] == [b"S"]
 
     def cpu(self) -> tuple[float, float]:
         """Seconds that it and the children it waited for have used: in user mode, in the kernel."""
         if (usage := self.leader.usage) is not None:
             return usage.ru_utime, usage.ru_stime
-        fields = self._stat()[11:15]
+        fields = descendants.stat_fields(self.leader.pid)[11:15]
         if len(fields) < 4:
             return 0.0, 0.0
         user, system, of_children, of_children_system = map(int, fields)
         return (user + of_children) / _TICKS, (system + of_children_system) / _TICKS
-
-    def _stat(self) -> list[bytes]:
-        """What the kernel says about it, from the state on (proc_pid_stat(5))."""
-        try:
-            with open(f"/proc/{self.leader.pid}/stat", "rb") as stat:
-                return stat.read().rpartition(b")")[2].split()
-        except OSError:
-            return []
 
     def close(self) -> None:
         """Close its pipes."""
@@ -264,13 +266,15 @@ class _Shell:
 
         Raises:
             RefusedError: there is no such user or directory.
-            OSError: no process could be made, or there is no bash.
+            OSError: no process could be made, or there is no bash, or it does not come up.
         """
         self.bash = bash = self._start(again=self._request.get("again") is True)
-        while not bash.ready and not bash.leader.ended and not self._closed:
+        while not bash.ready and not bash.leader.ended and not bash.is_late and not self._closed:
             self._step()
         if not bash.ready:
             self._collect()
+            if bash.is_late:
+                raise OSError(errno.ETIMEDOUT, f"bash does not come up within {START_PATIENCE:.0f} s")
             raise OSError(2, self._captures[1].result().decode("utf-8", "replace").strip() or "bash ends at once")
         self._link.put({"event": "started", "pid": bash.leader.pid, "cwd": self._cwd})
 
@@ -325,9 +329,9 @@ class _Shell:
         self._take_reports(bash)
 
     def _time_left(self) -> float | None:
-        run = self._current
+        run, bash = self._current, self.bash
         if run is None:
-            return None
+            return None if bash is None or bash.ready else max(0.0, bash.born + START_PATIENCE - time.monotonic())
         waits = [_LOST_AFTER]
         if run.timeout is not None:
             waits.append(run.started + run.timeout - time.monotonic())
@@ -410,7 +414,7 @@ class _Shell:
         elif run is not None:
             now = time.monotonic()
             run.timed_out = run.timeout is not None and now >= run.started + run.timeout
-            if run.timed_out or run.interrupted or self._is_lost(bash, now):
+            if run.timed_out or run.interrupted or bash.is_late or self._is_lost(bash, now):
                 self._break(bash, run)
 
     def _is_lost(self, bash: _Bash, now: float) -> bool:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from array import array
 from ctypes import c_char_p, c_int, c_uint, c_uint32, c_uint64, c_ulong, c_void_p
 from functools import cache
-from socket import SCM_RIGHTS, SOL_SOCKET
 
 MS_NOSUID = 2
 MS_NODEV = 4
@@ -296,11 +294,6 @@ def trim_memory() -> None:
     trim = getattr(_libc, "malloc_trim", None)  # glibc alone has it
     if trim is not None:
         trim(c_ulong(0))
-
-
-def rights(*descriptors: int) -> tuple[int, int, bytes]:
-    """Ancillary data that hands descriptors over with a message (unix(7))."""
-    return SOL_SOCKET, SCM_RIGHTS, array("i", descriptors).tobytes()
 
 
 def join_new_session_keyring() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from .descendants import ENDED, every_pid, stat_fields
 
 if TYPE_CHECKING:
     from .worker import Job
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_ENDED = (b"Z", b"X")
 
 
 def serve(job: Job) -> None:
@@ -21,19 +20,15 @@ def serve(job: Job) -> None:
     Disk is counted on the sandbox's memory, which holds its upper (unless that is on disk), /run and /dev/shm.
     """
     cpu = memory = processes = 0
-    for pid, fields in _statuses():
+    for pid in every_pid():
+        fields = stat_fields(pid)
+        if not fields:  # gone since
+            continue
         # proc_pid_stat(5), from the state on: 1 is the parent; 11 to 14 CPU ticks; 21 resident pages
         cpu += sum(int(field) for field in fields[11:15])
         memory += int(fields[21]) * _PAGE
         # children of pid 1 are our workers: every command descends from one of them
-        processes += pid != 1 and fields[0] not in _ENDED and fields[1] != b"1"
+        processes += pid != 1 and fields[0] not in ENDED and fields[1] != b"1"
     scratch = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
     disk = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize
     job.send({"event": "usage", "cpu": cpu / _TICKS, "memory": memory, "disk": disk, "processes": processes})
-
-
-def _statuses() -> Iterator[tuple[int, list[bytes]]]:
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as status:
-                yield int(name), status.read().rpartition(b")")[2].split()

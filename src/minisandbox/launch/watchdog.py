@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from . import syscalls as sc
+from .descendants import every_pid
 from .ledger import Ledger
 
 INTERVAL = 0.05
@@ -32,7 +33,7 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
         spared: our own.
         ledger: told before anything ends: a worker asks it as soon as its command has ended.
     """
-    pids, kept = _processes(), sum(thing.size for thing in _kept())
+    pids, kept = list(every_pid()), sum(thing.size for thing in _kept())
     # first a quick look, in which what several share counts for each, and everybody's shared memory is the sandbox's
     quick = sum(_sum(f"/proc/{pid}/status", _OWN[0]) or 0 for pid in pids)
     if quick + kept + (_sum("/proc/meminfo", (b"Shmem:",)) or 0) <= limit:
@@ -42,15 +43,11 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
         return
     ledger.note_memory()
     for _ in range(2):  # one that was being forked shows the second time
-        for pid in _processes():
+        for pid in every_pid():
             if pid not in spared:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
     _remove(_kept())
-
-
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _share(pid: int, names: tuple[tuple[bytes, ...], tuple[bytes, ...]]) -> int:

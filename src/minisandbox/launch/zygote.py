@@ -268,7 +268,7 @@ class _Zygote:
         if len(given) != 2:  # the controller ran out of descriptors, or the message was cut
             raise ValueError("a request without a control socket and a door")
         pidfd = self._create(_Wish.read(words), plan, given)
-        self._connection.sendmsg([b'{"event":"forked"}'], [sc.rights(pidfd)])
+        socket.send_fds(self._connection, [b'{"event":"forked"}'], [pidfd])
         os.close(pidfd)
 
     def _create(self, wish: _Wish, plan: bytes, given: list[int]) -> int:
@@ -289,7 +289,7 @@ class _Zygote:
                 wish.limit(embryo.group)
                 trees.extend(sc.open_tree(f"{_HOLD}/{number}") for number in wish.sealed)
                 job = maker.pack_job(embryo.pid, embryo.identity, plan)
-                self._jobs.sendmsg([job], [sc.rights(embryo.birth.fileno(), *given, *trees)])
+                socket.send_fds(self._jobs, [job], [embryo.birth.fileno(), *given, *trees])
                 return os.pidfd_open(embryo.pid)
             finally:
                 for tree in trees:

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,24 +109,34 @@ def run_batch(
         TrajectoryError: a trajectory in it cannot be read.
         DiskFull: the disk is full; what was finished is kept.
     """
-    for name, count in (("attempts", attempts), ("workers", workers)):
-        if count < 1:
-            raise InvalidValue(f"{name} is {count}", hint="give 1 or more")
+    _check_counts(attempts=attempts, workers=workers)
     jobs = [(task, attempt) for task in tasks for attempt in range(attempts)]
     resolved = {**(config or {}), "agent": agent.name, "attempts": attempts, "workers": workers, "timeout": timeout}
+    work = partial(_work, agent=agent, image_of=image_of, limits=limits, timeout=timeout)
     with RunDirectory.open(out, resolved) as run:
-        batch = _Batch(run, len(jobs), progress)
-        todo = [job for job in jobs if not batch.skip(*job)]
+        return _Batch(run, len(jobs), progress).carry_out(jobs, work, workers)
 
-        def work(task: Task, attempt: int) -> Trajectory:
-            try:
-                image = image_of(task)
-            except MiniSandboxError as error:
-                return unreached(task, agent, attempt, error)
-            return rollout(task, image, agent, attempt=attempt, limits=limits, timeout=timeout)
 
-        batch.finish(todo, work, workers)
-        return tuple(batch.summaries[task.instance_id, attempt] for task, attempt in jobs)
+def _work(
+    task: Task,
+    attempt: int,
+    *,
+    agent: Agent,
+    image_of: Callable[[Task], Image],
+    limits: Limits | None,
+    timeout: float | None,
+) -> Trajectory:
+    try:
+        image = image_of(task)
+    except MiniSandboxError as error:
+        return unreached(task, agent, attempt, error)
+    return rollout(task, image, agent, attempt=attempt, limits=limits, timeout=timeout)
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise InvalidValue(f"{name} is {count}", hint="give 1 or more")
 
 
 _Job = tuple[Task, int]
@@ -136,7 +147,7 @@ class _Batch:
     """The bookkeeping of one call of :func:`run_batch`."""
 
     def __init__(self, run: RunDirectory, total: int, progress: Callable[[Progress], None] | None) -> None:
-        self.summaries: dict[tuple[str, int], Summary] = {}
+        self._summaries: dict[tuple[str, int], Summary] = {}
         self._run = run
         self._total = total
         self._progress = progress
@@ -144,7 +155,12 @@ class _Batch:
         self._ended: queue.SimpleQueue[Summary | BaseException] = queue.SimpleQueue()
         self._stop = threading.Event()
 
-    def skip(self, task: Task, attempt: int) -> bool:
+    def carry_out(self, jobs: list[_Job], work: _Work, workers: int) -> tuple[Summary, ...]:
+        """Do what no earlier call has finished; returns a summary of every job, in their order."""
+        self._finish([job for job in jobs if not self._skip(*job)], work, workers)
+        return tuple(self._summaries[task.instance_id, attempt] for task, attempt in jobs)
+
+    def _skip(self, task: Task, attempt: int) -> bool:
         """Take over a rollout that an earlier call finished; returns whether there is one."""
         known = self._run.load(task.instance_id, attempt)
         if known is None or not known.finished:
@@ -152,7 +168,7 @@ class _Batch:
         self._note(_summary(known, self._run.file_of(task.instance_id, attempt), resumed=True))
         return True
 
-    def finish(self, todo: list[_Job], work: _Work, workers: int) -> None:
+    def _finish(self, todo: list[_Job], work: _Work, workers: int) -> None:
         """Do what is left. The threads are daemons: a process that was told to end does not wait for their rollouts."""
         for job in todo:
             self._todo.put(job)
@@ -183,9 +199,9 @@ class _Batch:
                 return
 
     def _note(self, summary: Summary) -> None:
-        self.summaries[summary.instance_id, summary.attempt] = summary
+        self._summaries[summary.instance_id, summary.attempt] = summary
         if self._progress is not None:
-            self._progress(Progress(len(self.summaries), self._total, summary))
+            self._progress(Progress(len(self._summaries), self._total, summary))
 
 
 def _summary(trajectory: Trajectory, path: Path, *, resumed: bool) -> Summary:

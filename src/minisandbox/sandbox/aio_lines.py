@@ -13,7 +13,8 @@ import socket
 from typing import Generic
 
 from minisandbox.sandbox.aio_drive import in_thread
-from minisandbox.sandbox.lines import Channel, Line
+from minisandbox.sandbox.handles import give_up
+from minisandbox.sandbox.lines import GRACE, Channel, Line
 
 
 class AsyncLine(Generic[Channel]):
@@ -125,10 +126,17 @@ async def answered(line: Line[Channel]) -> AsyncLine[Channel]:
 
     Raises:
         MiniSandboxError: what keeps it from running.
+        SandboxGone: nobody answers; the sandbox was stopped if it is ours.
     """
     shared = AsyncLine(line)
-    await shared.say()
-    while not (line.channel.started or line.channel.done):
-        await shared.wait()
+    try:
+        async with asyncio.timeout(GRACE) as limit:
+            await shared.say()
+            while not (line.channel.started or line.channel.done):
+                await shared.wait()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise await in_thread(give_up, line.core) from None
     line.channel.check()
     return shared

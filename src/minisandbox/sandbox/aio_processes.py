@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import types
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ from minisandbox.errors import InvalidValue, NotFound, SandboxGone, WaitTimeout
 from minisandbox.sandbox.aio_drive import in_thread, open_job
 from minisandbox.sandbox.aio_lines import AsyncLine, answered
 from minisandbox.sandbox.handles import SandboxCore
-from minisandbox.sandbox.lines import KILL_PATIENCE, LOOK_AGAIN, MOST_UNREAD, Line, as_bytes, still_runs
+from minisandbox.sandbox.lines import KILL_PATIENCE, LOOK_AGAIN, Line, as_bytes, has_room, still_runs
 from minisandbox.sandbox.processes import ProcessChannel
 from minisandbox.types import ExecResult, Output, Terminal
 
@@ -30,6 +31,7 @@ class AsyncProcess:
         self._line = line
         self._channel = line.channel
         self._owned = owned
+        self._deadline = None if self._channel.left is None else time.monotonic() + self._channel.left
         self._readers: weakref.WeakSet[_Events] = weakref.WeakSet()
 
     @classmethod
@@ -85,7 +87,11 @@ class AsyncProcess:
         self._channel.write(as_bytes(data))
         await self._line.say()
         while self._channel.unsent:
-            await self._line.wait(listen=len(self._channel.events) < MOST_UNREAD)
+            room = has_room(self._channel, self._deadline)
+            left = None if room or self._deadline is None else self._deadline - time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._line.wait(listen=room)
 
     async def close_stdin(self) -> None:
         """As :meth:`.Process.close_stdin`."""
@@ -129,7 +135,7 @@ class AsyncProcess:
             if self._channel.result is not None:
                 return self._seen(self._channel.result)
             self._channel.check()
-            if not shared or len(self._channel.events) < MOST_UNREAD:
+            if not shared or has_room(self._channel):
                 await self._line.wait()
             else:
                 with contextlib.suppress(TimeoutError):

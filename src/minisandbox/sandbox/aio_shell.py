@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import types
 from pathlib import PurePosixPath
 from typing import Self
@@ -10,7 +11,7 @@ from typing import Self
 from minisandbox.sandbox.aio_drive import in_thread, open_job
 from minisandbox.sandbox.aio_lines import AsyncLine, answered
 from minisandbox.sandbox.handles import SandboxCore, give_up
-from minisandbox.sandbox.lines import GRACE, Line
+from minisandbox.sandbox.lines import Line, Queue
 from minisandbox.sandbox.processes import ShellChannel
 from minisandbox.types import ShellResult
 
@@ -25,7 +26,7 @@ class AsyncShell:
     def __init__(self, line: AsyncLine[ShellChannel]) -> None:
         self._line = line
         self._channel = line.channel
-        self._under_way = 0
+        self._queue = Queue()
 
     @classmethod
     async def _opened(cls, core: SandboxCore, channel: ShellChannel) -> Self:
@@ -48,19 +49,17 @@ class AsyncShell:
         if self._channel.done:
             await self._begin_again()
         number = self._channel.run(script, timeout=timeout)
-        # whoever waits in line does not know how long
-        patience = None if timeout is None or self._under_way else timeout + GRACE
-        self._under_way += 1
+        deadline = self._queue.join(timeout)
         try:
             await self._line.say()
-            return await self._result(number, patience)
+            return await self._result(number, None if deadline is None else deadline - time.monotonic())
         except BaseException:  # a cancellation too: nobody will take the result
             self._channel.interrupt(number)
             self._channel.forget(number)
             self._line.line.send()
             raise
         finally:
-            self._under_way -= 1
+            self._queue.leave()
 
     async def _begin_again(self) -> None:
         connection = await open_job(self._line.line.core)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import signal
 import socket
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
@@ -13,10 +11,9 @@ from typing import NoReturn
 from minisandbox.errors import NotFound, OwnerOnly, SandboxGone
 from minisandbox.host import doors, reaper
 from minisandbox.sandbox.core import info_of, knock_process, unreachable
+from minisandbox.sandbox.life import end_process, readable
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.types import Change, ImageSpec, Limits, Refusals, SandboxInfo
-
-_STOP_TIMEOUT = 30.0
 
 
 class AttachedCore:
@@ -73,11 +70,7 @@ class AttachedCore:
 
     def _over(self, seconds: float) -> bool:
         pidfd = self._pidfd  # another thread may let go of it
-        if pidfd < 0:
-            return True
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return pidfd < 0 or readable(pidfd, seconds)
 
     def open_job(self, *, wait: bool = True) -> socket.socket:
         """A connected stream socket on which one call is carried through.
@@ -203,11 +196,7 @@ class AttachedCore:
         """
         if self._pidfd < 0:
             return
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        if not self._over(_STOP_TIMEOUT):
-            reason = "a process hangs in the kernel"
-            raise SandboxGone(f"sandbox {self.id} did not end in {_STOP_TIMEOUT:.0f} s", reason=reason)
+        end_process(self._pidfd, self.id)
         self.let_go()
 
     def __del__(self) -> None:

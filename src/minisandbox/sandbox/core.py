@@ -384,9 +384,11 @@ def knock_process(directory: Path, sandbox_id: str, process_id: str) -> socket.s
 
 
 def unreachable(gone: MiniSandboxError, error: OSError) -> MiniSandboxError:
-    """What to raise where a socket could not be had: ``gone`` where its other end is, else what this host lacks."""
+    """What to raise where a socket could not be had: ``gone`` where its other end is, else why it was not."""
     if error.errno in _GONE:
         return gone
+    if isinstance(error, TimeoutError):
+        return SandboxGone(f"no connection to a sandbox could be made: {error.strerror}", reason="it hangs")
     return HostError(f"no connection to a sandbox could be made: {error.strerror}", reason="this process's own limits")
 
 

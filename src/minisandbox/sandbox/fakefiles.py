@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import os
-import select
 import stat
 import subprocess
 import tempfile
@@ -15,17 +14,11 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import HostError
 from minisandbox.host import reaper
+from minisandbox.sandbox.filecalls import FILE_TYPES
 from minisandbox.store.trees import remove_tree
 from minisandbox.types import Change, ChangeKind, FileType
 
 _PREFIX = "minisandbox-fake-"
-_TYPES = {
-    stat.S_IFREG: FileType.FILE,
-    stat.S_IFDIR: FileType.DIRECTORY,
-    stat.S_IFLNK: FileType.SYMLINK,
-    stat.S_IFIFO: FileType.FIFO,
-    stat.S_IFSOCK: FileType.SOCKET,
-}
 
 
 class Copy:
@@ -58,15 +51,13 @@ class Copy:
 
 def new_directory() -> Path:
     """An empty temporary directory of this process."""
-    pid = os.getpid()
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{pid}-{reaper.start_time(pid)}-")).resolve()
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{reaper.owner_name()}-")).resolve()
 
 
 def reap() -> None:
     """Remove the directories that owners which were killed left behind."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*-*"):
-        pid, _, started = path.name.removeprefix(_PREFIX).rpartition("-")[0].partition("-")
-        if pid.isdigit() and str(reaper.start_time(int(pid))) != started:
+        if reaper.is_dead(path.name.removeprefix(_PREFIX).rpartition("-")[0]):
             with contextlib.suppress(OSError):  # somebody else's, or removed by somebody else
                 remove(path)
 
@@ -126,7 +117,7 @@ def _entries(directory: Path) -> dict[str, os.stat_result]:
 
 
 def _type(status: os.stat_result) -> FileType:
-    return _TYPES.get(stat.S_IFMT(status.st_mode), FileType.DEVICE)
+    return FILE_TYPES[stat.S_IFMT(status.st_mode)]
 
 
 def _differs(before: Path, after: Path, was: os.stat_result, now: os.stat_result) -> bool:
@@ -137,10 +128,3 @@ def _differs(before: Path, after: Path, was: os.stat_result, now: os.stat_result
     if stat.S_ISREG(now.st_mode):
         return was.st_size != now.st_size or not filecmp.cmp(before, after, shallow=False)
     return False
-
-
-def readable(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, or is within so many seconds; of a pidfd: whether its process has ended."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))

@@ -18,7 +18,7 @@ _LONGEST_MESSAGE = 1000
 _MOST_NUMBER = 1 << 63
 _MOST_TEXT = 1 << 27
 _WORDS = {"mkdir": "make directory", "send_tree": "download", "take_tree": "upload to"}
-_TYPES = {
+FILE_TYPES = {
     stat.S_IFREG: FileType.FILE,
     stat.S_IFDIR: FileType.DIRECTORY,
     stat.S_IFLNK: FileType.SYMLINK,
@@ -251,7 +251,7 @@ class EntriesCall(_FileCall):
             raise ValueError("longer names and targets than allowed")
         return FileInfo(
             self._place / name,
-            _TYPES[stat.S_IFMT(bits)],
+            FILE_TYPES[stat.S_IFMT(bits)],
             _size(size),
             stat.S_IMODE(bits),
             mtime / 1e9,

@@ -15,7 +15,7 @@ from minisandbox.errors import FileAccessError, SandboxGone
 from minisandbox.host import reaper
 from minisandbox.sandbox import transfers
 from minisandbox.sandbox.core import info_of
-from minisandbox.sandbox.patching import DISCARD_SCRIPT, PATCH_SCRIPT, checked_patch
+from minisandbox.sandbox.patching import PATCH_SCRIPT, checked_patch
 from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.sandbox.wire import Call, ExecCall, Operation, environment_for
@@ -229,18 +229,18 @@ def make_patch(
     core: SandboxCore, path: str | PurePosixPath | None, *, base: str | None, limit: int | None
 ) -> Operation[bytes]:
     """Compare a repository with a commit; see :meth:`minisandbox.Sandbox.patch`."""
-    command = ["bash", "-c", PATCH_SCRIPT, "patch", base or core.image.base_commit]
+    work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - in the sandbox; nobody knows it beforehand
+    command = ["bash", "-c", PATCH_SCRIPT, "patch", base or core.image.base_commit, work]
     result = yield from run(core, command, cwd=path, timeout=_PATCH_TIMEOUT)
     sink = io.BytesIO()
-    if result.ok:
-        written = result.stdout.removesuffix("\n")
-        discard = run(core, ["bash", "-c", DISCARD_SCRIPT, "discard", written], timeout=_PATCH_TIMEOUT)
-        try:
-            yield from transfers.read(written, cwd=str(core.image.workdir), limit=limit, sink=sink)
-        except FileAccessError:  # not finally: who is interrupted carries out no further call
-            yield from discard
-            raise
+    discard = transfers.remove(work, cwd="/", recursive=True, missing_ok=True)
+    try:
+        if result.ok:
+            yield from transfers.read(f"{work}/patch", cwd="/", limit=limit, sink=sink)
+    except FileAccessError:  # not finally: who is interrupted carries out no further call
         yield from discard
+        raise
+    yield from discard
     return checked_patch(result, sink.getvalue())
 
 

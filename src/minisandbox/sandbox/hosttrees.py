@@ -17,7 +17,6 @@ from pathlib import Path
 from minisandbox.errors import FileAccessError
 from minisandbox.launch import frames, trees
 from minisandbox.launch.building import Attributes, Builder
-from minisandbox.store.trees import remove_tree
 from minisandbox.types import Transfer
 
 MOST_ENTRIES = 1_000_000
@@ -159,10 +158,10 @@ class Download:
         """Remove what was not published, and let go."""
         self._builder.close()
         try:
-            if self._kind == "directory":
-                remove_tree(self._local.parent / self._partial)
-            elif self._kind:
-                with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                if self._kind == "directory":
+                    trees.remove(self._parent, self._partial)
+                elif self._kind:
                     os.unlink(self._partial, dir_fd=self._parent)
         finally:
             os.close(self._parent)

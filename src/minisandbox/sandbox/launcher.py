@@ -52,7 +52,9 @@ class Launcher:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else reaper.owner_name()
-            self._process = companion.start(_BOOTSTRAP, theirs, (str(runtime / "ids"), groups, *_mappers()))
+            self._process = companion.start(
+                _BOOTSTRAP, theirs, (str(reaper.ranges_directory(runtime)), groups, *_mappers())
+            )
         self._connection.settimeout(_START_TIMEOUT)
         try:
             hello, _ = self._receive()

@@ -121,14 +121,7 @@ class Life:
         Raises:
             OSError: its end is gone.
         """
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                rights.send(self._control, b"job", [theirs.fileno()])
-        except BaseException:  # a Ctrl-C too: nothing half-made stays
-            ours.close()
-            raise
-        return ours
+        return new_job(self._control)
 
     def has_room(self) -> bool:
         """Whether a job can be handed over without waiting; for a peer that is gone that is so too."""
@@ -141,7 +134,7 @@ class Life:
 
     def over(self, seconds: float) -> bool:
         """Whether its first process has ended, or does within so many seconds."""
-        return self._pidfd < 0 or _ready(self._pidfd, seconds)
+        return self._pidfd < 0 or readable(self._pidfd, seconds)
 
     def end(self) -> None:
         """End every process of it; calling it again does nothing.
@@ -156,16 +149,42 @@ class Life:
         if pidfd < 0:
             return
         try:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            if not _ready(pidfd, _STOP_TIMEOUT):
-                reason = "a process hangs in the kernel"
-                raise SandboxGone(f"sandbox {self._name} did not end in {_STOP_TIMEOUT:.0f} s", reason=reason)
+            end_process(pidfd, self._name)
         finally:
             os.close(pidfd)
 
 
-def _ready(descriptor: int, seconds: float) -> bool:
+def new_job(control: socket.socket) -> socket.socket:
+    """A connected stream socket of a new job, whose other end goes over a control socket.
+
+    Raises:
+        OSError: the end of the control socket is gone.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            rights.send(control, b"job", [theirs.fileno()])
+    except BaseException:  # a Ctrl-C too: nothing half-made stays
+        ours.close()
+        raise
+    return ours
+
+
+def end_process(pidfd: int, name: str) -> None:
+    """Kill the first process of a sandbox, and wait until it and with it all others have ended.
+
+    Raises:
+        SandboxGone: a process of it hangs in the kernel and did not end.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    if not readable(pidfd, _STOP_TIMEOUT):
+        reason = "a process hangs in the kernel"
+        raise SandboxGone(f"sandbox {name} did not end in {_STOP_TIMEOUT:.0f} s", reason=reason)
+
+
+def readable(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read, or is within so many seconds; of a pidfd: whether its process has ended."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

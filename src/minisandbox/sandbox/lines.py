@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
+import time
 from typing import Generic, Protocol, TypeVar
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, SandboxGone, WaitTimeout
@@ -19,7 +21,8 @@ KILL_PATIENCE = 5.0
 LOOK_AGAIN = 0.5
 """Seconds after which one who waits for another reader looks whether that one still reads: nobody tells if not."""
 GRACE = 60.0
-"""Seconds after a deadline within which its end must have been reported, however busy the machine is."""
+"""Seconds after a deadline within which its end must have been reported, however busy the machine is; and within which
+what is started must have answered."""
 _PIECE = 1 << 18
 
 
@@ -193,6 +196,43 @@ class Line(Generic[Channel]):
         """Close the connection."""
         self.hang_up()
         self.connection.close()
+
+
+class Queue:
+    """How long those who wait in line for a shell may have to wait: its scripts run one after the other."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._until = 0.0
+
+    def join(self, timeout: float | None) -> float | None:
+        """Stand in line.
+
+        Args:
+            timeout: wall seconds that this script may take; None: no limit.
+
+        Returns:
+            When it must have ended, as time.monotonic() counts; None where nobody knows.
+        """
+        begin = max(time.monotonic(), self._until if self._under_way else 0.0)
+        self._until = math.inf if timeout is None else begin + timeout + GRACE
+        self._under_way += 1
+        return None if math.isinf(self._until) else self._until
+
+    def leave(self) -> None:
+        """The script has ended, or nobody waits for it any more."""
+        self._under_way -= 1
+
+
+def has_room(channel: ProcessChannel, deadline: float | None = None) -> bool:
+    """Whether more output may be taken that nobody has read yet.
+
+    Args:
+        channel: the process's.
+        deadline: when its timeout ends it, as time.monotonic() counts. From then on there is always room: its last word
+            comes after its output, and who writes to it is the only one who could hear it.
+    """
+    return len(channel.events) < MOST_UNREAD or (deadline is not None and time.monotonic() >= deadline)
 
 
 def as_bytes(data: bytes | str) -> bytes:

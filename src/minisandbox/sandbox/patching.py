@@ -5,14 +5,14 @@ from __future__ import annotations
 from minisandbox.errors import CommandFailed
 from minisandbox.types import ExecResult
 
-# A temporary index leaves the agent's own alone; the path of the finished patch is what the script prints.
+# A temporary index leaves the agent's own alone; it and the finished patch lie in a directory that the caller names and
+# removes: what a timeout ends cannot tidy up.
 # Submodules of the base commit are left out: their commits are not ours to carry. Repositories that the agent made or
 # cloned inside (git would record a commit of theirs, or fail) come along as the files that they consist of.
 PATCH_SCRIPT = r"""
 set -e -o pipefail
-base=$1
-work=$(mktemp -d /tmp/patch.XXXXXX)
-trap 'if [ $? != 0 ]; then rm -rf "$work"; fi' EXIT
+base=$1 work=$2
+mkdir -m 700 -- "$work"
 export GIT_INDEX_FILE="$work/index" GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
 unset GIT_LITERAL_PATHSPECS GIT_DIFF_OPTS GIT_EXTERNAL_DIFF
 git() {
@@ -42,9 +42,7 @@ git diff --cached --binary --full-index --no-color --no-ext-diff --no-textconv -
     --ignore-submodules=all --unified=3 --inter-hunk-context=0 --diff-algorithm=myers \
     --src-prefix=a/ --dst-prefix=b/ "$base" > "$work/patch"
 rm -f "$GIT_INDEX_FILE"
-printf '%s\n' "$work/patch"
 """
-DISCARD_SCRIPT = 'rm -rf -- "${1%/patch}"'
 
 
 def checked_patch(result: ExecResult, patch: bytes) -> bytes:

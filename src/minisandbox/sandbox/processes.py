@@ -18,13 +18,12 @@ from typing import Literal
 from minisandbox.errors import InvalidValue, NotFound, SandboxGone
 from minisandbox.launch import frames
 from minisandbox.launch.capture import Capture
+from minisandbox.launch.frames import STDIN_CREDIT
 from minisandbox.sandbox import wire
 from minisandbox.types import ExecResult, Output, ShellResult, Terminal
 
 Lifetime = Literal["handle", "sandbox"]
 
-STDIN_CREDIT = 1 << 20
-"""Bytes of standard input that may be under way to a process that does not read."""
 _PIECE = 1 << 16
 _MAX_OUTPUT_FRAME = 1 << 17
 _STREAMS = ("stdout", "stderr")
@@ -95,6 +94,7 @@ class ProcessChannel(_Channel):
         done: whether nothing more will come: it has ended, could not be started, or another handle took hold of it.
         events: pieces of output as they came, at last the result; whoever consumes them takes them out.
         result: how it ended, or None.
+        left: once ``started``, seconds that were left of its timeout then; None without one.
 
     Raises:
         InvalidValue: an argument cannot be used.
@@ -134,6 +134,7 @@ class ProcessChannel(_Channel):
         self.done = False
         self.events: deque[Output | ExecResult] = deque()
         self.result: ExecResult | None = None
+        self.left: float | None = None
         self._terminal = False
         self._kept = (Capture(output), Capture(output))
         self._dropped = [0, 0]
@@ -273,9 +274,10 @@ class ProcessChannel(_Channel):
         self._spend()
 
     def _begin(self, header: frames.Header) -> None:
-        pid, command = header["pid"], header.get("command")
+        pid, command, left = header["pid"], header.get("command"), header.get("left")
         assert isinstance(pid, int)
-        self.pid, self.started = pid, True
+        assert left is None or isinstance(left, int | float)
+        self.pid, self.started, self.left = pid, True, left
         self._count_dropped(header)
         if self._request is None:
             self.command = str(command) if isinstance(command, str) else tuple(map(str, wire.as_list(command)))

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Generic
 
-from minisandbox.sandbox.lines import Channel, Line
+from minisandbox.sandbox.handles import give_up
+from minisandbox.sandbox.lines import GRACE, Channel, Line
 
 
 class SyncLine(Generic[Channel]):
@@ -116,11 +117,13 @@ def answered(line: Line[Channel]) -> SyncLine[Channel]:
 
     Raises:
         MiniSandboxError: what keeps it from running.
+        SandboxGone: nobody answers; the sandbox was stopped if it is ours.
     """
-    shared = SyncLine(line)
+    shared, deadline = SyncLine(line), time.monotonic() + GRACE
     with shared.lock:
         shared.say()
         while not (line.channel.started or line.channel.done):
-            shared.wait()
+            if not shared.wait(deadline):
+                raise give_up(line.core)
     line.channel.check()
     return shared

@@ -12,7 +12,7 @@ from typing import Self
 
 from minisandbox.errors import InvalidValue, NotFound, SandboxGone, WaitTimeout
 from minisandbox.sandbox.handles import SandboxCore
-from minisandbox.sandbox.lines import KILL_PATIENCE, LOOK_AGAIN, MOST_UNREAD, Line, as_bytes, still_runs
+from minisandbox.sandbox.lines import KILL_PATIENCE, LOOK_AGAIN, Line, as_bytes, has_room, still_runs
 from minisandbox.sandbox.processes import ProcessChannel
 from minisandbox.sandbox.sync_lines import SyncLine, answered
 from minisandbox.types import ExecResult, Output, Terminal
@@ -36,6 +36,7 @@ class Process:
         self._line = line
         self._channel = line.channel
         self._owned = owned
+        self._deadline = None if self._channel.left is None else time.monotonic() + self._channel.left
         self._readers: weakref.WeakSet[_Events] = weakref.WeakSet()
 
     @classmethod
@@ -112,7 +113,8 @@ class Process:
             self._channel.write(as_bytes(data))
             self._line.say()
             while self._channel.unsent:
-                self._line.wait(listen=len(self._channel.events) < MOST_UNREAD)
+                room = has_room(self._channel, self._deadline)
+                self._line.wait(None if room else self._deadline, listen=room)
 
     def close_stdin(self) -> None:
         """End its standard input; on a terminal, type ^D. Calling it again does nothing."""
@@ -179,7 +181,7 @@ class Process:
                 if self._channel.result is not None:
                     return self._seen(self._channel.result)
                 self._channel.check()
-                room = not shared or len(self._channel.events) < MOST_UNREAD
+                room = not shared or has_room(self._channel)
                 if not self._wait(deadline, room=room) and self._channel.result is None:
                     raise still_runs(self._channel, timeout)
 

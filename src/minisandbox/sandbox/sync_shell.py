@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import types
 from pathlib import PurePosixPath
 from typing import Self
 
 from minisandbox.sandbox.handles import SandboxCore, give_up
-from minisandbox.sandbox.lines import GRACE, Line
+from minisandbox.sandbox.lines import Line, Queue
 from minisandbox.sandbox.processes import ShellChannel
 from minisandbox.sandbox.sync_lines import SyncLine, answered
 from minisandbox.types import ShellResult
@@ -26,7 +25,7 @@ class Shell:
     def __init__(self, line: SyncLine[ShellChannel]) -> None:
         self._line = line
         self._channel = line.channel
-        self._under_way = 0
+        self._queue = Queue()
 
     @classmethod
     def _opened(cls, core: SandboxCore, channel: ShellChannel) -> Self:
@@ -69,24 +68,22 @@ class Shell:
             if self._channel.done:
                 self._line.line.begin_again(self._line.line.core.open_job())
             number = self._channel.run(script, timeout=timeout)
-            # whoever waits in line does not know how long
-            patience = None if timeout is None or self._under_way else time.monotonic() + timeout + GRACE
-            self._under_way += 1
+            deadline = self._queue.join(timeout)
             try:
                 self._line.say()
-                return self._result(number, patience)
+                return self._result(number, deadline)
             except BaseException:  # a Ctrl-C too: nobody will take the result
                 self._channel.interrupt(number)
                 self._channel.forget(number)
                 self._line.line.send()
                 raise
             finally:
-                self._under_way -= 1
+                self._queue.leave()
 
-    def _result(self, number: int, patience: float | None) -> ShellResult:
+    def _result(self, number: int, deadline: float | None) -> ShellResult:
         while (result := self._channel.take(number)) is None:
             self._channel.check()
-            if not self._line.wait(patience):
+            if not self._line.wait(deadline):
                 raise give_up(self._line.line.core)
         return result
 

@@ -41,6 +41,7 @@ from minisandbox.sandbox.aio_drive import kept_or_undone
 from minisandbox.sandbox.attached import AttachedCore
 from minisandbox.sandbox.core import info_of, knock_process
 from minisandbox.sandbox.environment import command_environment
+from minisandbox.sandbox.life import new_job, readable
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.sandbox.sync import Sandbox
 from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
@@ -89,18 +90,11 @@ class _Life:
 
     def over(self, seconds: float) -> bool:
         """Whether the supervisor has ended, or does within so many seconds."""
-        return self._pidfd < 0 or reaper.start_time(self.pid) is None or fakefiles.readable(self._pidfd, seconds)
+        return self._pidfd < 0 or reaper.start_time(self.pid) is None or readable(self._pidfd, seconds)
 
     def open_job(self) -> socket.socket:
         """A connected stream socket of a new job."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                socket.send_fds(self._control, [b"job"], [theirs.fileno()])
-        except BaseException:  # a Ctrl-C too: nothing half-made stays
-            ours.close()
-            raise
-        return ours
+        return new_job(self._control)
 
     def end(self) -> None:
         """Hang up and wait until everything has ended; calling it again does nothing."""

@@ -1,0 +1,226 @@
+"""The doctor, and creation, as typed on machines that lack something: the cause, the exact fix, never a stack trace.
+
+The lack is real where the kernel can be bent to it: namespaces, mounts, a system-call filter. Only a kernel whose
+overlay refuses user namespaces is played, by our own wrapper of fsopen(2).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import HostError
+from minisandbox.host import fixes, surroundings
+
+pytestmark = pytest.mark.kernel("user-namespaces")
+
+# A process of its own: {bend} makes the machine poorer, then the command line runs there.
+TYPE = """
+import os, sys
+from pathlib import Path
+from minisandbox.launch import syscalls as sc
+from minisandbox.launch.identity import enter_outer_namespace
+{bend}
+from minisandbox.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+# With one id mapped, root is as ordinary as anybody; mounts of a namespace of its own can then be bent.
+ORDINARY = """
+enter_outer_namespace()
+sc.unshare(sc.CLONE_NEWNS)
+"""
+NO_USER_NAMESPACES = """
+enter_outer_namespace()
+Path("/proc/sys/user/max_user_namespaces").write_text("0")
+"""
+# What Docker's filter does without CAP_SYS_ADMIN: unshare(CLONE_NEWUSER) is EPERM (linux/filter.h, linux/seccomp.h).
+FILTERED = """
+import ctypes, os, struct
+number = {"x86_64": 272, "aarch64": 97}[os.uname().machine]
+lines = [
+    (0x20, 0, 0, 0),  # A = number of the call
+    (0x15, 0, 3, number),  # another: allow
+    (0x20, 0, 0, 16),  # A = low half of the first argument
+    (0x45, 0, 1, 0x10000000),  # not CLONE_NEWUSER: allow
+    (0x06, 0, 0, 0x50001),  # EPERM
+    (0x06, 0, 0, 0x7FFF0000),
+]
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
+program = ctypes.create_string_buffer(struct.pack("@HP", len(lines), ctypes.addressof(code)))
+sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
+sc.prctl(22, 2, ctypes.addressof(program))
+"""
+# AppArmor's sysctl as Ubuntu has it, shown by a /proc/sys/kernel of our own; the refusal itself is that of a limit.
+APPARMOR = (
+    ORDINARY
+    + """
+Path("/proc/sys/user/max_user_namespaces").write_text("0")
+sc.mount("tmpfs", "/proc/sys/kernel", "tmpfs", 0)
+Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1")
+"""
+)
+NO_CGROUPS = ORDINARY + 'sc.mount("tmpfs", "/sys/fs/cgroup", "tmpfs", 0)\n'
+# The interpreter of the trials, on a kernel whose overlay cannot be mounted in a user namespace (before Linux 5.11).
+OLD_OVERLAY = """#!{python} -I
+import os, sys
+sys.path += {path!r}
+from minisandbox.launch import syscalls as sc
+real = sc.fsopen
+def fsopen(name):
+    if name == "overlay":
+        raise sc.CallError(1, "fsopen", name)
+    return real(name)
+sc.fsopen = fsopen
+_, program, *arguments = sys.argv[sys.argv.index("-c") :]
+sys.argv[:] = ["-c", *arguments]
+exec(program)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command line said.
+
+    Attributes:
+        status: its exit status.
+        text: both streams.
+    """
+
+    status: int
+    text: str
+
+    def fix(self, feature: str) -> str:
+        """The line below 'to have FEATURE:'."""
+        lines = self.text.splitlines()
+        return lines[lines.index(f"to have {feature}:") + 1].strip()
+
+
+def typed(bend: str, store: Path, *words: str, **environment: str) -> Said:
+    """Type a command line on a machine that was bent."""
+    done = subprocess.run(
+        [sys.executable, "-c", TYPE.format(bend=bend), *words],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "MINISANDBOX_STORE": str(store), **environment},
+    )  # fmt: skip
+    text = done.stdout + done.stderr
+    assert "Traceback" not in text, text
+    assert "a mistake of MiniSandbox" not in text, text
+    return Said(done.returncode, text)
+
+
+@pytest.fixture
+def path_without_newuidmap(tmp_path: Path) -> str:
+    """A PATH with all that is asked for but newuidmap."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for name in ("bash", "git", "tar", "apt-get", "dnf"):
+        found = shutil.which(name)
+        if found:
+            (directory / name).symlink_to(found)
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("bend", "fix"),
+    [
+        pytest.param(FILTERED, fixes._CONTAINER, id="refused by a container's filter"),
+        pytest.param(NO_USER_NAMESPACES, "sudo sysctl -w user.max_user_namespaces=65536", id="switched off"),
+        pytest.param(
+            APPARMOR,
+            "sudo sysctl -w user.max_user_namespaces=65536 kernel.apparmor_restrict_unprivileged_userns=0",
+            id="AppArmor",
+        ),
+    ],
+)
+def test_without_user_namespaces(tmp_path: Path, bend: str, fix: str) -> None:
+    said = typed(bend, tmp_path, "doctor")
+    assert said.status == HostError.exit_code
+    assert said.fix("user-namespaces") == fix
+    assert said.text.splitlines()[-1] == "NOT ready: missing user-namespaces, mode"
+    refused = typed(bend, tmp_path / "store", "sandbox", "run", "--", "true")
+    assert refused.status in (HostError.exit_code, 11), refused.text
+    assert "minisandbox doctor" in refused.text
+
+
+def test_without_newuidmap(tmp_path: Path, path_without_newuidmap: str) -> None:
+    said = typed(ORDINARY, tmp_path, "doctor", PATH=path_without_newuidmap)
+    assert "there is no newuidmap" in said.text
+    assert said.fix("id-ranges").startswith("sudo ")
+    assert "uidmap" in said.fix("id-ranges") or "shadow" in said.fix("id-ranges")
+    assert said.status == 0, said.text  # there is one id inside, and everything else works
+    assert "ordinary user: each sandbox has one id" in said.text
+
+
+@pytest.mark.skipif(shutil.which("newuidmap") is None, reason="there is no newuidmap here")
+def test_without_subordinate_ids(tmp_path: Path) -> None:
+    said = typed(ORDINARY + "os.environ['LOGNAME'] = 'somebody'\n", tmp_path, "doctor")
+    assert said.fix("id-ranges") == "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 somebody"
+
+
+def test_without_control_groups(tmp_path: Path) -> None:
+    said = typed(NO_CGROUPS, tmp_path, "doctor")
+    assert "there are no groups for memory and pids at /sys/fs/cgroup" in said.text
+    assert said.fix("cgroups") in (surroundings._MOUNT, surroundings._CONTAINER)
+    assert said.status == 0, said.text
+    run = typed(NO_CGROUPS, tmp_path / "store", "sandbox", "run", "--limit", "cpu=0.5", "--", "true")
+    assert run.status == HostError.exit_code, run.text
+    assert "cpu" in run.text
+
+
+def test_with_an_overlay_that_refuses_user_namespaces(tmp_path: Path) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(OLD_OVERLAY.format(python=sys.executable, path=[path for path in sys.path if path]))
+    interpreter.chmod(0o755)
+    bend = f"sys.executable = {str(interpreter)!r}\n"
+    said = typed(bend, tmp_path, "doctor")
+    assert said.status == HostError.exit_code
+    assert "fsopen(overlay): Operation not permitted" in said.text
+    assert said.fix("overlay-tmpfs") == fixes.fix_for("overlay-tmpfs")
+    assert "overlay-tmpfs" in said.text.splitlines()[-1]
+    refused = typed(bend, tmp_path / "store", "sandbox", "run", "--", "true")
+    assert refused.status == 11, refused.text
+    assert "minisandbox doctor" in refused.text
+
+
+# --- control groups of every kind, on paper --------------------------------------------------------------------------
+
+
+def group_tree(root: Path, files: dict[str, str]) -> tuple[str, str]:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="ascii")
+    return str(root), str(root / "own")
+
+
+def test_version_2_that_was_not_delegated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixes, "in_container", lambda: False)
+    root, own = group_tree(
+        tmp_path, {"own": "0::/user.slice/session-1.scope\n", "cgroup.controllers": "cpu memory pids\n"}
+    )
+    found = surroundings.cgroups(root, own)
+    assert (found.status, found.fix.split()[0]) == ("degraded", "systemd-run")
+
+
+def test_version_2_of_our_own_without_controllers_for_those_below(tmp_path: Path) -> None:
+    root, own = group_tree(
+        tmp_path,
+        {"own": "0::/\n", "cgroup.controllers": "cpu memory pids\n", "cgroup.procs": "", "cgroup.subtree_control": ""},
+    )
+    found = surroundings.cgroups(root, own)
+    assert found.status == "degraded"
+    assert f"d={root}; mkdir -p $d/others" in found.fix
+    assert "echo +memory +pids +cpu > $d/cgroup.subtree_control" in found.fix
+
+
+def test_version_1_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixes, "in_container", lambda: False)
+    files = {"own": "2:memory:/elsewhere\n1:pids:/elsewhere\n", "memory/cgroup.procs": "", "pids/cgroup.procs": ""}
+    found = surroundings.cgroups(*group_tree(tmp_path, files))
+    assert (found.status, "version 1" in found.detail) == ("degraded", True)
+    assert "sudo mkdir -p $d" in found.fix
