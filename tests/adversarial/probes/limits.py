@@ -173,6 +173,25 @@ def memory_that_nobody_maps() -> Finding:
     return attempts([("written", in_child(attempt))])
 
 
+@probe(KIND, without=BOMB + " memory", patience=60.0, may_die=True)
+def memory_that_was_let_go() -> Finding:
+    """Keep more in memory than the limit: shared, and dropped from the page tables (madvise)"""
+    allowed = int(canary("limits")["memory"])
+
+    def attempt() -> bool:
+        kept = []
+        for _ in range(0, allowed + allowed // 2, 32 * MIB):
+            block = mmap.mmap(-1, 32 * MIB)
+            for offset in range(0, 32 * MIB, 4096):
+                block[offset] = 1
+            block.madvise(mmap.MADV_DONTNEED)
+            kept.append(block)
+        time.sleep(0.3)  # whoever watches looks from time to time
+        return all(block[0] == 1 for block in kept)
+
+    return attempts([("let go", in_child(attempt))])
+
+
 def keep_after_the_end(verb: str, take: Callable[[], Iterator[int]]) -> Finding:
     """Make System V objects until there is more than the limit; their makers end, and then somebody looks."""
 
