@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -18,6 +19,7 @@ from minisandbox.types import ImageSpec, Limits
 
 pytestmark = pytest.mark.kernel
 
+VAST = Limits(file_size=None)
 CANARY = "a secret of the host"
 
 # Everything at once below the current directory: depth, modes, types, names, links, sizes.
@@ -48,7 +50,7 @@ def plant(box: Sandbox, where: str, depth: int) -> None:
 def test_an_upper_of_everything_that_is_hard_to_remove(spec: ImageSpec, tmp_path: Path) -> None:
     upper = tmp_path / "upper"
     upper.mkdir()
-    with Sandbox.create(spec, upper=upper) as box:
+    with Sandbox.create(spec, upper=upper, limits=VAST) as box:
         plant(box, "/testbed/p", DEEP)
     began = time.monotonic()
     remove_tree(upper)
@@ -56,7 +58,15 @@ def test_an_upper_of_everything_that_is_hard_to_remove(spec: ImageSpec, tmp_path
     assert time.monotonic() - began < 60  # it ends; shutil.rmtree gives up at a depth of a thousand
 
 
-def test_a_download_of_everything_that_is_hard_to_take(box: Sandbox, tmp_path: Path) -> None:
+@pytest.fixture
+def vast(spec: ImageSpec) -> Iterator[Sandbox]:
+    """A sandbox in which a file may be of any size."""
+    with Sandbox.create(spec, limits=VAST) as box:
+        yield box
+
+
+def test_a_download_of_everything_that_is_hard_to_take(vast: Sandbox, tmp_path: Path) -> None:
+    box = vast
     plant(box, "/testbed/p", 3)
     with pytest.raises(FileAccessError, match="larger than"):
         box.files.download("/testbed/p", tmp_path / "limited")
@@ -74,7 +84,8 @@ def test_a_download_of_everything_that_is_hard_to_take(box: Sandbox, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p"]
 
 
-def test_a_sparse_giant_takes_no_memory(box: Sandbox) -> None:
+def test_a_sparse_giant_takes_no_memory(vast: Sandbox) -> None:
+    box = vast
     box.exec("truncate -s 1T /testbed/out.log; ln -s /dev/zero /testbed/endless", cwd="/").check()
     before = peak()
     for path in ("/testbed/out.log", "/testbed/endless"):

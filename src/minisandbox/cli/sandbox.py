@@ -79,9 +79,9 @@ def _configure_management(verbs: argparse._SubParsersAction[argparse.ArgumentPar
     prune = verbs.add_parser(
         "prune",
         help="remove what processes that were killed left behind",
-        description="Remove what processes that were killed left behind: records of sandboxes, control groups, locks "
-        "of id ranges. Nothing of a live process is touched. The next sandbox does the same, but for the locks, which "
-        "it takes again. Exit status 1 where something could not be removed.",
+        description="Remove what processes that were killed left behind: records of sandboxes and control groups. "
+        "Nothing of a live process is touched. The next sandbox does the same. Exit status 1 where something could not "
+        "be removed.",
     )
     prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     add_json_option(prune)

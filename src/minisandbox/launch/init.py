@@ -121,10 +121,8 @@ class Init:
     Args:
         control: socket on which jobs arrive; its end is the end of the sandbox.
         door: listening socket at which others bring jobs.
-        notes: both ends of the pipe on which workers tell that they have taken a job.
         numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.maker` gives them.
         ledger: what counts the limits that were met.
-        first: pid of the first worker.
     """
 
     def __init__(
