@@ -27,6 +27,8 @@ from .plan import INOTIFY, PROCESSES
 
 _MAX_MESSAGE = 1 << 18
 _MAKERS = max(2, min(8, len(os.sched_getaffinity(0))))
+_QUIET = 5
+"""Milliseconds without a request after which the next embryo is made: the sandbox just asked for needs the CPU first."""
 _HOLD = "/sys/kernel"
 """Where the zygote's own mount namespace holds sealed trees: a directory that no sandbox needs anything of."""
 
@@ -168,7 +170,7 @@ class _Zygote:
         gc.freeze()
         sc.trim_memory()
         while True:
-            events = dict(poll.poll(0 if self._wants_spare else None))
+            events = dict(poll.poll(_QUIET if self._wants_spare else None))
             if not events:
                 self._make_spare()
             if self._controller in events:
