@@ -28,7 +28,7 @@ from .plan import INOTIFY, PROCESSES
 _MAX_MESSAGE = 1 << 18
 _MAKERS = max(2, min(8, len(os.sched_getaffinity(0))))
 _QUIET = 5
-"""Milliseconds without a request after which the next embryo is made: the sandbox just asked for needs the CPU first."""
+"""Milliseconds without a request before the next embryo is made: the sandbox just asked for needs the CPU first."""
 _HOLD = "/sys/kernel"
 """Where the zygote's own mount namespace holds sealed trees: a directory that no sandbox needs anything of."""
 
