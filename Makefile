@@ -12,17 +12,19 @@ PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
 KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
 SOURCES := src tests benchmarks tools examples
 
-.PHONY: help quickstart test test-as-user test-kernel test-no-reaper fuzz adversarial adversarial-load soak lint format lock reference bench clean
+.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters fuzz adversarial adversarial-load soak stress-store lint format lock reference bench clean
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
 	@echo "make test         lint, then all tests (as root: the kernel tests as an ordinary user first)"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"
 	@echo "make test-no-reaper  all tests where the first process reaps no orphans, as in many containers"
+	@echo "make test-interpreters  build a project for each of five interpreters, 2.7 to 3.13, and run its tests; minutes"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
 	@echo "make adversarial  250 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
 	@echo "make soak         200 times: kill -9 among 50 busy sandboxes, and see what is left"
+	@echo "make stress-store 60 processes want the same 10 layers; then the same with makers killed"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the sources"
 	@echo "make lock         write requirements.lock and requirements-dev.lock anew from pyproject.toml"
@@ -62,6 +64,9 @@ test-kernel: $(VENV)/.dev
 	if [ -z "$$with_tests" ]; then echo "no kernel tests in this checkout"; exit 0; fi; \
 	$(PYTEST) $(PYTEST_ARGS) $$with_tests
 
+test-interpreters: $(VENV)/.dev
+	MINISANDBOX_TEST_INTERPRETERS=1 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/kernel/test_build_interpreters.py
+
 fuzz: $(VENV)/.dev
 	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/conformance/test_fuzz.py
 
@@ -74,6 +79,9 @@ adversarial-load: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	@"$(BIN)/python" tests/adversarial/soak.py
+
+stress-store: $(VENV)/.dev
+	@"$(BIN)/python" benchmarks/stress_store.py
 
 lint: $(VENV)/.dev
 	"$(BIN)/ruff" check .

@@ -268,7 +268,7 @@ def test_limits() -> None:
         ("validate", "quickstart", "--runs", "0"),
         ("validate", "quickstart", "--timeout", "nan"),
         ("rollout", "quickstart", "--agent", "empty", "--workers", "0"),
-        ("image", "build", "quickstart", "--workers", "-1"),
+        ("image", "build", "quickstart", "--jobs", "-1"),
         ("image", "build", "quickstart", "--name", "x"),
         ("image", "build", "x.toml", "--only", "x"),
         ("quickstart", "--workers", "0"),

@@ -11,10 +11,11 @@ import uv
 
 from minisandbox.errors import ProgramNotFound, SourceError
 from minisandbox.images import GitSource, LocalSource
-from minisandbox.images.gitsource import fetch_commit
 from minisandbox.images.index import default_index_url
 from minisandbox.images.localsource import take_snapshot
+from minisandbox.images.mirrors import Mirrors
 from minisandbox.images.uvtool import find_uv
+from minisandbox.store import Store
 
 IDENTITY = ("-c", "user.name=x", "-c", "user.email=x@localhost")
 
@@ -53,7 +54,7 @@ def test_a_repository_that_a_hook_names_is_not_the_one_that_is_read(
     monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
     assert _names(checkout) == [".gitignore", "tracked", "untracked"]
     (tmp_path / "work").mkdir()
-    _, tree = fetch_commit(GitSource(str(checkout), commit), tmp_path / "work")
+    _, tree = Mirrors(Store.open(tmp_path / "store")).take(GitSource(str(checkout), commit), tmp_path / "work")
     assert len(tree) == 40
 
 
@@ -71,7 +72,7 @@ def test_without_git_no_work_tree_is_taken_for_a_plain_directory(
             take_snapshot(LocalSource(path))
         assert caught.value.hint
     with pytest.raises(ProgramNotFound):
-        fetch_commit(GitSource(str(checkout), "0" * 40), tmp_path)
+        Mirrors(Store.open(tmp_path / "store")).take(GitSource(str(checkout), "0" * 40), tmp_path)
     if not any((parent / ".git").exists() for parent in plain.parents):
         assert _names(plain) == ["file"]
 

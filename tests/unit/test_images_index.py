@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError
-from minisandbox.images.access import index_access
+from minisandbox.images.access import host_access, index_access
 from minisandbox.images.index import IndexSettings, default_index_url, host_settings, without_credentials
 
 MAIN, EXTRA = "https://main.invalid/simple", "https://extra.invalid/simple"
@@ -88,55 +88,30 @@ def test_credentials_are_not_shown() -> None:
     assert without_credentials("/a@b/c") == "/a@b/c"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        IndexSettings(index_url="https://u:hunter2@h.invalid/s"),
-        IndexSettings(extra_index_urls=("https://hunter2@h.invalid/s",)),
-        IndexSettings(find_links=("https://u:hunter2@h.invalid/s",)),
-        IndexSettings(proxies=(("https_proxy", "http://u:hunter2@p.invalid"),)),
-    ],
-)
-def test_credentials_do_not_get_into_a_step(settings: IndexSettings) -> None:
-    with pytest.raises(BuildError, match="holds credentials") as caught:
-        index_access(settings, "install")
-    assert "hunter2" not in str(caught.value)
-
-
-def test_remote_indexes_are_passed_on() -> None:
-    access = index_access(IndexSettings(index_url=MAIN, extra_index_urls=(EXTRA,), trusted_hosts=("h",)), "install")
+def test_a_step_reaches_our_index_and_nothing_else() -> None:
+    access = index_access("http://127.0.0.1:4711/secret/simple/")
+    assert (access.network.mode, access.network.hosts) == ("allow", ("127.0.0.1:4711",))
+    assert access.network.private
+    url = "http://127.0.0.1:4711/secret/simple/"
+    assert access.environment["PIP_INDEX_URL"] == access.environment["UV_DEFAULT_INDEX"] == url
+    assert access.environment["no_proxy"] == access.environment["NO_PROXY"] == ""
     assert access.mounts == ()
-    assert access.environment["PIP_INDEX_URL"] == access.environment["UV_DEFAULT_INDEX"] == MAIN
-    assert access.environment["PIP_EXTRA_INDEX_URL"] == access.environment["UV_INDEX"] == EXTRA
-    assert access.environment["UV_INSECURE_HOST"] == "h"
 
 
-def test_no_index(tmp_path: Path) -> None:
-    settings = IndexSettings(index_url=MAIN, no_index=True, find_links=(str(tmp_path),))
-    access = index_access(settings, "install")
-    assert access.environment["PIP_NO_INDEX"] == access.environment["UV_NO_INDEX"] == "1"
-    assert "PIP_INDEX_URL" not in access.environment
-    assert access.environment["UV_FIND_LINKS"] == "/run/minisandbox/links/0"
-
-
-def test_a_local_index_is_mounted_with_its_files_and_nothing_else(tmp_path: Path) -> None:
-    page = '<a href="../../packages/aa/bb/x-1.tar.gz#sha256=0">x</a><a href="https://far.invalid/y">y</a>'
-    _write(tmp_path / "mirror/simple/x/index.html", page)
-    _write(tmp_path / "mirror/packages/aa/bb/x-1.tar.gz", "x")
-    _write(tmp_path / "mirror/private/key", "secret")
+def test_the_hosts_network_comes_with_its_proxies_and_certificates(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").touch()
-    settings = IndexSettings(extra_index_urls=((tmp_path / "mirror/simple").as_uri(),), cert=tmp_path / "ca.pem")
-    access = index_access(settings, "install")
-    assert access.environment["UV_INDEX"] == "file:///run/minisandbox/index/0/simple"
-    assert {str(mount.target): mount.source for mount in access.mounts} == {
-        "/run/minisandbox/index/0/simple": tmp_path / "mirror/simple",
-        "/run/minisandbox/index/0/packages": tmp_path / "mirror/packages",
-        "/run/minisandbox/certificates.pem": tmp_path / "ca.pem",
-    }
+    settings = IndexSettings(index_url=MAIN, cert=tmp_path / "ca.pem", proxies=(("https_proxy", "http://p:1"),))
+    access = host_access("http://127.0.0.1:4711/secret/simple/", settings, "install")
+    assert access.network.mode == "host"
+    assert access.environment["https_proxy"] == "http://p:1"
+    assert access.environment["no_proxy"] == "127.0.0.1"
     assert access.environment["SSL_CERT_FILE"] == "/run/minisandbox/certificates.pem"
+    assert [mount.source for mount in access.mounts] == [tmp_path / "ca.pem"]
+    assert MAIN not in access.environment.values()
 
 
-def test_a_self_contained_local_index(tmp_path: Path) -> None:
-    _write(tmp_path / "x/index.html", '<a href="x-1.tar.gz">x</a>')
-    access = index_access(IndexSettings(index_url=tmp_path.as_uri()), "install")
-    assert [str(mount.target) for mount in access.mounts] == ["/run/minisandbox/index/0/simple"]
+def test_credentials_of_proxies_do_not_get_into_a_step() -> None:
+    settings = IndexSettings(proxies=(("https_proxy", "http://u:hunter2@p.invalid"),))
+    with pytest.raises(BuildError, match="holds credentials") as caught:
+        host_access("http://127.0.0.1:1/", settings, "install")
+    assert "hunter2" not in str(caught.value)

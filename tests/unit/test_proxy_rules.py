@@ -311,6 +311,13 @@ def test_the_way_out() -> None:
     assert Upstream("http://a", "", "*").way(Request("CONNECT", Target("h", 443), "", ())) is None
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1"])
+def test_this_machines_loopback_is_not_the_proxys(host: str) -> None:
+    upstream = Upstream("http://a", "http://a", "")
+    assert upstream.way(Request("GET", Target(host, 80), "/", ())) is None
+    assert upstream.way(Request("GET", Target("10.0.0.1", 80), "/", ())) is not None
+
+
 def test_answers_of_a_proxy() -> None:
     assert accepted(b"HTTP/1.0 200 Connection established\r\nX: y")
     assert accepted(b"HTTP/1.1 200")

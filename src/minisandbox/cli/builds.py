@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from minisandbox.cli.output import Progress, human_seconds, human_size
-from minisandbox.cli.parallel import in_parallel
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import BuildEvent, Image, Recipe, StepState, build
+from minisandbox.images import Budget, BuildEvent, Estimate, Image, Recipe, StepState, build, build_all
 from minisandbox.store import Store
 from minisandbox.tasks import Task
 
@@ -22,17 +22,20 @@ class Builder:
     Attributes:
         store: where the images go.
         progress: where it is told.
+        mirrors: a directory of git repositories that are looked in before the network is.
         seconds: by image, the seconds that layers made on this occasion took; 0.0 where all was there.
         failures: by image, what kept it from being built.
     """
 
     store: Store
     progress: Progress
+    mirrors: Path | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, MiniSandboxError] = field(default_factory=dict)
     _images: dict[str, Image] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _left: str = ""
 
     def image_of(self, task: Task) -> Image:
         """Return a task's image, built if it is not there; several threads may ask at once.
@@ -46,36 +49,58 @@ class Builder:
                 raise self.failures[name]
             if name not in self._images:
                 try:
-                    self._images[name] = self.build(name, task.recipe())
+                    self.seconds.setdefault(name, 0.0)
+                    recipe = task.recipe()
+                    self._images[name] = build(
+                        recipe, store=self.store, name=name, progress=self._tell, mirrors=self.mirrors
+                    )
                 except MiniSandboxError as error:
                     self.progress.note(f"{name}: not built: {error.what}")
                     self.failures[name] = error.about(name)
                     raise
             return self._images[name]
 
-    def build(self, name: str, recipe: Recipe) -> Image:
-        """Build one image and tell how it goes."""
-        self.seconds.setdefault(name, 0.0)
-        return build(recipe, store=self.store, name=name, progress=self._tell)
-
     def build_all(self, tasks: Iterable[Task], workers: int) -> dict[str, Image]:
         """Build the images of all tasks that can be built; the others are in ``failures``.
 
         Args:
             tasks: the tasks.
-            workers: builds at once.
+            workers: steps at once.
 
         Returns:
             The images by task id.
         """
+        return self.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=workers))
 
-        def attempt(task: Task) -> tuple[str, Image | None]:
-            try:
-                return task.instance_id, self.image_of(task)
-            except MiniSandboxError:  # kept in failures; one bad task must not cost the others
-                return task.instance_id, None
+    def build_recipes(
+        self, recipes: Mapping[str, Callable[[], Recipe]], budget: Budget, *, retry_failed: bool = True
+    ) -> dict[str, Image]:
+        """Build the images of all recipes that can be built; the others are in ``failures``.
 
-        return {name: image for name, image in in_parallel(attempt, tasks, workers) if image is not None}
+        Args:
+            recipes: by the image's name.
+            budget: what it may take of this machine.
+            retry_failed: whether steps that failed before are tried again.
+
+        Returns:
+            The images by name.
+        """
+        built = build_all(
+            recipes,
+            store=self.store,
+            budget=budget,
+            progress=self._tell,
+            on_estimate=self._tell_estimate,
+            retry_failed=retry_failed,
+            mirrors=self.mirrors,
+        )
+        for name, error in built.failures.items():
+            self.progress.note(f"{name}: not built: {error.what}")
+            self.failures[name] = error
+        for name in recipes:
+            self.seconds[name] = built.seconds.get(name, 0.0)
+        self._images.update(built.images)
+        return dict(built.images)
 
     @contextmanager
     def _own_lock(self, name: str) -> Iterator[None]:
@@ -87,9 +112,18 @@ class Builder:
     def _tell(self, event: BuildEvent) -> None:
         what = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
         if event.state is StepState.FINISHED:
-            self.seconds[event.image] = self.seconds.get(event.image, 0.0) + event.seconds
+            with self._lock:
+                self.seconds[event.image] = self.seconds.get(event.image, 0.0) + event.seconds
             self.progress.note(f"{what}: {human_size(event.bytes)} in {human_seconds(event.seconds)}")
         elif event.state is StepState.WAITING:
-            self.progress.status(f"{what}: another process makes it")
+            self.progress.status(f"{self._left}{what}: another process makes it")
         elif event.state is StepState.STARTED:
-            self.progress.status(what)
+            self.progress.status(f"{self._left}{what}")
+
+    def _tell_estimate(self, estimate: Estimate) -> None:
+        self._left = ""
+        if estimate.left:
+            done = estimate.steps - estimate.left
+            self._left = (
+                f"step {done + 1} of {estimate.steps}, about {human_seconds(max(estimate.seconds, 1.0))} left; "
+            )

@@ -1,13 +1,16 @@
-"""``minisandbox image build|ls|show``."""
+"""``minisandbox image build|show``; further verbs have files of their own."""
 
 from __future__ import annotations
 
 import argparse
 import time
 import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from minisandbox.cli import exits
+from minisandbox.cli import exits, image_lock, image_pythons, image_shell, image_store, image_travel
 from minisandbox.cli.builds import Builder
 from minisandbox.cli.output import (
     Column,
@@ -21,10 +24,11 @@ from minisandbox.cli.output import (
     say,
 )
 from minisandbox.cli.tasks import add_tasks_arguments, load
-from minisandbox.errors import InvalidValue, MiniSandboxError, TaskFileError
-from minisandbox.images import Image, Recipe, image_sizes, list_images, load_image, total_size
+from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.images import Budget, Image, Lock, Recipe, image_sizes, load_image, read_lock, total_size
 from minisandbox.store import Store
-from minisandbox.tasks import BuildSpec, build_spec
+from minisandbox.tasks import build_spec
+from minisandbox.types import parse_size
 
 KEPT = "finished layers are kept; the same command goes on from there"
 
@@ -37,48 +41,114 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="build the image of a recipe, or those of tasks",
         description="Build the image of a recipe (a file that ends in .toml), or those of the tasks of a set.",
     )
-    add_tasks_arguments(make)
-    make.add_argument("--name", help="what the recipe's image is called (default: the file's name)")
-    make.add_argument("--workers", type=int, default=1, metavar="N", help="builds at once (default: 1)")
-    add_json_option(make)
-    make.set_defaults(run=run_build, kept=KEPT)
-    ls = verbs.add_parser("ls", help="list the images of the store")
-    add_json_option(ls)
-    ls.set_defaults(run=run_ls)
+    _add_build_options(make)
+    image_lock.configure(verbs)
+    image_pythons.configure(verbs)
+    image_shell.configure(verbs)
     show = verbs.add_parser("show", help="print an image's layers and variables")
     show.add_argument("name", metavar="NAME", help="the image")
     add_json_option(show)
     show.set_defaults(run=run_show)
+    image_store.configure(verbs)
+    image_travel.configure(verbs)
+
+
+def _add_build_options(make: argparse.ArgumentParser) -> None:
+    add_tasks_arguments(make)
+    make.add_argument("--name", help="what the recipe's image is called (default: the file's name)")
+    make.add_argument("--jobs", type=int, metavar="N", help="steps at once (default: as many as there are CPUs)")
+    make.add_argument(
+        "--memory", metavar="SIZE", help="what all steps together may hold, such as 16G; each may hold 4G of it"
+    )
+    make.add_argument(
+        "--retry-failed", action="store_true", help="try steps of tasks again that failed in an earlier build"
+    )
+    make.add_argument(
+        "--locked", metavar="LOCK", type=Path, help="make it from the very files of a lock (`image lock show`)"
+    )
+    make.add_argument(
+        "--exclude-newer", metavar="DATE", help="packages uploaded on this day or later are not there, as 2024-03-01"
+    )
+    make.add_argument(
+        "--repo-mirrors",
+        metavar="DIR",
+        type=Path,
+        help="git repositories to take commits from before the network is asked",
+    )
+    add_json_option(make)
+    make.set_defaults(run=run_build, kept=KEPT)
 
 
 def run_build(args: argparse.Namespace) -> int:
     """Build images; the first failure decides the exit status, and costs the others nothing."""
-    require_positive(args, "workers")
+    require_positive(args, "jobs")
     is_recipe = args.tasks.endswith(".toml")
     if is_recipe and args.only:
         raise InvalidValue("--only chooses among tasks, and a recipe has none", hint="leave it out")
     if args.name and not is_recipe:
         raise InvalidValue("--name is for a recipe's image", hint="images of tasks are called after their ids")
+    recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
+    mirrors = None if args.repo_mirrors is None else _directory(args.repo_mirrors)
     with Progress() as progress:
-        builder = Builder(Store.open(), progress)
-        if is_recipe:
-            path = Path(args.tasks)
-            try:
-                images = [builder.build(args.name or path.stem, read_recipe(path))]
-            except MiniSandboxError as failure:
-                failure.about(str(path))
-                raise
-        else:
-            images = list(builder.build_all(load(args), args.workers).values())
+        builder = Builder(Store.open(), progress, mirrors)
+        images = list(
+            builder.build_recipes(recipes, _budget(args), retry_failed=is_recipe or args.retry_failed).values()
+        )
     if args.json:
         print_json([{**_facts(image), "built_in": builder.seconds.get(image.name, 0.0)} for image in images])
-    else:
+    elif images:
         _print_images(images, builder.seconds)
     for error in list(builder.failures.values())[1:]:
         say(f"minisandbox: {error.what}")
     if builder.failures:
-        raise next(iter(builder.failures.values()))
+        error = next(iter(builder.failures.values()))
+        raise error.about(args.tasks) if is_recipe else error
     return exits.OK
+
+
+def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Recipe]]:
+    path = Path(args.tasks)
+    recipe = read_recipe(path)
+    return {args.name or path.stem: lambda: recipe}
+
+
+def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], Recipe]]:
+    return {task.instance_id: task.recipe for task in load(args)}
+
+
+def _pinned_recipes(
+    args: argparse.Namespace, recipes: dict[str, Callable[[], Recipe]]
+) -> dict[str, Callable[[], Recipe]]:
+    """The same recipes with what the command line pins."""
+    if args.locked is not None and args.exclude_newer:
+        raise InvalidValue("--locked and --exclude-newer", hint="a lock names every file: leave the date out")
+    if args.locked is not None:
+        if len(recipes) != 1:
+            raise InvalidValue(f"--locked for {len(recipes)} images", hint="choose one with --only")
+        return {name: partial(_locked, recipe, read_lock(args.locked)) for name, recipe in recipes.items()}
+    if args.exclude_newer:
+        return {name: partial(_dated, recipe, args.exclude_newer) for name, recipe in recipes.items()}
+    return recipes
+
+
+def _locked(recipe: Callable[[], Recipe], lock: Lock) -> Recipe:
+    plain = recipe()
+    return replace(plain, lock=lock, python=lock.python.get("version", plain.python))
+
+
+def _dated(recipe: Callable[[], Recipe], date: str) -> Recipe:
+    return replace(recipe(), exclude_newer=date)
+
+
+def _budget(args: argparse.Namespace) -> Budget:
+    memory = None if args.memory is None else parse_size(args.memory)
+    return Budget(memory=memory) if args.jobs is None else Budget(args.jobs, memory)
+
+
+def _directory(path: Path) -> Path:
+    if not path.is_dir():
+        raise InvalidValue(f"{path} is not a directory", hint="give one that holds clones: OWNER/NAME or OWNER__NAME")
+    return path.absolute()
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -91,7 +161,8 @@ def read_recipe(path: Path) -> Recipe:
         InvalidValue: it cannot be read, or a key or value in it cannot be used.
     """
     try:
-        return _recipe(build_spec(tomllib.loads(path.read_text(encoding="utf-8")), base=path.absolute().parent))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return build_spec(table, base=path.absolute().parent).recipe()
     except OSError as error:
         raise InvalidValue(f"{path}: {error.strerror}", hint="give a recipe (.toml) or a task set") from error
     except ValueError as error:
@@ -101,27 +172,6 @@ def read_recipe(path: Path) -> Recipe:
             what = error.what.replace("'build.", "'")
             raise InvalidValue(f"{path}: {what}", reason=error.reason, hint=error.hint) from error
         raise InvalidValue(f"{path} is not TOML", reason=str(error)) from error
-
-
-def _recipe(spec: BuildSpec) -> Recipe:
-    return Recipe(
-        python=spec.python,
-        requirements=spec.requirements,
-        source=None if spec.source is None else spec.source.source(),
-        install=spec.install,
-        environment=spec.environment,
-    )
-
-
-def run_ls(args: argparse.Namespace) -> int:
-    """List the store's images."""
-    images = list_images(Store.open())
-    if args.json:
-        sizes = image_sizes(images)
-        print_json([{**_facts(image), **_size(sizes[image.name].shared, sizes[image.name].unique)} for image in images])
-    else:
-        _print_images(images, {})
-    return exits.OK
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -164,10 +214,6 @@ def _facts(image: Image) -> dict[str, object]:
         "workdir": image.workdir,
         "notes": image.notes,
     }
-
-
-def _size(shared: int, unique: int) -> dict[str, object]:
-    return {"shared_bytes": shared, "unique_bytes": unique}
 
 
 def _print_images(images: list[Image], built: dict[str, float]) -> None:

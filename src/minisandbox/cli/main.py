@@ -21,7 +21,7 @@ from minisandbox.errors import MiniSandboxError
 COMMANDS = {
     "doctor": "what this machine allows, and the exact fix for what it does not",
     "quickstart": "build the bundled tasks, check them, run agents on them, print a table",
-    "image": "build, list and show environment images",
+    "image": "build, list, verify, remove and move environment images",
     "sandbox": "run commands in isolated workspaces; list, enter and end live ones",
     "tasks": "list and show the tasks of a set",
     "validate": "check that tasks tell a solution from none",

@@ -166,6 +166,14 @@ def human_seconds(seconds: float) -> str:
     return f"{int(seconds) // 60} min {int(seconds) % 60} s"
 
 
+def human_age(seconds: float) -> str:
+    """How long ago something was, for people: ``just now``, ``5 min``, ``3 h``, ``12 d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return "just now"
+
+
 class Progress:
     """Tells on stderr how long work goes on: lines that stay, and on a terminal one line that is overwritten.
 

@@ -1,33 +1,26 @@
-"""From a recipe to an image: the chain of steps, each made once and then found."""
+"""From a recipe to an image: each step of its chain made once, and then found."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.images.image import DEFAULT_PATH, WORKDIR, Image, ensure_base, image_of, inside_layer, put_if_new
-from minisandbox.images.interpreters import find_interpreter
-from minisandbox.images.probe import Interpreter
+from minisandbox.errors import BuildError, MiniSandboxError
+from minisandbox.images.failures import Failures
+from minisandbox.images.image import WORKDIR, Image, image_of, make_base, put_if_new
+from minisandbox.images.lock import Lock, compare_locks, lock_of
+from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.recipe import Recipe
 from minisandbox.images.runner import Place, run_step
-from minisandbox.images.steps import (
-    ENVIRONMENT,
-    Step,
-    install_step,
-    python_step,
-    requirements_step,
-    source_step,
-    task_step,
-    tests_step,
-)
+from minisandbox.images.session import Session
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
-from minisandbox.store.store import check_name
 
 
-def build(recipe: Recipe, *, store: Store, name: str, progress: Progress | None = None) -> Image:
+def build(
+    recipe: Recipe, *, store: Store, name: str, progress: Progress | None = None, mirrors: Path | None = None
+) -> Image:
     """Make an image, or find it: every layer that is already in the store is used as it is.
 
     Args:
@@ -35,6 +28,7 @@ def build(recipe: Recipe, *, store: Store, name: str, progress: Progress | None 
         store: where the layers go.
         name: what the image is called; an earlier image of that name is replaced.
         progress: told of each step as it starts and ends.
+        mirrors: a directory of git repositories that are looked in before the network is; see :class:`Mirrors`.
 
     Returns:
         The image.
@@ -48,109 +42,132 @@ def build(recipe: Recipe, *, store: Store, name: str, progress: Progress | None 
         DiskFull: the disk is full; finished layers are kept.
         SandboxCreationError: this machine cannot make a sandbox.
     """
-    check_name(name)
-    interpreter = find_interpreter(recipe.python, store) if recipe.python is not None else None
-    job = _Job(store, name, recipe.step_timeout, progress, dict(_captured(interpreter)))
-    job.add_base()
-    if interpreter is not None:
-        job.add(python_step(interpreter))
-        if recipe.requirements:
-            job.add(requirements_step(recipe, interpreter))
-    tests = _add_repository(job, recipe) if recipe.source is not None else None
-    return _record(job, recipe, tests)
+    planner = Planner(store, mirrors)
+    plan = planner.plan(name, recipe)
+    with Session.begin(store) as session:
+        maker = Maker(session, planner, progress)
+        maker.make_base(plan)
+        for planned in plan.all_steps():
+            try:
+                maker.make(plan, planned)
+            except MiniSandboxError as error:
+                Failures(store).add(name, planned, error)
+                raise
+    return record_image(plan, store)
 
 
-def _add_repository(job: _Job, recipe: Recipe) -> str | None:
-    """Add source, install and task layers; return the key of the tests layer, if there is one."""
-    assert recipe.source is not None
-    source = job.add(source_step(recipe.source, job.store, recipe.step_timeout))
-    if recipe.install:
-        job.add(install_step(recipe))
-    tests = job.ensure(tests_step(recipe)).key if recipe.hidden or recipe.test_patch.strip() else None
-    job.add(task_step(recipe, lambda: inside_layer(job.store, source.key, "testbed")))
-    return tests
+@dataclass(slots=True)
+class Maker:
+    """Makes the steps of plans, and tells.
 
-
-def _captured(interpreter: Interpreter | None) -> Mapping[str, str]:
-    """The variables that everything in the image sees, besides the recipe's own.
-
-    Steps that images share must not see those: they are no part of their keys.
+    Attributes:
+        session: the building that they belong to.
+        planner: what planned them.
+        progress: told of each step as it starts and ends.
     """
-    variables = {"LANG": "C.UTF-8", "PATH": DEFAULT_PATH}
-    if interpreter is not None:
-        variables["PATH"] = f"{ENVIRONMENT}/bin:{DEFAULT_PATH}"
-        variables |= {"CONDA_PREFIX": ENVIRONMENT, "CONDA_DEFAULT_ENV": ENVIRONMENT.rpartition("/")[2]}
-    return variables
+
+    session: Session
+    planner: Planner
+    progress: Progress | None = None
+
+    def make_base(self, plan: Plan) -> LayerRecord:
+        """Return the bottom layer, made if it is not there."""
+        record, made = make_base(self.session.store, self.planner.base())
+        self._tell(plan, "base", StepState.FINISHED if made else StepState.CACHED, record.key, record)
+        return record
+
+    def make(self, plan: Plan, planned: PlannedStep) -> LayerRecord:
+        """Return the layer of a step, made if it is not there; those below it are.
+
+        Raises:
+            MiniSandboxError: it could not be made; see :func:`build`.
+        """
+        step, key = planned.step, planned.key
+
+        def make(staging: Path) -> Made:
+            self.session.check()
+            self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
+            with self.session.store.hold(*planned.below):  # a collection may run beside this
+                return run_step(self._place(plan, planned, staging), step.prepare(staging))
+
+        record, made = self.session.store.ensure_layer(
+            key,
+            parent=planned.below[-1],
+            step=step.definition,
+            make=make,
+            on_wait=lambda: self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail),
+        )
+        self._tell(plan, step.name, StepState.FINISHED if made else StepState.CACHED, key, record, step.detail)
+        return record
+
+    def _place(self, plan: Plan, planned: PlannedStep, staging: Path) -> Place:
+        store = self.session.store
+        return Place(
+            step=planned.step.name,
+            image=plan.name,
+            layers=tuple(map(store.layer_tree, planned.below)),
+            environment=planned.environment,
+            staging=staging,
+            log=store.log_path(planned.key),
+            timeout=planned.timeout,
+            session=self.session,
+        )
+
+    def _tell(
+        self, plan: Plan, step: str, state: StepState, key: str, record: LayerRecord | None = None, detail: str = ""
+    ) -> None:
+        if self.progress is not None:
+            seconds, size = (record.seconds, record.bytes) if record is not None else (0.0, 0)
+            self.progress(BuildEvent(plan.name, step, state, key, seconds, size, detail))
 
 
-def _record(job: _Job, recipe: Recipe, tests: str | None) -> Image:
-    last = job.layers[-1]
-    environment = tuple(sorted({**job.environment, **dict(recipe.environment)}.items()))
-    identity = {"kind": "image", "environment": dict(environment), "tests": tests}
-    notes = {step: detail for step, detail in job.details.items() if detail}
+def record_image(plan: Plan, store: Store) -> Image:
+    """Record the image of a plan whose steps have all been made.
+
+    Raises:
+        BuildError: it was to be made from a lock, and is not what the lock says.
+    """
+    last = store.layer(plan.layers[-1])
+    tests = None if plan.tests is None else plan.tests.key
+    identity = {"kind": "image", "environment": dict(plan.environment), "tests": tests}
     record = ImageRecord(
-        name=job.name,
+        name=plan.name,
         key=step_key(last.key, identity),
-        layers=tuple(layer.key for layer in job.layers),
-        environment=environment,
+        layers=plan.layers,
+        environment=plan.environment,
         workdir=str(WORKDIR),
         tests_layer=tests,
         base_commit=last.facts.get("commit", ""),
         created=time.time(),
-        notes=notes,
+        notes=_notes(plan, store),
     )
-    return image_of(put_if_new(job.store, record), job.store)
+    image = image_of(record, store)
+    if plan.recipe.lock is not None:
+        _check_lock(image, plan.recipe.lock)
+    image = image_of(put_if_new(store, record), store)
+    store.remove_failure(plan.name)  # of an image that was there all the time
+    return image
 
 
-@dataclass(slots=True)
-class _Job:
-    """One build: the layers so far, and whom to tell."""
+def _notes(plan: Plan, store: Store) -> dict[str, str]:
+    notes = {planned.step.name: planned.step.detail for planned in plan.steps if planned.step.detail}
+    facts = {name: text for key in plan.layers for name, text in store.layer(key).facts.items()}
+    if submodules := facts.get("submodules"):
+        notes["submodules, left empty"] = ", ".join(submodules.splitlines())
+    if pointers := facts.get("pointers"):
+        notes["Git LFS pointers, left as they are"] = ", ".join(pointers.splitlines())
+    return notes
 
-    store: Store
-    name: str
-    timeout: float
-    progress: Progress | None
-    environment: dict[str, str]
-    layers: list[LayerRecord] = field(default_factory=list)
-    details: dict[str, str] = field(default_factory=dict)
 
-    def add_base(self) -> None:
-        """Add the bottom layer."""
-        record, made = ensure_base(self.store)
-        self._tell("base", StepState.FINISHED if made else StepState.CACHED, record.key, record)
-        self.layers.append(record)
-
-    def add(self, step: Step) -> LayerRecord:
-        """Add the layer that a step makes on top."""
-        record = self.ensure(step)
-        self.layers.append(record)
-        self.details[step.name] = step.detail
-        return record
-
-    def ensure(self, step: Step) -> LayerRecord:
-        """Return the layer that a step makes over the layers so far, without adding it."""
-        parent = self.layers[-1].key
-        key = step_key(parent, step.definition)
-
-        def make(staging: Path) -> Made:
-            self._tell(step.name, StepState.STARTED, key, detail=step.detail)
-            trees = tuple(self.store.layer_tree(layer.key) for layer in self.layers)
-            work = step.prepare(staging)
-            environment = tuple(sorted(self.environment.items()))
-            log = self.store.log_path(key)
-            return run_step(Place(step.name, self.name, trees, environment, staging, log, self.timeout), work)
-
-        record, made = self.store.ensure_layer(
-            key,
-            parent=parent,
-            step=step.definition,
-            make=make,
-            on_wait=lambda: self._tell(step.name, StepState.WAITING, key, detail=step.detail),
+def _check_lock(image: Image, wanted: Lock) -> None:
+    """What is installed must be what the lock says; the base may be another machine's."""
+    found = [one for one in compare_locks(wanted, lock_of(image.name, image.records())) if one.part == "installed"]
+    if found:
+        lines = [
+            f"{one.name}: {one.old or 'not there'} in the lock, {one.new or 'not there'} now" for one in found[:20]
+        ]
+        raise BuildError(
+            f"image {image.name!r} is not what its lock says",
+            reason="\n".join(lines),
+            hint="is it the same recipe's lock?",
         )
-        self._tell(step.name, StepState.FINISHED if made else StepState.CACHED, key, record, step.detail)
-        return record
-
-    def _tell(self, step: str, state: StepState, key: str, record: LayerRecord | None = None, detail: str = "") -> None:
-        if self.progress is not None:
-            seconds, size = (record.seconds, record.bytes) if record is not None else (0.0, 0)
-            self.progress(BuildEvent(self.name, step, state, key, seconds, size, detail))

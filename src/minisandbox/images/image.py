@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.images.base import base_entries, base_key, write_base
+from minisandbox.images.base import Entry, base_entries, base_key, write_base
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.faults import store_faults
 from minisandbox.types import ImageSpec
@@ -170,6 +170,11 @@ def ensure_base(store: Store) -> tuple[LayerRecord, bool]:
     """Return the base layer of this host, and whether this call made it."""
     with store_faults("read the host's /etc"):
         entries = base_entries()
+    return make_base(store, entries)
+
+
+def make_base(store: Store, entries: tuple[Entry, ...]) -> tuple[LayerRecord, bool]:
+    """Return the base layer with these entries, and whether this call made it."""
 
     def make(work: Path) -> Made:
         with store_faults("write the base layer"):

@@ -10,12 +10,16 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import InvalidRequirement, Requirement
 
 from minisandbox.errors import InvalidValue
+from minisandbox.images.listing import parse_moment
+from minisandbox.images.lock import Lock
 from minisandbox.images.request import PythonRequest
 from minisandbox.patches import parse_patch
 
 _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_SYSTEM = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?")
+NETWORKS = ("off", "index", "host")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -92,12 +96,16 @@ class Recipe:
         python: ``"3.11"``, ``"3.11.7"`` or ``">=3.11,<3.15"``; None for no interpreter beyond the host's ``/usr``.
         requirements: pinned packages, installed before the source is there, so that images share them.
         source: what lies at ``/testbed``; None for an image without a repository.
-        install: shell commands, run at ``/testbed`` with the network on.
+        install: shell commands, run at ``/testbed``.
         environment: further variables, for the install commands and for everything that runs in the image.
         patch: applied to the source after it was installed and before anything is committed.
         hidden: paths in the repository that are removed from it, and kept in the tests layer.
         test_patch: the hidden tests' patch; only the tests layer gets it.
         step_timeout: seconds one build step may take.
+        network: what the install commands reach: ``"off"``, ``"index"`` (the package index) or ``"host"``.
+        exclude_newer: a date such as ``"2024-03-01"``: packages uploaded later are not there; "" for all.
+        system: packages of the host's distribution, installed below everything else; takes root.
+        lock: the exact files of an image that is to be made again; None to let the index decide.
     """
 
     python: str | None = None
@@ -109,6 +117,10 @@ class Recipe:
     hidden: tuple[str, ...] = ()
     test_patch: str = ""
     step_timeout: float = 1800.0
+    network: str = "index"
+    exclude_newer: str = ""
+    system: tuple[str, ...] = ()
+    lock: Lock | None = None
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without looking at this machine."""
@@ -127,6 +139,17 @@ class Recipe:
         parse_patch(self.test_patch, name="test_patch")
         if not self.step_timeout > 0:
             raise InvalidValue(f"step_timeout is {self.step_timeout!r}", hint="give seconds, more than 0")
+        _check_access(self.network, self.exclude_newer, self.system)
+
+
+def _check_access(network: str, exclude_newer: str, system: tuple[str, ...]) -> None:
+    if network not in NETWORKS:
+        raise InvalidValue(f"network is {network!r}", hint=f"write one of {', '.join(NETWORKS)}")
+    if exclude_newer:
+        parse_moment(exclude_newer)
+    for package in system:
+        if _SYSTEM.fullmatch(package) is None:
+            raise InvalidValue(f"{package!r} is not a system package", hint="write it like 'gcc' or 'gcc=4:12.2.0-3'")
 
 
 def check_requirement(line: str) -> None:

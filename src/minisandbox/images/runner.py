@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import resource
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import BuildError, MiniSandboxError, PatchError
+from minisandbox.images.access import Access, host_access, index_access
+from minisandbox.images.index import host_settings
+from minisandbox.images.lock import PACKAGES, Package, packages_fact
+from minisandbox.images.packages import Served
+from minisandbox.images.places import BUILD, MOUNTS, RANKS
+from minisandbox.images.session import Session
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Made
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import disk_full, store_faults
 from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network, Outcome
-
-BUILD = PurePosixPath("/tmp/build")  # noqa: S108 - in the sandbox, gone with it
-MOUNTS = PurePosixPath("/run/minisandbox")
 
 PATCH_STATUS = 65
 HIDDEN_STATUS = 66
@@ -26,6 +32,7 @@ HIDDEN_STATUS = 66
 _DISK, _OUTPUT = 16 * GiB, 8 * MiB
 _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
+_COMPLAINTS = 3
 _NEARLY_FULL = 64 * MiB
 _REASONS = (
     (r"No space left on device", "a file system in the build sandbox is full"),
@@ -45,6 +52,14 @@ _REASONS = (
     (r"MemoryError|Killed|Cannot allocate memory", "it ran out of memory"),
     (r"command not found", "a program is missing on the host"),
 )  # fmt: skip
+
+
+class StepNetwork(enum.StrEnum):
+    """What the commands of a step reach."""
+
+    OFF = "off"
+    INDEX = "index"
+    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,9 @@ class Work:
         files: (name in ``/tmp/build``, content) of what they read.
         mounts: host directories and files they see.
         environment: variables for this step only.
-        network: whether they reach the network.
+        network: what they reach: nothing, the package index, or whatever the host reaches.
+        before: uploads to the package index from this moment on are not there for them; None for all.
+        only: the only files of the package index that are there for them; None for all.
         facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
         patch: what a patch that does not apply is called.
         patch_note: what may be the reason if it does not.
@@ -84,7 +101,9 @@ class Work:
     files: tuple[tuple[str, bytes], ...] = ()
     mounts: tuple[Mount, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    network: bool = False
+    network: StepNetwork = StepNetwork.OFF
+    before: datetime | None = None
+    only: tuple[Package, ...] | None = None
     facts: tuple[str, ...] = ()
     patch: str = "patch"
     patch_note: str = ""
@@ -102,6 +121,7 @@ class Place:
         staging: an empty directory on the store's disk.
         log: the file for the output.
         timeout: seconds for the whole step.
+        session: what the steps of one building have in common.
     """
 
     step: str
@@ -111,6 +131,7 @@ class Place:
     staging: Path
     log: Path
     timeout: float
+    session: Session
 
 
 def run_step(place: Place, work: Work) -> Made:
@@ -129,26 +150,79 @@ def run_step(place: Place, work: Work) -> Made:
         DiskFull: the store's disk is full.
         SandboxCreationError: there could be no sandbox.
     """
+    with _reaching(place, work) as (access, served):
+        made = _run_in_sandbox(place, work, access)
+    return (
+        made
+        if served is None
+        else replace(made, facts={**made.facts, PACKAGES: packages_fact(served.packages.values())})
+    )
+
+
+@contextmanager
+def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]]:
+    """What the step reaches, for its time; its error also says what the package index complained of."""
+    if work.network is StepNetwork.OFF:
+        yield Access(Network.off(), {}), None
+        return
+    only = None if work.only is None else {one.file: one for one in work.only}
+    served = Served(work.before, only)
+    with place.session.index.serve(served) as url:
+        host = work.network is StepNetwork.HOST
+        try:
+            yield host_access(url, host_settings(), place.step) if host else index_access(url), served
+        except BuildError as error:
+            error.reason = "\n".join(filter(None, (*_index_reasons(served), error.reason))) or None
+            raise
+
+
+def _index_reasons(served: Served) -> Iterator[str]:
+    if served.undated:
+        yield "the package index does not tell when files were uploaded: with exclude_newer none of them counts"
+    yield from served.complaints[:_COMPLAINTS]
+
+
+def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
     upper = place.staging / "upper"
     upper.mkdir(mode=0o755)
     spec = ImageSpec(f"{place.image}: {place.step}", place.layers, place.environment, PurePosixPath("/testbed"))
-    network = Network.host() if work.network else Network.off()
-    with Sandbox.create(spec, limits=_limits(), network=network, mounts=work.mounts, upper=upper) as box:
+    mounts = (*work.mounts, *access.mounts)
+    limits = build_limits(place.session.memory)
+    with (
+        Sandbox.create(spec, limits=limits, network=access.network, mounts=mounts, upper=upper) as box,
+        place.session.running(box),
+    ):
         _write_files(box, work)
-        _run_commands(box, place, work)
+        rank = {"RANK": str(RANKS.index(place.step))}
+        _run_commands(box, place, replace(work, environment={**rank, **access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
+    add_usr(upper)
     return Made(upper / "tree", facts)
 
 
-def _limits() -> Limits:
-    """Generous limits for builds, within what this process may have itself."""
+def add_usr(upper: Path) -> None:
+    """Put what was written below /usr, an overlay of its own where it can be written at all, into the layer."""
+    written = upper / "usr"
+    if written.is_dir() and any(written.iterdir()):
+        with store_faults("keep what was written below /usr"):
+            with suppress(FileNotFoundError):
+                (upper / "tree/usr").rmdir()  # the mount point, if it was copied up: nothing can be in it
+            written.rename(upper / "tree/usr")
+
+
+def build_limits(memory: int | None) -> Limits:
+    """Return generous limits for builds, within what this process may have itself.
+
+    Args:
+        memory: bytes that all processes of the step may hold; None: no limit.
+    """
 
     def at_most(wanted: int, kind: int) -> int:
         hard = resource.getrlimit(kind)[1]
         return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
     return Limits(
-        memory=None,
+        memory=memory,
         disk=_DISK,
         processes=at_most(_PROCESSES, resource.RLIMIT_NPROC),
         open_files=at_most(_OPEN_FILES, resource.RLIMIT_NOFILE),

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from minisandbox.errors import SourceError
-from minisandbox.images.index import IndexSettings, host_settings, without_credentials
+from minisandbox.images.download import receive
+from minisandbox.images.index import IndexSettings, host_settings
 from minisandbox.images.recipe import SdistSource
 from minisandbox.images.simple_api import Archive, find_archives, same_version
-from minisandbox.images.web import Web, copy_with_limit, file_path
+from minisandbox.images.web import Web
 from minisandbox.store import Store
 from minisandbox.store.durable import sync_directory
 from minisandbox.store.faults import store_faults
 
-_LIMIT = 2 << 30
 _SHOWN = 12
 
 
@@ -70,38 +68,12 @@ def _choose(source: SdistSource, archives: list[Archive]) -> Archive:
 def _download(archive: Archive, source: SdistSource, store: Store, settings: IndexSettings) -> None:
     with store.staging("download") as work, store_faults(f"download {archive.filename}"):
         part = work / "part"
-        digest = _fetch(archive.url, part, Web(settings))
+        digest = receive(archive.url, part, Web(settings))
         if digest != source.sha256:
             raise _wrong_hash(archive.filename, source.sha256, f"what came has {digest}")
         path = store.download_path(source.sha256)
         part.replace(path)
         sync_directory(path.parent)
-
-
-def _fetch(url: str, path: Path, web: Web) -> str:
-    """Write the content of a URL into a new file; return its sha256."""
-    with path.open("xb") as target:
-        if url.startswith("file:"):
-            with file_path(url).open("rb") as local:
-                copy_with_limit(local, target, _LIMIT)
-        else:
-            with web.open(url) as answer:
-                if answer is None:
-                    raise SourceError(
-                        f"{without_credentials(url)} is listed on the index, but not there",
-                        hint="try again, or name another version",
-                    )
-                _check_length(url, answer.headers.get("Content-Length"), copy_with_limit(answer, target, _LIMIT))
-        target.flush()
-        os.fsync(target.fileno())
-    with path.open("rb") as written:
-        return hashlib.file_digest(written, "sha256").hexdigest()
-
-
-def _check_length(url: str, announced: str | None, came: int) -> None:
-    if announced is not None and announced.isdigit() and int(announced) != came:
-        reason = f"the connection broke off after {came} of {announced} bytes"
-        raise SourceError(f"cannot download {without_credentials(url)}", reason=reason, hint="try again")
 
 
 def _wrong_hash(label: str, wanted: str, reason: str) -> SourceError:

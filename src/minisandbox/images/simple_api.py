@@ -1,10 +1,10 @@
-"""The package index's simple API (PEP 503 HTML and PEP 691 JSON): which archives there are of a project."""
+"""The package index's simple API (PEP 503 HTML and PEP 691 JSON): which files there are of a project."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,8 +17,8 @@ from minisandbox.errors import SourceError
 from minisandbox.images.index import IndexSettings, default_index_url
 from minisandbox.images.web import Web
 
-_JSON = "application/vnd.pypi.simple.v1+json"
-_ACCEPT = f"{_JSON}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+JSON_TYPE = "application/vnd.pypi.simple.v1+json"
+_ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 _ARCHIVE = re.compile(r"(?P<stem>.+)\.(?:tar\.gz|tgz|zip|tar\.bz2|tar\.xz)")
 _SCHEMES = frozenset({"http", "https", "file"})
 
@@ -40,6 +40,32 @@ class Archive:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A file on an index page.
+
+    Attributes:
+        url: where it is, absolute, without a fragment.
+        sha256: the hash that the page gives, or "".
+        requires_python: the interpreters it is for, as the page says it, or "".
+        yanked: why it was yanked; None where it was not.
+        uploaded: when it was uploaded (PEP 700), as ISO 8601, or "".
+        metadata: the hash of its metadata file (PEP 714), or "" where there is none.
+    """
+
+    url: str
+    sha256: str = ""
+    requires_python: str = ""
+    yanked: str | None = None
+    uploaded: str = ""
+    metadata: str = ""
+
+    @property
+    def filename(self) -> str:
+        """The last part of the URL."""
+        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+
 def find_archives(name: str, settings: IndexSettings) -> list[Archive]:
     """Return the source archives of a project on every configured index.
 
@@ -53,6 +79,15 @@ def find_archives(name: str, settings: IndexSettings) -> list[Archive]:
     Raises:
         SourceError: an index cannot be read and no other has the project.
     """
+    return [archive for link in listed_files(name, settings) if (archive := _archive(name, link))]
+
+
+def listed_files(name: str, settings: IndexSettings) -> list[Link]:
+    """Return what every configured index links to for a project; ``find_links`` pages are not filtered.
+
+    Raises:
+        SourceError: an index cannot be read and no other has anything.
+    """
     web, found, failures = Web(settings), [], []
     for url in _pages(name, settings):
         try:
@@ -61,15 +96,16 @@ def find_archives(name: str, settings: IndexSettings) -> list[Archive]:
             failures.append(error)
             continue
         if page is not None:
-            found += [archive for link in _links(*page) if (archive := _archive(name, *link))]
+            found += [link for link in _links(*page) if _may_link(url, link.url)]
     if not found and failures:
         raise failures[0]
     return found
 
 
-def page_links(page: bytes, base: str) -> list[str]:
-    """Return the absolute URLs that an HTML page links to."""
-    return [url for url, _ in _links(page, "text/html", base)]
+def _may_link(page: str, target: str) -> bool:
+    """Whether a link is followed: a page from the network must not lead to files of this machine."""
+    scheme = urlsplit(target).scheme
+    return scheme in _SCHEMES and (scheme != "file" or urlsplit(page).scheme == "file")
 
 
 def _pages(name: str, settings: IndexSettings) -> Iterator[str]:
@@ -80,21 +116,44 @@ def _pages(name: str, settings: IndexSettings) -> Iterator[str]:
         yield link if urlsplit(link).scheme in _SCHEMES else Path(link).expanduser().absolute().as_uri()
 
 
-def _links(page: bytes, content_type: str, base: str) -> Iterator[tuple[str, str]]:
-    """The links of a page, absolute, with the sha256 that is given for each ("" if none)."""
+def _links(page: bytes, content_type: str, base: str) -> Iterator[Link]:
     if content_type.endswith("json"):
-        for file in _json_files(page, base):
-            hashes = file.get("hashes")
-            digest = hashes.get("sha256", "") if isinstance(hashes, dict) else ""
-            yield urljoin(base, str(file.get("url"))), str(digest)
+        yield from (_json_link(file, base) for file in _json_files(page, base))
         return
     parser = _Anchors()
     parser.feed(page.decode("utf-8", "replace"))
     base = urljoin(base, parser.base)
-    for target in parser.targets:
-        url, fragment = urldefrag(urljoin(base, target))
-        digest = fragment.partition("sha256=")[2].partition("&")[0]
-        yield url, digest.lower()
+    for anchor in parser.anchors:
+        url, fragment = urldefrag(urljoin(base, anchor["href"]))
+        yanked = anchor.get("data-yanked")
+        yield Link(
+            url,
+            _hash_in(fragment),
+            anchor.get("data-requires-python", ""),
+            yanked,
+            metadata=_hash_in(anchor.get("data-core-metadata", "") or anchor.get("data-dist-info-metadata", "")),
+        )
+
+
+def _hash_in(text: str) -> str:
+    return text.partition("sha256=")[2].partition("&")[0].lower()
+
+
+def _json_link(file: Mapping[str, object], base: str) -> Link:
+    yanked = file.get("yanked", False)
+    return Link(
+        urljoin(base, str(file.get("url"))),
+        _sha256(file.get("hashes")),
+        str(file.get("requires-python") or ""),
+        None if yanked is False else "" if yanked is True else str(yanked),
+        str(file.get("upload-time") or ""),
+        _sha256(file.get("core-metadata") or file.get("dist-info-metadata")),
+    )
+
+
+def _sha256(hashes: object) -> str:
+    digest = hashes.get("sha256", "") if isinstance(hashes, dict) else ""
+    return str(digest).lower()
 
 
 def _json_files(page: bytes, base: str) -> list[dict[str, object]]:
@@ -105,12 +164,17 @@ def _json_files(page: bytes, base: str) -> list[dict[str, object]]:
         raise SourceError(f"{base} is not an index page", reason=f"{type(error).__name__}: {error}") from error
 
 
-def _archive(name: str, url: str, sha256: str) -> Archive | None:
-    filename = unquote(urlsplit(url).path.rpartition("/")[2])
-    if urlsplit(url).scheme not in _SCHEMES:
-        return None
-    version = _version_of(name, filename)
-    return None if version is None else Archive(url, filename, version, sha256)
+def version_in(name: str, filename: str) -> str | None:
+    """Return the version in the name of a project's file, wheel or source archive; None if it is not the project's."""
+    if filename.endswith(".whl"):
+        parts = filename.split("-")
+        return parts[1] if len(parts) >= 5 and canonicalize_name(parts[0]) == canonicalize_name(name) else None
+    return _version_of(name, filename)
+
+
+def _archive(name: str, link: Link) -> Archive | None:
+    version = _version_of(name, link.filename)
+    return None if version is None else Archive(link.url, link.filename, version, link.sha256)
 
 
 def _version_of(name: str, filename: str) -> str | None:
@@ -139,17 +203,17 @@ def same_version(one: str, other: str) -> bool:
 
 
 class _Anchors(HTMLParser):
-    """Collects what a page's anchors point to, and its base."""
+    """Collects a page's anchors, and its base."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.targets: list[str] = []
+        self.anchors: list[dict[str, str]] = []
         self.base = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Take one start tag."""
-        target = dict(attrs).get("href")
-        if target and tag == "a":
-            self.targets.append(target)
-        elif target and tag == "base":
-            self.base = target
+        values = {name: value or "" for name, value in attrs}
+        if tag == "a" and values.get("href"):
+            self.anchors.append(values)
+        elif tag == "base" and values.get("href"):
+            self.base = values["href"]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from minisandbox.images.access import index_access
-from minisandbox.images.gitsource import fetch_commit
-from minisandbox.images.index import host_settings
+from minisandbox.images.listing import parse_moment
 from minisandbox.images.localsource import take_snapshot
+from minisandbox.images.lock import INSTALLED, Package
+from minisandbox.images.mirrors import Mirrors
 from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
 from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource, Source
-from minisandbox.images.runner import Command, Work, mount_points
+from minisandbox.images.runner import Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sdist import fetch_sdist
+from minisandbox.images.stepping import Step
 from minisandbox.images.uvtool import find_uv
 from minisandbox.patches import explain_line_endings, parse_patch, touched_files
 from minisandbox.store import Store
@@ -30,24 +31,7 @@ UV_MINIMUM = (3, 8)
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of a build.
-
-    Attributes:
-        name: what people and logs call it.
-        definition: everything that decides what it makes; hashed into its key.
-        prepare: called with a staging directory when the step has to be made; returns what the sandbox is to do.
-        detail: for people.
-    """
-
-    name: str
-    definition: Mapping[str, JSONValue]
-    prepare: Callable[[Path], Work]
-    detail: str = ""
-
-
-def python_step(interpreter: Interpreter) -> Step:
+def python_step(interpreter: Interpreter, recipe: Recipe) -> Step:
     """The step that makes the environment: a copy of a prefix, or a virtual environment over the system's."""
     kind = "python_copy" if interpreter.own_prefix else "python_venv"
     text = script(kind, "python_check")
@@ -61,6 +45,8 @@ def python_step(interpreter: Interpreter) -> Step:
     }
     if interpreter.own_prefix:
         definition["copy"] = PREFIX_VERSION
+    else:
+        definition |= _pinned(recipe, "python")
 
     def prepare(staging: Path) -> Work:
         modules = _importable(interpreter) if interpreter.own_prefix else ()
@@ -72,7 +58,7 @@ def python_step(interpreter: Interpreter) -> Step:
                 (Command("python", text),), environment=variables, mounts=mount_points([(staging / "prefix", "prefix")])
             )
         variables["SYSTEM_PYTHON"] = str(interpreter.executable)
-        return _networked(Work((Command("python", text),), environment=variables), "python")
+        return _networked(Work((Command("python", text),), environment=variables), recipe, "python")
 
     return Step(
         "python", definition, prepare, f"{interpreter.version} ({'copy' if interpreter.own_prefix else 'venv'})"
@@ -81,44 +67,58 @@ def python_step(interpreter: Interpreter) -> Step:
 
 def requirements_step(recipe: Recipe, interpreter: Interpreter) -> Step:
     """The step that installs the pinned packages: with uv where it supports the interpreter, with its pip elsewhere."""
-    modern = tuple(map(int, interpreter.minor.split("."))) >= UV_MINIMUM
-    text = script("requirements_uv" if modern else "requirements_pip")
+    tool = "uv" if _modern(interpreter) else "pip"
+    text = script(f"freeze_{tool}", f"requirements_{tool}")
     listed = "".join(f"{line}\n" for line in recipe.requirements)
     definition: dict[str, JSONValue] = {
         "kind": "requirements",
         "requirements": list(recipe.requirements),
         "scripts": _digest(text),
+        **_pinned(recipe, "requirements"),
     }
 
     def prepare(_: Path) -> Work:
-        work = Work((Command("requirements", text),), files=(("requirements.txt", listed.encode()),), facts=("lock",))
-        return _networked(work, "requirements")
+        files = (("requirements.txt", listed.encode()),)
+        work = Work((Command("requirements", text),), files=files, facts=(INSTALLED,))
+        return _networked(work, recipe, "requirements")
 
-    return Step("requirements", definition, prepare, f"{len(recipe.requirements)} packages")
+    return Step("requirements", definition, prepare, f"{len(recipe.requirements)} packages, {tool}")
 
 
-def source_step(source: Source, store: Store, timeout: float) -> Step:
-    """The step that puts the source at ``/testbed``."""
+def source_step(source: Source, store: Store, timeout: float, mirrors: Path | None = None) -> Step:
+    """The step that puts the source at ``/testbed``.
+
+    Args:
+        source: which one.
+        store: where downloads and mirrors are kept.
+        timeout: seconds that fetching may take.
+        mirrors: a directory of repositories that are looked in before the network is.
+    """
     if isinstance(source, SdistSource):
         return _sdist_step(source, store)
     if isinstance(source, GitSource):
-        return _git_step(source, timeout)
+        return _git_step(source, Mirrors(store, mirrors), timeout)
     return _local_step(source)
 
 
-def install_step(recipe: Recipe) -> Step:
+def install_step(recipe: Recipe, interpreter: Interpreter | None) -> Step:
     """The step that runs the recipe's own commands."""
-    settle = script("install_settle")
+    freeze = () if interpreter is None else ("freeze_uv" if _modern(interpreter) else "freeze_pip", "freeze")
+    settle = script("install_settle", *freeze)
     definition: dict[str, JSONValue] = {
         "kind": "install",
         "commands": list(recipe.install),
         "environment": dict(recipe.environment),
         "scripts": _digest(settle),
+        **({} if recipe.network == "index" else {"network": recipe.network}),
+        **_pinned(recipe, "install"),
     }
 
     def prepare(_: Path) -> Work:
         commands = (*map(Command.given, recipe.install), Command("install", settle))
-        return _networked(Work(commands, environment=dict(recipe.environment)), "install")
+        facts = () if interpreter is None else (INSTALLED,)
+        work = _networked(Work(commands, environment=dict(recipe.environment), facts=facts), recipe, "install")
+        return replace(work, network=StepNetwork(recipe.network))
 
     return Step("install", definition, prepare, "; ".join(recipe.install))
 
@@ -172,13 +172,15 @@ def _sdist_step(source: SdistSource, store: Store) -> Step:
     return Step("source", definition, prepare, f"{source.name} {source.version}")
 
 
-def _git_step(source: GitSource, timeout: float) -> Step:
+def _git_step(source: GitSource, mirrors: Mirrors, timeout: float) -> Step:
     text = script("source_git", "source_check")
 
     def prepare(staging: Path) -> Work:
         with store_faults(f"fetch {source.commit}"):
-            pack, tree = fetch_commit(source, staging, timeout=timeout)
-        return Work((Command("source", text),), environment={"GIT_TREE": tree}, mounts=mount_points([(pack, "pack")]))
+            pack, tree = mirrors.take(source, staging, timeout=timeout)
+        mounts = mount_points([(pack, "pack")])
+        facts = ("submodules", "pointers")
+        return Work((Command("source", text),), environment={"GIT_TREE": tree}, mounts=mounts, facts=facts)
 
     definition: dict[str, JSONValue] = {"kind": "git", "commit": source.commit, "scripts": _digest(text)}
     return Step("source", definition, prepare, source.commit[:12])
@@ -198,16 +200,31 @@ def _local_step(source: LocalSource) -> Step:
     return Step("source", definition, prepare, str(source.path))
 
 
-def _networked(work: Work, step: str) -> Work:
-    """The same work with the network, the host's package index settings, and uv."""
-    access = index_access(host_settings(), step)
-    tools = mount_points([(find_uv(), "uv")])
+def _networked(work: Work, recipe: Recipe, step: str) -> Work:
+    """The same work with the package index, as the recipe pins it, and uv."""
     return replace(
         work,
-        mounts=(*work.mounts, *access.mounts, *tools),
-        environment={**access.environment, **work.environment},
-        network=True,
+        mounts=(*work.mounts, *mount_points([(find_uv(), "uv")])),
+        network=StepNetwork.INDEX,
+        before=parse_moment(recipe.exclude_newer) if recipe.exclude_newer and recipe.lock is None else None,
+        only=_locked(recipe, step),
     )
+
+
+def _pinned(recipe: Recipe, step: str) -> dict[str, JSONValue]:
+    """What decides which files of the package index a step sees."""
+    if (locked := _locked(recipe, step)) is not None:
+        return {"locked": _digest("\n".join(f"{one.file} {one.sha256}" for one in sorted(locked)))}
+    return {"exclude_newer": recipe.exclude_newer} if recipe.exclude_newer else {}
+
+
+def _locked(recipe: Recipe, step: str) -> tuple[Package, ...] | None:
+    return None if recipe.lock is None else tuple(recipe.lock.steps.get(step, ()))
+
+
+def _modern(interpreter: Interpreter) -> bool:
+    """Whether uv installs for it."""
+    return tuple(map(int, interpreter.minor.split("."))) >= UV_MINIMUM
 
 
 def _importable(interpreter: Interpreter) -> tuple[str, ...]:

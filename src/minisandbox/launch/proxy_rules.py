@@ -349,10 +349,16 @@ class Upstream:
     def way(self, request: Request) -> Hop | None:
         """The proxy that a request goes to, or None for the direct way."""
         url = self.tunnel if request.method == "CONNECT" else self.plain
-        return None if not url or self._bypassed(request.target) else parse_hop(url)
+        # this machine's loopback is not the proxy's
+        direct = not url or _is_loopback(request.target.host) or self._bypassed(request.target)
+        return None if direct else parse_hop(url)
 
     def _bypassed(self, target: Target) -> bool:
         return any(_bypasses(item, target) for item in re.split(r"[,\s]+", self.bypass.lower()) if item)
+
+
+def _is_loopback(host: str) -> bool:
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def _bypasses(item: str, target: Target) -> bool:

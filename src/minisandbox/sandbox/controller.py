@@ -13,13 +13,21 @@ from minisandbox.errors import HostError
 from minisandbox.host import reaper
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.network import Gateway
+from minisandbox.store.leases import Holder
 
 if TYPE_CHECKING:
     from minisandbox.sandbox.core import Core
 
 
 class Controller:
-    """The launcher of this process and the sandboxes it made."""
+    """The launcher of this process and the sandboxes it made.
+
+    Attributes:
+        pid: of this process; what a fork inherited is not its own.
+        launcher: makes the sandboxes.
+        gateway: serves those that reach the network by an allow-list.
+        layers: the store's layers that they use, and that nobody removes meanwhile.
+    """
 
     def __init__(self) -> None:
         try:
@@ -32,6 +40,7 @@ class Controller:
         self.pid = os.getpid()
         self.launcher = Launcher(runtime)
         self.gateway = Gateway()
+        self.layers = Holder()
         self._records = reaper.Records(runtime)
         self._cores: weakref.WeakSet[Core] = weakref.WeakSet()
 

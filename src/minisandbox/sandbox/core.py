@@ -27,6 +27,7 @@ from minisandbox.sandbox.life import Life
 from minisandbox.sandbox.network import check_network
 from minisandbox.sandbox.plans import Request, check_mounts, make_plan
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree
+from minisandbox.store.leases import Lease, layer_of, stamp
 from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
 _MOST_FORKS = 100_000
@@ -66,6 +67,8 @@ class Core:
         self._origin = trees
         self._trees = trees
         self._life: Life | None = None
+        self._lease = hold_layers(controller, request.image, request.mounts)
+        note_use(request.image)
         self._stopped = False
         self._changing = threading.Lock()
         self._created = time.time()
@@ -255,7 +258,8 @@ class Core:
             trees = (*self._trees, life.tree)
             life.tree.number()
             self._go_on(trees)
-        return Snapshot(f"snap-{secrets.token_hex(6)}", self.image, time.time(), trees)
+        lease = hold_layers(self._controller, self.image, self._request.mounts)
+        return Snapshot(f"snap-{secrets.token_hex(6)}", self.image, time.time(), trees, lease)
 
     def fork(self, count: int) -> list[Self]:
         """Make sandboxes over what is there now; see :meth:`minisandbox.Sandbox.fork`."""
@@ -340,6 +344,7 @@ class Core:
                 life.end()
         finally:
             self._controller.remove(self)
+            self._lease.release()
         del life
         self._controller.launcher.flush()
         if self._request.upper is not None:
@@ -357,6 +362,26 @@ class Settings:
 
     environment: Mapping[str, str]
     labels: tuple[tuple[str, str], ...]
+
+
+def hold_layers(controller: Controller, image: ImageSpec, mounts: Sequence[Mount]) -> Lease:
+    """Keep an image's layers in their store for as long as something is made over them.
+
+    Raises:
+        NotFound: one has been removed.
+        StoreError: the kernel refused; no descriptors left, for example.
+    """
+    lease = controller.layers.lease()
+    places = (*image.layers, *(mount.source for mount in mounts))
+    lease.add(layer for layer in map(layer_of, places) if layer is not None)
+    return lease
+
+
+def note_use(image: ImageSpec) -> None:
+    """Note in the store that an image is used: a use of its topmost layer, which is its own."""
+    layers = [layer for layer in map(layer_of, image.layers) if layer is not None]
+    for layer in layers:
+        stamp(layer, count=layer == layers[-1])
 
 
 def info_of(record: reaper.Record) -> SandboxInfo:

@@ -9,6 +9,7 @@ from typing import Self
 
 from minisandbox.errors import InvalidValue
 from minisandbox.sandbox.launcher import Launcher
+from minisandbox.store.leases import Lease
 from minisandbox.types import ImageSpec
 
 MOST_TREES = 200
@@ -66,11 +67,14 @@ class Snapshot:
         created: seconds since the epoch.
     """
 
-    def __init__(self, identifier: str, image: ImageSpec, created: float, trees: tuple[Tree, ...]) -> None:
+    def __init__(
+        self, identifier: str, image: ImageSpec, created: float, trees: tuple[Tree, ...], lease: Lease | None = None
+    ) -> None:
         self.id = identifier
         self.image = image
         self.created = created
         self._trees: tuple[Tree, ...] | None = trees
+        self._lease = lease
 
     def trees(self) -> tuple[Tree, ...]:
         """The sealed trees, the lowest first.
@@ -85,6 +89,8 @@ class Snapshot:
     def close(self) -> None:
         """Give it up; sandboxes that were made over it go on. Calling it again does nothing."""
         self._trees = None
+        if self._lease is not None:
+            self._lease.release()
 
     def __enter__(self) -> Self:
         """Use the snapshot in a ``with`` block; it is closed at its end."""

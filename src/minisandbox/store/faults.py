@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,3 +58,23 @@ def disk_full(what: str, error: OSError | None = None) -> DiskFull:
     )
     fault.errno = error.errno if error else errno.ENOSPC
     return fault
+
+
+def fault_point(name: str) -> None:
+    """Fail here if a test asked for it: what the store promises holds wherever its process dies or the disk is full.
+
+    ``MINISANDBOX_STORE_FAULT=NAME:kill`` ends the process as SIGKILL does, ``NAME:ENOSPC`` raises that error.
+
+    Args:
+        name: where in the store's work this is.
+
+    Raises:
+        OSError: the error that was asked for.
+    """
+    wanted, _, action = os.environ.get("MINISANDBOX_STORE_FAULT", "").partition(":")
+    if wanted != name:
+        return
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    code = getattr(errno, action)
+    raise OSError(code, os.strerror(code), f"fault point {name}")

@@ -32,12 +32,17 @@ def step_key(parent: str | None, step: Mapping[str, JSONValue]) -> str:
     return hashlib.sha256((parent or "").encode() + b"\n" + canonical_json(step)).hexdigest()
 
 
+def is_key(text: str) -> bool:
+    """Whether a text is a layer's key."""
+    return _KEY.fullmatch(text) is not None
+
+
 def check_key(key: str) -> str:
     """Return the key if it is one, so that no key ever names a path outside its directory.
 
     Raises:
         InvalidValue: it is not 64 hexadecimal digits.
     """
-    if _KEY.fullmatch(key) is None:
+    if not is_key(key):
         raise InvalidValue(f"{key!r} is not a layer key", hint="a key is 64 lower-case hexadecimal digits")
     return key

@@ -54,7 +54,7 @@ def _acquire(path: Path, timeout: float, on_wait: Callable[[], None] | None) -> 
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         held = False
         try:
-            held = try_flock(fd) and _still_named(fd, path)
+            held = try_flock(fd) and still_named(fd, path)
         finally:
             if not held:
                 os.close(fd)
@@ -72,7 +72,7 @@ def _acquire(path: Path, timeout: float, on_wait: Callable[[], None] | None) -> 
         time.sleep(_POLL)
 
 
-def _still_named(fd: int, path: Path) -> bool:
+def still_named(fd: int, path: Path) -> bool:
     """Whether the locked inode is still the one of that name: its last holder may have removed it."""
     try:
         named = path.stat(follow_symlinks=False)

@@ -34,7 +34,19 @@ class _Record:
             StoreError: the file is damaged or of a later format.
             FileNotFoundError: there is none.
         """
-        text = path.read_bytes()
+        return cls.parse(path.read_bytes(), str(path))
+
+    @classmethod
+    def parse(cls, text: bytes, where: str) -> Self:
+        """Read a record's JSON text.
+
+        Args:
+            text: the text.
+            where: what errors call it.
+
+        Raises:
+            StoreError: it is damaged or of a later format.
+        """
         try:
             values = json.loads(text)
             version = values.pop("format")
@@ -43,10 +55,12 @@ class _Record:
                 return cls(**{name: _frozen(value) for name, value in values.items() if name in known})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
-                f"record {path} is damaged", reason=str(error), hint="remove it; the next build makes it again"
+                f"record {where} is damaged",
+                reason=str(error),
+                hint="run `minisandbox image verify`, then build again",
             ) from error
         raise StoreError(
-            f"record {path} has format {version!r}", hint="use the MiniSandbox that wrote it, or a later one"
+            f"record {where} has format {version!r}", hint="use the MiniSandbox that wrote it, or a later one"
         )
 
 
@@ -67,6 +81,7 @@ class LayerRecord(_Record):
         files: names in its tree that are not directories.
         created: when it was published, seconds since the epoch.
         facts: what its maker learned on the way: an interpreter's version, a commit, exact versions.
+        imported: whether it was made elsewhere and taken over.
     """
 
     key: str
@@ -77,6 +92,7 @@ class LayerRecord(_Record):
     files: int
     created: float
     facts: Mapping[str, str] = field(default_factory=dict)
+    imported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +120,28 @@ class ImageRecord(_Record):
     base_commit: str
     created: float
     notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord(_Record):
+    """What is known of an image whose build failed: enough to look into its last good state.
+
+    Attributes:
+        image: the name of the image.
+        step: the name of the step that failed.
+        key: the key of the layer that the step would have made; its log has that name.
+        layers: the keys of the good layers below it, bottom first.
+        environment: captured variables.
+        workdir: where commands start.
+        created: when it failed, seconds since the epoch.
+        reason: the message.
+    """
+
+    image: str
+    step: str
+    key: str
+    layers: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    workdir: str
+    created: float
+    reason: str = ""

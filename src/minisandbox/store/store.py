@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.errors import InvalidValue, NotFound, StoreError
-from minisandbox.store.durable import sync_directory, sync_filesystem, write_atomic
-from minisandbox.store.faults import store_faults
+from minisandbox.errors import NotFound, StoreError
+from minisandbox.store.catalogue import Catalogue, check_name
+from minisandbox.store.durable import sync_directory, write_atomic
+from minisandbox.store.faults import fault_point, store_faults
 from minisandbox.store.keys import JSONValue, check_key
+from minisandbox.store.leases import Holder, Lease, open_exclusive, stamp
 from minisandbox.store.locks import hold_lock
+from minisandbox.store.objects import Pool
 from minisandbox.store.paths import default_root
-from minisandbox.store.records import ImageRecord, LayerRecord
+from minisandbox.store.places import check_file_system, is_read_only
+from minisandbox.store.publishing import Grow, Publication, make_visible, objects_of
+from minisandbox.store.records import LayerRecord
 from minisandbox.store.staging import Staging
-from minisandbox.store.trees import measure_tree
+from minisandbox.store.trees import remove_tree
+
+__all__ = ["Hold", "Made", "Store", "check_name"]
 
 VERSION = 1
 LOCK_TIMEOUT = 6 * 3600.0
 
-_PARTS = ("layers", "images", "staging", "locks", "logs", "downloads")
+_PARTS = ("layers", "objects", "images", "failed", "pins", "quarantine", "staging", "locks", "logs", "downloads")
 _TORN = re.compile(r"\..+\.[0-9a-f]{12}")
 _TORN_AGE = 3600.0
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,42 +43,59 @@ class Made:
     Attributes:
         tree: the finished tree, inside the directory that the maker was given.
         facts: what it learned on the way, kept in the layer's record.
+        seconds: how long it took where it was made, if that was not here.
+        grow: makes the tree when the layer is published, where what is in it is known and checked already.
     """
 
     tree: Path
     facts: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+    grow: Grow | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
-    """A store on disk. Make one with :meth:`open`.
-
-    Attributes:
-        root: its directory.
-    """
-
-    root: Path
+class Store(Catalogue):
+    """A store on disk. Make one with :meth:`open`."""
 
     @classmethod
-    def open(cls, root: Path | str | None = None) -> Store:
+    def open(cls, root: Path | str | None = None, *, read_only: bool = False) -> Store:
         """Open a store; make it if it is not there; remove what dead makers left in it.
+
+        A store on a read-only file system, or one that belongs to somebody else, is opened for reading.
 
         Args:
             root: its directory; see :func:`default_root`.
+            read_only: open it for reading whatever this process may do.
 
         Raises:
-            StoreError: the directory cannot be used, is no store, or is of a later version.
+            StoreError: the directory cannot be used, is no store, is of a later version, or lies on overlayfs.
             DiskFull: there is no space to make it.
+            NotFound: it is not there, and is to be read.
         """
         path = default_root() if root is None else Path(root).expanduser().absolute()
+        if read_only or is_read_only(path):
+            return cls._open_read_only(path)
         with store_faults(f"open the store {path}"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_file_system(path)
             _check_version(path)
             for part in _PARTS:
                 (path / part).mkdir(mode=0o700, exist_ok=True)
             Staging(path / "staging").reclaim()
             _remove_torn(path)
         return cls(path)
+
+    @classmethod
+    def _open_read_only(cls, path: Path) -> Store:
+        if not (path / "version").is_file():
+            raise NotFound(
+                f"there is no store at {path}",
+                reason="it is not there, or this user may not read it",
+                hint="give the directory that holds the file `version`",
+            )
+        with store_faults(f"open the store {path}"):
+            _check_version(path)
+        return cls(path, writable=False)
 
     # --- layers ---
 
@@ -86,7 +111,20 @@ class Store:
         """
         if not self.has_layer(key):
             raise NotFound(f"layer {key} is not in the store {self.root}", hint="build the image again")
-        return self._layer(key) / "tree"
+        return self.layer_directory(key) / "tree"
+
+    def layer_directory(self, key: str) -> Path:
+        """Return where a layer lies, or would: its tree, its record, the list of its files.
+
+        Raises:
+            InvalidValue: it is no key.
+        """
+        return self.root / "layers" / check_key(key)
+
+    @property
+    def pool(self) -> Pool:
+        """The inodes that layers share."""
+        return Pool(self.root / "objects")
 
     def layer(self, key: str) -> LayerRecord:
         """Return what is known of a published layer.
@@ -100,10 +138,18 @@ class Store:
             return LayerRecord.read(self._record(key))
 
     def layers(self) -> Iterator[LayerRecord]:
-        """Yield every published layer, in the order of their keys."""
-        for path in sorted((self.root / "layers").iterdir()):
-            if (path / "layer.json").is_file():
-                yield self.layer(path.name)
+        """Yield every published layer, in the order of their keys.
+
+        Raises:
+            StoreError: a record is damaged.
+        """
+        for key in self.layer_keys():
+            with suppress(NotFound):  # removed since
+                yield self.layer(key)
+
+    def layer_keys(self) -> list[str]:
+        """Return the keys of all published layers, in order."""
+        return sorted(path.name for path in (self.root / "layers").iterdir() if (path / "layer.json").is_file())
 
     def ensure_layer(
         self,
@@ -113,8 +159,10 @@ class Store:
         step: Mapping[str, JSONValue],
         make: Callable[[Path], Made],
         on_wait: Callable[[], None] | None = None,
+        beside: Sequence[str] = (),
+        hold: Hold | None = None,
     ) -> tuple[LayerRecord, bool]:
-        """Return a layer, making it first if nobody has; several processes that want it make it once.
+        """Return a layer, making it first if nobody has, or if it is damaged; several processes make it once.
 
         Args:
             key: its address.
@@ -122,6 +170,8 @@ class Store:
             step: what makes it, for its record.
             make: is given an empty directory on the store's file system, and returns what it made there.
             on_wait: called once if another process is making it.
+            beside: keys of layers that images stack with this one, besides its parent and those below that.
+            hold: holds the layer from now on.
 
         Returns:
             Its record, and whether this call made it.
@@ -131,70 +181,112 @@ class Store:
             StoreError: the store refused, or another maker took longer than six hours.
             BaseException: what ``make`` raised, an ``OSError`` as StoreError; nothing was published.
         """
-        if self.has_layer(key):
-            return self.layer(key), False
+        if (known := self._sound(key, hold)) is not None:
+            stamp(self.layer_directory(key), count=False)  # whoever collects leaves it to us for a while
+            return known, False
+        self.require_writable(f"make layer {key}")
         with self.lock(key, on_wait=on_wait):
-            if self.has_layer(key):
-                return self.layer(key), False
+            if (known := self._sound(key, hold)) is not None:
+                return known, False
+            if self.layer_directory(key).exists():
+                self.quarantine(key)
             with self.staging(f"layer-{key[:12]}") as work:
                 begun = time.monotonic()
                 made = make(work)
-                seconds = round(time.monotonic() - begun, 3)
-                unsized = LayerRecord(key, parent, dict(step), seconds, 0, 0, time.time(), dict(made.facts))
-                return self._publish(work, made.tree, unsized), True
+                took = round(time.monotonic() - begun, 3)
+                return self._publish(work, made, _unsized(key, parent, step, made, took), beside, hold), True
+
+    def _sound(self, key: str, hold: Hold | None) -> LayerRecord | None:
+        """The record of a layer that is there, held from now on; None where it is not, or is damaged."""
+        if not self.has_layer(key):
+            return None
+        try:
+            if hold is not None:
+                hold.add(key)
+            record = self.layer(key)
+        except NotFound:  # removed this moment
+            return None
+        except StoreError:
+            if not self.writable:
+                raise
+            return None
+        return record if (self.layer_directory(key) / "tree").is_dir() else None
 
     def remove_layer(self, key: str) -> None:
-        """Remove a layer; nothing happens if it is not there. Its record goes first, so it is never half there.
+        """Remove a layer; nothing happens if it is not there. It goes by one rename, so it is never half there.
+
+        Raises:
+            StoreError: it is in use, or the kernel refused.
+        """
+        if not self.remove_unused_layer(key) and self.layer_directory(key).exists():
+            raise StoreError(
+                f"layer {key} is in use",
+                reason="a sandbox or a build of some process holds it",
+                hint="stop the sandboxes (`minisandbox sandbox ls`), then do it again",
+            )
+
+    def remove_unused_layer(self, key: str) -> bool:
+        """Remove a layer that nobody holds.
+
+        Returns:
+            Whether it was removed; False if it is in use, or not there.
 
         Raises:
             StoreError: the kernel refused.
         """
-        with store_faults(f"remove layer {key}"), self.staging("removed") as work:
+        self.require_writable(f"remove layer {key}")
+        layer = self.layer_directory(key)
+        with store_faults(f"remove layer {key}"):
+            fd = open_exclusive(layer)
+            if fd is None:
+                return False
             try:
-                self._layer(key).rename(work / "layer")
-            except FileNotFoundError:
-                return
+                # Its own lock makes it a half-made thing of ours; no directory is made, for the disk may be full.
+                gone = self.root / "staging" / f"removed.{secrets.token_hex(6)}"
+                layer.rename(gone)
+                fault_point("layer-removed")
+                remove_tree(gone)
+            finally:
+                os.close(fd)
+        return True
 
-    # --- images ---
+    def quarantine(self, key: str) -> Path:
+        """Take a damaged layer out of use; sandboxes that run over it go on.
 
-    def put_image(self, record: ImageRecord) -> None:
-        """Record an image under its name, in place of an earlier one of that name.
-
-        Raises:
-            InvalidValue: the name cannot be a file's.
-            DiskFull: there is no space.
-        """
-        with store_faults(f"record image {record.name}"):
-            write_atomic(self._image(record.name), record.to_json())
-
-    def image(self, name: str) -> ImageRecord:
-        """Return the record of an image.
+        Returns:
+            Where it lies now, until :func:`.collect.collect` removes it.
 
         Raises:
-            NotFound: there is none of that name.
-            StoreError: it is damaged.
+            StoreError: the kernel refused.
         """
-        path = self._image(name)
-        try:
-            with store_faults(f"read image {name}"):
-                return ImageRecord.read(path)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise NotFound(
-                    f"image {name!r} is not in the store {self.root}",
-                    hint="`minisandbox image ls` lists those that are",
-                ) from None
-            raise
+        self.require_writable(f"put layer {key} into quarantine")
+        place = self.root / "quarantine" / f"{check_key(key)}.{secrets.token_hex(4)}"
+        with store_faults(f"put layer {key} into quarantine"):
+            self.layer_directory(key).rename(place)
+            sync_directory(place.parent)
+        return place
 
-    def images(self) -> list[ImageRecord]:
-        """Return every image record, in the order of their names."""
-        names = sorted(path.stem for path in (self.root / "images").glob("[!.]*.json"))
-        return [self.image(name) for name in names]
+    @contextmanager
+    def hold(self, *keys: str) -> Iterator[Hold]:
+        """Keep layers from being removed while the body runs, or this process lives.
+
+        Args:
+            keys: the layers; more can be added.
+
+        Raises:
+            NotFound: one is not there.
+            StoreError: the kernel refused.
+        """
+        with Holder().lease() as lease:
+            held = Hold(self, lease)
+            held.add(*keys)
+            yield held
 
     # --- the rest ---
 
     def lock(self, name: str, *, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[None]:
         """Hold the store's lock of that name while the body runs."""
+        self.require_writable(f"lock {name}")
         return hold_lock(self.root / "locks" / f"{check_name(name)}.lock", timeout=LOCK_TIMEOUT, on_wait=on_wait)
 
     @contextmanager
@@ -208,6 +300,7 @@ class Store:
             DiskFull: the disk is full, or the body found it so.
             StoreError: any other refusal of the system, in the body too.
         """
+        self.require_writable(f"make {label}")
         with store_faults(f"make {label}"), Staging(self.root / "staging").directory(label) as path:
             yield path
 
@@ -219,43 +312,72 @@ class Store:
         """Return the file for a download with that hash."""
         return self.root / "downloads" / check_key(sha256)
 
-    def _layer(self, key: str) -> Path:
-        return self.root / "layers" / check_key(key)
-
     def _record(self, key: str) -> Path:
-        return self._layer(key) / "layer.json"
+        return self.layer_directory(key) / "layer.json"
 
-    def _image(self, name: str) -> Path:
-        return self.root / "images" / f"{check_name(name)}.json"
-
-    def _publish(self, work: Path, tree: Path, unsized: LayerRecord) -> LayerRecord:
+    def _publish(
+        self, work: Path, made: Made, unsized: LayerRecord, beside: Sequence[str], hold: Hold | None
+    ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
-            size = measure_tree(tree)
-            record = replace(unsized, bytes=size.bytes, files=size.files)
-            whole = work / "publish"
-            whole.mkdir(mode=0o700)
-            tree.rename(whole / "tree")
-            (whole / "layer.json").write_bytes(record.to_json())
-            sync_filesystem(whole)
-            whole.rename(self._layer(record.key))
-            sync_directory(self.root / "layers")
+            publication = Publication(self.pool, work, made.tree, self._objects_below(unsized.parent, beside))
+            whole, record = publication.prepare(unsized, made.grow)
+            if hold is not None:  # before anybody can see it, and so remove it
+                hold.add_unpublished(record.key, whole)
+            make_visible(whole, self.layer_directory(record.key))
         return record
 
+    def _objects_below(self, parent: str | None, beside: Sequence[str]) -> Iterator[str]:
+        """The objects of the layers that one is stacked with; read only if somebody asks."""
+        stack: dict[str, None] = {}
+        waiting = [key for key in (parent, *beside) if key is not None]
+        while waiting:
+            key = waiting.pop()
+            if key not in stack and self.has_layer(key):
+                stack[key] = None
+                below = self.layer(key).parent
+                waiting += [below] if below is not None else []
+        yield from objects_of(self.layer_directory(key) for key in stack)
 
-def check_name(name: str) -> str:
-    """Return a name if it can be a file's name here.
 
-    Raises:
-        InvalidValue: it is empty, too long, begins with a dot or dash, or has characters such as ``/``.
-    """
-    if _NAME.fullmatch(name) is None:
-        raise InvalidValue(f"{name!r} is not a usable name", hint="use letters, digits and . _ @ + = - (200 at most)")
-    return name
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Layers that are held; made by :meth:`Store.hold`."""
+
+    _store: Store
+    _lease: Lease
+
+    def add(self, *keys: str) -> None:
+        """Hold further layers.
+
+        Raises:
+            NotFound: one is not there.
+            StoreError: the kernel refused.
+        """
+        self._lease.add(self._store.layer_directory(key) for key in keys)
+
+    def add_unpublished(self, key: str, lies: Path) -> None:
+        """Hold a layer that nobody can see yet.
+
+        Args:
+            key: what it will be called.
+            lies: where it lies until then.
+
+        Raises:
+            StoreError: the kernel refused.
+        """
+        self._lease.add([self._store.layer_directory(key)], lies)
+
+
+def _unsized(key: str, parent: str | None, step: Mapping[str, JSONValue], made: Made, took: float) -> LayerRecord:
+    """A layer's record before its files are counted."""
+    imported = made.seconds is not None
+    seconds = took if made.seconds is None else made.seconds
+    return LayerRecord(key, parent, dict(step), seconds, 0, 0, time.time(), dict(made.facts), imported)
 
 
 def _remove_torn(root: Path) -> None:
     """Remove what a killed process had not finished writing (:func:`.write_atomic`)."""
-    for directory in (root, root / "images", root / "logs"):
+    for directory in (root, root / "images", root / "failed", root / "logs"):
         for path in directory.glob(".*"):
             with suppress(OSError):  # its writer was quicker
                 if _TORN.fullmatch(path.name) and time.time() - path.stat().st_mtime > _TORN_AGE:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from minisandbox.errors import TaskFileError
+from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
 
 _FIELDS = (
@@ -46,6 +46,10 @@ _SOURCES: Mapping[str, tuple[str, ...]] = {
     "git": ("url", "commit"),
     "local": ("path",),
 }
+_BUILD = (
+    "python", "requirements", "requirements_file", "source", "install", "environment", "network", "exclude_newer",
+    "system",
+)  # fmt: skip
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -109,7 +113,7 @@ def _form(value: str) -> Form:
 
 
 def _build(row: Mapping[str, object], base: Path | None) -> BuildSpec:
-    fields = _Fields(row, "build.", known=("python", "requirements", "source", "install", "environment"))
+    fields = _Fields(row, "build.", known=_BUILD)
     environment = fields.table("environment", default={})
     for name in environment:
         if not _VARIABLE.fullmatch(name):
@@ -118,11 +122,30 @@ def _build(row: Mapping[str, object], base: Path | None) -> BuildSpec:
     source = None if row.get("source") is None else _source(fields.table("source"), base)
     return BuildSpec(
         python=None if row.get("python") is None else fields.text("python"),
-        requirements=fields.texts("requirements", default=()),
+        requirements=_requirements(fields, base),
         source=source,
         install=fields.texts("install", default=()),
         environment=tuple((name, variables.text(name)) for name in environment),
+        network=fields.text("network", default="index"),
+        exclude_newer=fields.text("exclude_newer", default=""),
+        system=fields.texts("system", default=()),
     )
+
+
+def _requirements(fields: _Fields, base: Path | None) -> tuple[str, ...]:
+    """The list of requirements, after those of a file: pip freeze, requirements.txt, environment.yml."""
+    listed = fields.texts("requirements", default=())
+    name = fields.text("requirements_file", default="")
+    if not name:
+        return listed
+    from minisandbox.images.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
+
+    try:
+        return (*read_pins((base or Path()) / name).requirements, *listed)
+    except InvalidValue as error:
+        raise fields.error(
+            "requirements_file", f"is {name!r}: {error.what}", reason=error.reason, hint=error.hint
+        ) from error
 
 
 def _source(row: Mapping[str, object], base: Path | None) -> SourceSpec:

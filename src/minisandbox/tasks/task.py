@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,8 +59,11 @@ class BuildSpec:
         python: the interpreter asked for: "3.11", "3.11.7", ">=3.11"; None for no more than the host's /usr.
         requirements: pinned packages, installed before the source is there, so that tasks can share them.
         source: the repository, or None for an empty one.
-        install: shell commands run at /testbed with the network on.
+        install: shell commands run at /testbed.
         environment: variables captured in the image.
+        network: what the install commands reach: "off", "index" (the package index) or "host".
+        exclude_newer: a date: packages uploaded later are not there; "" for all.
+        system: packages of the host's distribution; takes root.
     """
 
     python: str | None = None
@@ -68,6 +71,24 @@ class BuildSpec:
     source: SourceSpec | None = None
     install: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    network: str = "index"
+    exclude_newer: str = ""
+    system: tuple[str, ...] = ()
+
+    def recipe(self) -> Recipe:
+        """Return it as the images package wants it, without anything of a task."""
+        from minisandbox.images import Recipe  # noqa: PLC0415 - reading task files must not load the sandbox
+
+        return Recipe(
+            python=self.python,
+            requirements=self.requirements,
+            source=None if self.source is None else self.source.source(),
+            install=self.install,
+            environment=self.environment,
+            network=self.network,
+            exclude_newer=self.exclude_newer,
+            system=self.system,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +177,8 @@ class Task:
 
     def recipe(self) -> Recipe:
         """Return the recipe of this task's image."""
-        from minisandbox.images import Recipe  # noqa: PLC0415 - reading task files must not load the sandbox
-
-        return Recipe(
-            python=self.build.python,
-            requirements=self.build.requirements,
-            source=None if self.build.source is None else self.build.source.source(),
-            install=self.build.install,
-            environment=self.build.environment,
+        return replace(
+            self.build.recipe(),
             patch=self.patch if self.form is Form.SWESMITH else "",
             hidden=self.hidden_files,
             test_patch=self.test_patch,
@@ -195,6 +210,9 @@ def _build_row(build: BuildSpec) -> dict[str, object]:
         "source": source,
         "install": list(build.install),
         "environment": dict(build.environment),
+        **({} if build.network == "index" else {"network": build.network}),
+        **({"exclude_newer": build.exclude_newer} if build.exclude_newer else {}),
+        **({"system": list(build.system)} if build.system else {}),
     }
 
 

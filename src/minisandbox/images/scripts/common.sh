@@ -4,7 +4,9 @@ exec 2>&1
 umask 022
 ENVIRONMENT=/opt/miniconda3/envs/testbed
 PYTHON=$ENVIRONMENT/bin/python
-MOMENT=@946684800  # 2000-01-01: equal files of different builds must have equal mtimes to be stored once
+# Equal files of different builds must have equal mtimes to be stored once. Each kind of step has a moment of its own, later
+# than those below it: a source that a step changes must not fit the byte code that a step below made of the old one.
+MOMENT="2000-01-01 00:00:00 UTC + $RANK hours"
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CEILING_DIRECTORIES=/ PYTHONHASHSEED=0
 
 # Give everything this step wrote below the given directories the one mtime; byte code keeps the one it was made for.
@@ -14,7 +16,9 @@ settle() {
 
 # Byte code at build time, not at first use: old packages' SyntaxWarnings would otherwise change outcomes later.
 compile() {
-    "$PYTHON" -m compileall -q "$@" > /tmp/build/compile.log || true  # files for other Python versions do not compile
+    local jobs
+    jobs=$("$PYTHON" -E -s -c 'import sys; print("-j0" if sys.version_info >= (3, 5) else "")')
+    "$PYTHON" -m compileall -q $jobs "$@" > /tmp/build/compile.log || true  # files for other Python versions do not compile
     find "$@" -xdev -name '*.py[co]' -newermt 2001-01-01 -exec touch -h -d "$MOMENT" {} +
 }
 

@@ -2,4 +2,4 @@
 site=$(site_packages)
 settle "$ENVIRONMENT"
 compile "$site"
-"$PYTHON" -m pip freeze --all > /tmp/build/lock
+freeze

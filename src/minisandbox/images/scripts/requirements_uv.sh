@@ -2,4 +2,4 @@
 site=$(site_packages)
 settle "$ENVIRONMENT"
 compile "$site"
-/run/minisandbox/uv pip freeze --python "$PYTHON" > /tmp/build/lock
+freeze

@@ -1,0 +1,344 @@
+"""``minisandbox image ls|du|tree|verify|gc|rm|pin|unpin``: what is in the store, what it costs, what may go."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from minisandbox.cli import exits
+from minisandbox.cli.output import (
+    Column,
+    Progress,
+    add_json_option,
+    clean,
+    human_age,
+    human_size,
+    print_json,
+    print_table,
+)
+from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.store import Store
+from minisandbox.store.collect import GRACE, Collected, collect, remove_failures, remove_images
+from minisandbox.store.overview import ImageRow, Status, apparent_bytes, image_rows, parts
+from minisandbox.store.sizes import StoreSizes, stack_of
+from minisandbox.store.verify import Report, VerifyEvent, verify
+from minisandbox.tasks import TaskSet
+from minisandbox.types import parse_size
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the verbs."""
+    ls = verbs.add_parser("ls", help="list images: what they take, their age, their uses")
+    ls.add_argument("--status", choices=[status.value for status in Status], help="only those in this state")
+    _finish(ls, run_ls)
+    du = verbs.add_parser("du", help="what the store takes, part by part, and what removes each")
+    _finish(du, run_du)
+    tree = verbs.add_parser("tree", help="show which layers images share")
+    _add_names(tree, "*")
+    _finish(tree, run_tree)
+    check = verbs.add_parser(
+        "verify",
+        help="find damage, and put damaged layers aside",
+        description="Compare layers with what was published. Damaged ones are put aside; a build makes them anew.",
+    )
+    _add_names(check, "*")
+    check.add_argument("--full", action="store_true", help="read every file; without it names, sizes and modes only")
+    _finish(check, run_verify, kept="what was found by then has been dealt with")
+    _configure_removal(verbs)
+    for verb, what in (("pin", "never collect these images"), ("unpin", "let these images be collected again")):
+        pin = verbs.add_parser(verb, help=what)
+        _add_names(pin, "+")
+        pin.set_defaults(run=run_pin, pin=verb == "pin")
+
+
+def _configure_removal(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    gc = verbs.add_parser(
+        "gc",
+        help="remove what nobody needs; by age or size, images too",
+        description="Remove what dead processes left, layers that no image has, and with --budget or --unused-for "
+        "images, the least recently used first. What is in use, pinned or kept stays.",
+    )
+    gc.add_argument("--budget", metavar="SIZE", help="what all layers may take together, such as 20G")
+    gc.add_argument("--unused-for", metavar="TIME", help="remove images not used for so long, such as 30d or 12h")
+    gc.add_argument("--keep", metavar="IMAGE", action="append", default=[], help="an image, or a glob, that stays")
+    gc.add_argument("--keep-tasks", metavar="TASKS", action="append", default=[], help="images of these tasks stay")
+    gc.add_argument(
+        "--grace", metavar="TIME", default=f"{GRACE:.0f}s", help="leave what was used within this time (default: 1h)"
+    )
+    gc.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would go")
+    _finish(gc, run_gc, kept="what was not yet removed")
+    rm = verbs.add_parser(
+        "rm",
+        help="remove images, and the layers that only they have",
+        description="Remove images, and the layers that only they have. Layers in use stay until `image gc`.",
+    )
+    _add_names(rm, "*")
+    rm.add_argument("--status", choices=["failed"], help="failed: what failed builds left: records, logs, layers")
+    rm.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would go")
+    _finish(rm, run_rm, kept="what was not yet removed")
+
+
+def _add_names(parser: argparse.ArgumentParser, count: str) -> None:
+    parser.add_argument("images", metavar="IMAGE", nargs=count, help="an image's name, or a glob of names")
+
+
+def _finish(parser: argparse.ArgumentParser, run: object, *, kept: str = "nothing was changed") -> None:
+    add_json_option(parser)
+    parser.set_defaults(run=run, kept=kept)
+
+
+def chosen(store: Store, patterns: Iterable[str]) -> list[str]:
+    """Return the names of images that patterns choose, in the order of the patterns.
+
+    Raises:
+        NotFound: one chooses none.
+    """
+    known, found = store.image_names(), []
+    for pattern in patterns:
+        names = [name for name in known if fnmatchcase(name, pattern)]
+        if not names:
+            raise NotFound(
+                f"image {pattern!r} is not in the store {store.root}",
+                hint="`minisandbox image ls` lists those that are",
+            )
+        found += names
+    return list(dict.fromkeys(found))
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Return the seconds of a text such as ``30d``, ``12h``, ``90s``, ``0s``.
+
+    Raises:
+        InvalidValue: it is none.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise InvalidValue(f"{option} {text!r} is not a time", hint="write for instance 30d, 12h, 90m or 0s")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    """List the store's images."""
+    rows = [row for row in image_rows(Store.open()) if args.status in (None, row.status.value)]
+    if args.json:
+        print_json([_row_json(row) for row in rows])
+        return exits.OK
+    columns = ("image", "status", "layers", "unique", "shared", "made", "used", "uses", "python")
+    numbers = ("layers", "unique", "shared", "uses")
+    print_table(
+        [Column(title, number=title in numbers, whole=title != "python") for title in columns],
+        [_row_cells(row) for row in rows],
+    )
+    for row in rows:
+        if row.detail:
+            print(clean(f"{row.name}: {row.detail}"))
+    count = sum(row.status is Status.READY for row in rows)
+    print(f"\n{count} images ready; `unique` is what a removal frees; `minisandbox image du` adds up the store")
+    return exits.OK
+
+
+def _row_cells(row: ImageRow) -> list[str]:
+    now = time.time()
+    marks = [row.status.value, *(["in use"] if row.in_use else []), *(["pinned"] if row.pinned else [])]
+    age, used = human_age(now - row.created), human_age(now - row.used)
+    if row.record is None:
+        return [row.name, ", ".join(marks), "", "", "", age if row.created else "", "", "", ""]
+    sizes = [human_size(row.unique), human_size(row.shared)]
+    python = str(row.record.notes.get("python", ""))
+    return [row.name, ", ".join(marks), str(len(stack_of(row.record))), *sizes, age, used, str(row.uses), python]
+
+
+def _row_json(row: ImageRow) -> dict[str, object]:
+    record = row.record
+    facts: dict[str, object] = {"name": row.name, "status": row.status, "detail": row.detail, "created": row.created}
+    if record is not None:
+        facts |= {
+            "key": record.key,
+            "commit": record.base_commit,
+            "workdir": record.workdir,
+            "notes": record.notes,
+            "layers": stack_of(record),
+            "shared_bytes": row.shared,
+            "unique_bytes": row.unique,
+            "used": row.used,
+            "uses": row.uses,
+            "in_use": row.in_use,
+            "pinned": row.pinned,
+        }
+    return facts
+
+
+def run_du(args: argparse.Namespace) -> int:
+    """Add up the store."""
+    store = Store.open()
+    found, apparent = parts(store), apparent_bytes(store)
+    total = sum(part.bytes for part in found)
+    if args.json:
+        print_json({"store": store.root, "bytes": total, "image_bytes_unshared": apparent, "parts": found})
+        return exits.OK
+    print(f"{store.root}\n")
+    numbers = ("size", "things")
+    columns = [Column(title, number=title in numbers) for title in ("part", *numbers, "what", "removed by")]
+    rows = [(part.name, human_size(part.bytes), str(part.count), part.purpose, part.removal) for part in found]
+    print_table(columns, rows)
+    print(f"\n{human_size(total)} together; unshared, image by image, the layers would be {human_size(apparent)}")
+    return exits.OK
+
+
+def run_tree(args: argparse.Namespace) -> int:
+    """Show layers below one another, and the images on top of them."""
+    store = Store.open()
+    sizes = StoreSizes(store, store.images())
+    names = chosen(store, args.images) if args.images else list(sizes.images)
+    stacks = [stack_of(sizes.images[name]) for name in names]
+    if args.json:
+        keys = dict.fromkeys(key for stack in stacks for key in stack)
+        layers = {
+            key: {
+                "kind": str(sizes.layers[key].record.step.get("kind", "?")),
+                "parent": sizes.layers[key].record.parent,
+                "bytes": sizes.layers[key].total,
+                "images": sizes.uses[key],
+                "imported": sizes.layers[key].record.imported,
+            }
+            for key in keys
+            if key in sizes.layers
+        }
+        print_json({"images": dict(zip(names, stacks, strict=True)), "layers": layers})
+        return exits.OK
+    _print_branch(sizes, names, stacks, 0)
+    return exits.OK
+
+
+def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tuple[str, ...]], depth: int) -> None:
+    """Print what lies on common layers, each layer once."""
+    indent = "  " * depth
+    groups: dict[str, list[int]] = {}
+    for number, stack in enumerate(stacks):
+        if len(stack) == depth:
+            print(clean(f"{indent}* {names[number]}"))
+        else:
+            groups.setdefault(stack[depth], []).append(number)
+    for key, members in groups.items():
+        layer = sizes.layers.get(key)
+        what = "missing" if layer is None else f"{layer.record.step.get('kind', '?')}, {human_size(layer.total)}"
+        count = sizes.uses[key]
+        print(clean(f"{indent}{key[:12]} {what}" + (f", of {count} images" if count > 1 else "")))
+        _print_branch(sizes, [names[i] for i in members], [stacks[i] for i in members], depth + 1)
+
+
+# --- verifying -------------------------------------------------------------------------------------------------------
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Look for damage."""
+    store = Store.open()
+    keys = None
+    if args.images:
+        images = [store.image(name) for name in chosen(store, args.images)]
+        keys = [
+            key for key in dict.fromkeys(key for image in images for key in stack_of(image)) if store.has_layer(key)
+        ]
+    with Progress() as progress:
+
+        def tell(event: VerifyEvent) -> None:
+            progress.status(f"{event.done} of {event.total} layers")
+
+        report = verify(store, full=args.full, keys=keys, progress=tell)
+    if args.json:
+        print_json(report)
+    else:
+        _print_report(report, store)
+    return exits.NEGATIVE if report.damaged or report.images else exits.OK
+
+
+def _print_report(report: Report, store: Store) -> None:
+    read = f", {human_size(report.bytes)} read" if report.bytes else ""
+    print(f"{report.checked} layers, {report.files} files{read}: {len(report.damaged)} layers damaged")
+    for damage in report.damaged:
+        place = f"; now in {damage.quarantined}" if damage.quarantined else "; left where it is: the store is read-only"
+        print(clean(f"\nlayer {damage.key[:16]} ({damage.kind}): {damage.count} problems{place}"))
+        for problem in damage.problems:
+            print(clean(f"  {problem}"))
+    if report.unlisted:
+        print(f"{len(report.unlisted)} layers of an earlier MiniSandbox have no list of files: not verified")
+    if report.unreadable:
+        print(f"{report.unreadable} files may not be read by this user: their content is not verified")
+    if report.images:
+        print(clean(f"\nbroken images: {', '.join(report.images)}\nbuild them again: minisandbox image build TASKS"))
+    elif not report.damaged:
+        print(f"{store.root} is as it was published")
+
+
+# --- removing --------------------------------------------------------------------------------------------------------
+
+
+def run_gc(args: argparse.Namespace) -> int:
+    """Remove what nobody needs."""
+    store = Store.open()
+    keep = set(chosen(store, args.keep))
+    for tasks in args.keep_tasks:
+        keep |= {task.instance_id for task in TaskSet.load(tasks)}
+    with Progress() as progress:
+        done = collect(
+            store,
+            budget=None if args.budget is None else parse_size(args.budget),
+            unused_for=None if args.unused_for is None else parse_duration(args.unused_for, "--unused-for"),
+            keep=keep,
+            grace=parse_duration(args.grace, "--grace"),
+            dry_run=args.dry_run,
+            progress=progress.status,
+        )
+    _print_collected(done, args, budget=None if args.budget is None else parse_size(args.budget))
+    return exits.OK
+
+
+def run_rm(args: argparse.Namespace) -> int:
+    """Remove images by name, or what failed builds left."""
+    if bool(args.images) == bool(args.status):
+        raise InvalidValue("image rm: name images, or give --status failed", hint="`minisandbox image ls` lists them")
+    store = Store.open()
+    if args.status:
+        done = remove_failures(store, dry_run=args.dry_run)
+    else:
+        with Progress() as progress:
+            names = chosen(store, args.images)
+            done = remove_images(store, names, dry_run=args.dry_run, progress=progress.status)
+    _print_collected(done, args)
+    return exits.OK
+
+
+def _print_collected(done: Collected, args: argparse.Namespace, *, budget: int | None = None) -> None:
+    if args.json:
+        print_json(done)
+        return
+    for name in done.images:
+        print(clean(f"image {name}"))
+    for line in done.leftovers:
+        print(clean(line))
+    would = "would be " if args.dry_run else ""
+    print(
+        f"{len(done.images)} images, {len(done.layers)} layers and {len(done.leftovers)} leftovers {would}removed, "
+        f"{human_size(done.freed)} {would}freed; layers take {human_size(done.size)}"
+    )
+    if done.spared:
+        print(f"{len(done.spared)} layers that no image has stay: in use, or used a moment ago (--grace)")
+    if budget is not None and done.size > budget:
+        print(f"more than --budget {human_size(budget)}: the rest is in use, pinned, kept, or was used within --grace")
+
+
+def run_pin(args: argparse.Namespace) -> int:
+    """Keep images from being collected, or no longer."""
+    store = Store.open()
+    for name in chosen(store, args.images):
+        (store.pin if args.pin else store.unpin)(name)
+    return exits.OK

@@ -1,0 +1,96 @@
+"""``minisandbox image export|import``: images on their way to another machine, user or store."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from minisandbox.cli import exits
+from minisandbox.cli.image_store import chosen
+from minisandbox.cli.output import Progress, add_json_option, human_size, print_json, say
+from minisandbox.errors import InvalidValue
+from minisandbox.images.travel import STANDARD, export_file, import_directory, import_file
+from minisandbox.store import Store
+from minisandbox.store.importing import Imported
+
+
+def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the verbs."""
+    out = verbs.add_parser(
+        "export",
+        help="write images to one file",
+        description="Write images to one compressed file, every content once. `-` is standard output.",
+    )
+    out.add_argument("images", metavar="IMAGE", nargs="+", help="an image's name, or a glob of names")
+    out.add_argument("file", metavar="FILE", type=Path, help="the file; `-` for standard output")
+    add_json_option(out)
+    out.set_defaults(run=run_export, kept="no file was written")
+    take = verbs.add_parser(
+        "import",
+        help="take images over from a file or another store",
+        description="Take images over from a file of `image export`, or from another store's directory, which is only "
+        "read. Every content is checked against its hash; what is there already is not read. Import only from those "
+        "whose programs you would run.",
+    )
+    take.add_argument("source", metavar="FILE|STORE", type=Path, help="a file (`-`: standard input), or a directory")
+    take.add_argument("images", metavar="IMAGE", nargs="*", help="from a store: which images (default: all)")
+    take.add_argument("--replace", action="store_true", help="replace other images of the same names")
+    add_json_option(take)
+    take.set_defaults(run=run_import, kept="layers that were finished are kept; no image is half there")
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write images to a file."""
+    if args.file == STANDARD and (args.json or sys.stdout.isatty()):
+        raise InvalidValue("image export -: standard output is not free for it", hint="redirect it, without --json")
+    store = Store.open()
+    with Progress() as progress:
+        done = export_file(store, chosen(store, args.images), args.file, progress=_teller(progress, "written"))
+    if args.json:
+        print_json(done)
+        return exits.OK
+    size = "" if args.file == STANDARD else f" in {human_size(os.stat(args.file).st_size)}"
+    say(
+        f"{len(done.images)} images, {done.layers} layers: {human_size(done.total)} of files, "
+        f"{human_size(done.bytes)} of different contents{size}"
+    )
+    return exits.OK
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Take images over."""
+    store = Store.open()
+    with Progress() as progress:
+        tell = _teller(progress, "read")
+        if args.source.is_dir():
+            done = import_directory(store, args.source, args.images or None, replace=args.replace, progress=tell)
+        elif args.images:
+            raise InvalidValue("image import FILE takes no names of images", hint="it takes over all that are in it")
+        else:
+            done = import_file(store, args.source, replace=args.replace, progress=tell)
+    if args.json:
+        print_json(done)
+    else:
+        _print_imported(done)
+    return exits.OK
+
+
+def _print_imported(done: Imported) -> None:
+    print(
+        f"{len(done.images)} images: {len(done.layers)} layers taken over, {done.present} were there; "
+        f"{human_size(done.bytes)} read"
+    )
+    if done.owners:
+        print(f"{done.owners} files of other users are yours now: an ordinary user can have no others")
+    if done.privileges:
+        print(f"{done.privileges} files lost setuid or setgid, which have no effect in a sandbox")
+
+
+def _teller(progress: Progress, what: str) -> Callable[[int, int], None]:
+    def tell(done: int, total: int) -> None:
+        progress.status(f"{human_size(done)} of {human_size(total)} {what}")
+
+    return tell

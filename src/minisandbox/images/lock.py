@@ -1,0 +1,216 @@
+"""Locks: what exactly an image was made of, in a file that makes it again."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.store import LayerRecord
+
+FORMAT = 1
+PACKAGES = "packages"
+"""The fact of a layer's record that holds what its step fetched."""
+INSTALLED = "lock"
+"""The fact of a layer's record that holds what was installed when its step ended."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;#]+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Package:
+    """One file that a step fetched from the package index.
+
+    Attributes:
+        name: the project's normalised name.
+        version: its version, as the file's name has it.
+        file: the file's name: a wheel, or a source archive.
+        sha256: its hash.
+    """
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What an image was made of.
+
+    Attributes:
+        image: its name.
+        base: the key of its base layer: the fingerprint of what it takes from the host's ``/etc``.
+        python: facts of its interpreter: ``version``, ``build``, ``abi``, ``kind``; empty without one.
+        system: system packages with their versions.
+        installed: distributions with their versions, as they are in the image.
+        steps: by step, the files that it fetched: what was installed, and what things were built with.
+    """
+
+    image: str
+    base: str
+    python: Mapping[str, str]
+    system: Mapping[str, str]
+    installed: Mapping[str, str]
+    steps: Mapping[str, tuple[Package, ...]]
+
+    def to_toml(self) -> str:
+        """Return the lock as the text of a lock file."""
+        lines = [f"format = {FORMAT}", f"image = {_quoted(self.image)}", f"base = {_quoted(self.base)}"]
+        for title in ("python", "system", "installed"):
+            values: Mapping[str, str] = getattr(self, title)
+            lines += ["", f"[{title}]", *(f"{_quoted(name)} = {_quoted(values[name])}" for name in sorted(values))]
+        for step, packages in self.steps.items():
+            for package in sorted(packages):
+                lines += ["", "[[package]]", f"step = {_quoted(step)}"]
+                lines += [
+                    f"{name} = {_quoted(getattr(package, name))}" for name in ("name", "version", "file", "sha256")
+                ]
+        return "\n".join(lines) + "\n"
+
+
+def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
+    """Put together the lock of an image from what its layers' steps noted.
+
+    Args:
+        image: its name.
+        records: its layers, bottom first.
+    """
+    python: dict[str, str] = {}
+    system: dict[str, str] = {}
+    installed: dict[str, str] = {}
+    steps: dict[str, tuple[Package, ...]] = {}
+    base = ""
+    for record in records:
+        kind = str(record.step.get("kind", ""))
+        base = base or record.key
+        if kind.startswith("python_"):
+            python = {name: str(record.step[name]) for name in ("version", "build", "abi")} | {"kind": kind[7:]}
+        if kind == "system":
+            system = dict(_pairs(record.facts.get("versions", ""), "="))
+        if INSTALLED in record.facts:
+            installed = read_freeze(record.facts[INSTALLED])
+        if packages := record.facts.get(PACKAGES):
+            steps[step_name(kind)] = tuple(Package(*row) for row in json.loads(packages))
+    return Lock(image, base, python, system, installed, steps)
+
+
+def step_name(kind: str) -> str:
+    """The name of the step that makes a layer of a kind."""
+    return "python" if kind.startswith("python_") else kind
+
+
+def packages_fact(packages: Iterable[Package]) -> str:
+    """Return what a layer's record holds of the files that its step fetched."""
+    return json.dumps([[one.name, one.version, one.file, one.sha256] for one in sorted(packages)])
+
+
+def read_freeze(text: str) -> dict[str, str]:
+    """Return the distributions of a ``pip freeze`` listing with their versions; editable ones are left out."""
+    return {canonicalize_name(match[1]): match[2] for match in map(_PIN.match, text.splitlines()) if match}
+
+
+def read_lock(path: Path) -> Lock:
+    """Read a lock file.
+
+    Raises:
+        NotFound: there is none.
+        InvalidValue: it is not a lock file, or a later version's.
+    """
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise NotFound(f"there is no lock {path}", hint="`minisandbox image lock show IMAGE` prints one") from None
+    except (OSError, ValueError) as error:
+        raise InvalidValue(f"{path} is not a lock file", reason=str(error)) from error
+    if table.get("format") != FORMAT:
+        raise InvalidValue(
+            f"{path} has format {table.get('format')!r}", hint="use the MiniSandbox that wrote it, or a later one"
+        )
+    try:
+        return _read(table)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidValue(f"{path} is not a lock file", reason=f"{type(error).__name__}: {error}") from error
+
+
+def _read(table: Mapping[str, object]) -> Lock:
+    steps: dict[str, list[Package]] = {}
+    rows = table.get("package", [])
+    for row in rows if isinstance(rows, list) else [rows]:
+        package = Package(*(_text(row, name) for name in ("name", "version", "file", "sha256")))
+        if _SHA256.fullmatch(package.sha256) is None or "/" in package.file:
+            raise TypeError(f"{package.file!r} with the hash {package.sha256!r}")
+        steps.setdefault(_text(row, "step"), []).append(package)
+    python, system, installed = (_texts(table[part]) for part in _PARTS)
+    done = {step: tuple(packages) for step, packages in steps.items()}
+    return Lock(_text(table, "image"), _text(table, "base"), python, system, installed, done)
+
+
+_PARTS = ("python", "system", "installed")
+
+
+def _texts(table: object) -> dict[str, str]:
+    if not isinstance(table, dict):
+        raise TypeError(f"{table!r} is not a table")
+    return {str(name): _text(table, name) for name in table}
+
+
+def _text(table: object, name: str) -> str:
+    value = table[name] if isinstance(table, dict) else None
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is not a string")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that differs between two locks.
+
+    Attributes:
+        part: ``base``, ``python``, ``system``, ``installed`` or ``package``.
+        name: what it is called.
+        old: its value in the first, or "" where it is not in it.
+        new: the same of the second.
+    """
+
+    part: str
+    name: str
+    old: str
+    new: str
+
+
+def compare_locks(old: Lock, new: Lock) -> list[Difference]:
+    """Return what differs; the images' names do not count."""
+    found = [] if old.base == new.base else [Difference("base", "fingerprint", old.base[:16], new.base[:16])]
+    for part in _PARTS:
+        found += _differences(part, getattr(old, part), getattr(new, part))
+    return found + _differences("package", _files(old), _files(new))
+
+
+def _differences(part: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
+    names = sorted({*old, *new})
+    return [
+        Difference(part, name, old.get(name, ""), new.get(name, "")) for name in names if old.get(name) != new.get(name)
+    ]
+
+
+def _files(lock: Lock) -> dict[str, str]:
+    return {f"{step}: {one.file}": one.sha256[:16] for step, packages in lock.steps.items() for one in packages}
+
+
+def _pairs(text: str, separator: str) -> Iterable[tuple[str, str]]:
+    for line in text.splitlines():
+        name, found, value = line.partition(separator)
+        if found:
+            yield name, value
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)  # a JSON string is a basic string of TOML

@@ -1,0 +1,178 @@
+"""Git repositories: one local mirror of each, which a commit is fetched into once; a commit's tree is taken from it.
+
+A mirror holds the commits that were asked for, and what they share once: fetching the next commit of a repository
+brings only what is new. None of its history gets into an image: the tree alone is handed on, as a pack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from minisandbox.errors import DiskFull, SourceError
+from minisandbox.images.hostgit import run_git
+from minisandbox.images.index import without_credentials
+from minisandbox.images.recipe import GitSource
+from minisandbox.store import Store
+from minisandbox.store.faults import disk_full
+
+FETCH_TIMEOUT = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrors:
+    """The mirrors of a store, and others that are looked in before the network is.
+
+    Attributes:
+        store: its directory ``repositories`` has the mirrors.
+        given: a directory with repositories made elsewhere: ``OWNER/NAME``, ``OWNER__NAME`` or ``NAME``, bare or not,
+            with ``.git`` at the end or without; None for none. They are only read.
+    """
+
+    store: Store
+    given: Path | None = None
+
+    def take(self, source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOUT) -> tuple[Path, str]:
+        """Write the pack of a commit's tree, fetching the commit first if no mirror has it.
+
+        Args:
+            source: the repository and the commit.
+            work: an existing directory for the pack; it is the caller's to remove.
+            timeout: seconds for each attempt to fetch.
+
+        Returns:
+            The pack's file and the object name of the commit's tree.
+
+        Raises:
+            SourceError: the repository cannot be reached or has no such commit.
+            ProgramNotFound: there is no git.
+            DiskFull: there is no space.
+        """
+        repository = self._repository(source, timeout)
+        # a shallow commit's parents are not there, and nobody asks for them: its tree is whole
+        tree = _git(["-C", str(repository), "rev-parse", "--verify", f"{source.commit}^{{tree}}"], source).strip()
+        pack = work / "tree.pack"
+        with pack.open("xb") as target:
+            command = ["-C", str(repository), "pack-objects", "--quiet", "--revs", "--stdout", "--threads=1"]
+            _run(command, source, stdin=tree, stdout=target.fileno(), timeout=timeout)
+        return pack, tree
+
+    def _repository(self, source: GitSource, timeout: float) -> Path:
+        given = [path for path in self._given(source) if path.is_dir()]
+        for path in given:
+            if _has(path, source):
+                return path
+        mirror = self.store.root / "repositories" / mirror_name(source.url)
+        if _has(mirror, source):
+            return mirror
+        with self.store.lock(f"repository-{mirror.name}"):
+            if not _has(mirror, source):
+                _fetch(source, mirror, timeout, given)
+        return mirror
+
+    def _given(self, source: GitSource) -> Iterator[Path]:
+        """Where a repository may lie in the directory of those made elsewhere."""
+        if self.given is None:
+            return
+        parts = [part for part in re.split("[/:]", urlsplit(source.url).path.removesuffix(".git")) if part]
+        name = parts[-1] if parts else ""
+        spelled = ["/".join(parts[-2:]), "__".join(parts[-2:]), name]
+        # the mirrors of the benchmarks are called OWNER__NAME themselves
+        yield from (self.given / f"{each}{end}" for each in dict.fromkeys(spelled) if each for end in ("", ".git"))
+
+
+def mirror_name(url: str) -> str:
+    """Return what the mirror of a repository is called: readable, and its own for every URL."""
+    plain = without_credentials(url).removesuffix("/").removesuffix(".git")
+    label = re.sub(r"[^A-Za-z0-9.-]+", "_", plain.rpartition("://")[2]).strip("._-")[-60:]
+    return f"{label or 'repository'}-{hashlib.sha256(plain.encode()).hexdigest()[:12]}.git"
+
+
+def _has(repository: Path, source: GitSource) -> bool:
+    """Whether a repository has a commit with everything in it, without asking anybody else for it."""
+    if not repository.is_dir():
+        return False
+    probe = ["-C", str(repository), "cat-file", "-e", f"{source.commit}^{{tree}}"]
+    return _run(probe, source, timeout=FETCH_TIMEOUT, check=False).returncode == 0
+
+
+def _fetch(source: GitSource, mirror: Path, timeout: float, given: list[Path]) -> None:
+    try:
+        if not (mirror / "HEAD").is_file():
+            mirror.parent.mkdir(mode=0o700, exist_ok=True)
+            _git(["init", "--quiet", "--bare", "--template=", str(mirror)], source)
+        if not _fetch_one(source, mirror, timeout):
+            _fetch_all(source, mirror, timeout)
+    except SourceError as error:
+        if given:
+            looked = ", ".join(map(str, given))
+            error.reason = "\n".join(filter(None, (f"{looked} has no commit {source.commit}", error.reason)))
+        raise
+
+
+def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
+    """Fetch the commit and nothing else; False where the server gives out only what a branch or tag names."""
+    kept = f"{source.commit}:refs/kept/{source.commit}"  # what no name leads to may be cleared away
+    command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--depth=1", "--", _place(source), kept]
+    return _run(command, source, timeout=timeout, check=False).returncode == 0
+
+
+def _fetch_all(source: GitSource, mirror: Path, timeout: float) -> None:
+    command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--", _place(source), "+refs/*:refs/fetched/*"]
+    _run(command, source, timeout=timeout)
+    if not _has(mirror, source):
+        raise SourceError(
+            f"{_shown(source)} has no commit {source.commit}", hint="check the commit, or name a repository that has it"
+        )
+
+
+def _git(arguments: list[str], source: GitSource) -> str:
+    return _run(arguments, source, timeout=FETCH_TIMEOUT).stdout.decode()
+
+
+def _run(
+    arguments: list[str],
+    source: GitSource,
+    *,
+    timeout: float,
+    stdin: str = "",
+    stdout: int = subprocess.PIPE,
+    check: bool = True,
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        done = run_git(arguments, timeout=timeout, stdin=stdin.encode(), stdout=stdout)
+    except subprocess.TimeoutExpired:
+        raise SourceError(
+            f"fetching {_shown(source)} took longer than {timeout:.0f} s",
+            reason="the server or the network is slow, or hangs",
+            hint="try again; a local clone needs no network (git: url: /path, or --repo-mirrors DIR)",
+        ) from None
+    if check and done.returncode != 0:
+        raise _failure(source, done.stderr.decode("utf-8", "replace"))
+    return done
+
+
+def _failure(source: GitSource, said: str) -> SourceError | DiskFull:
+    what = f"fetch {source.commit[:12]} from {_shown(source)}"
+    if "No space left on device" in said or "Disk quota exceeded" in said:
+        return disk_full(what)
+    lines = [line for line in said.replace(source.url, _shown(source)).splitlines() if line.strip()]
+    hint = "check the address and your access to it; on a machine without network give --repo-mirrors DIR"
+    if "dubious ownership" in said:
+        hint = "the repository belongs to another user: `git config --global --add safe.directory PATH` trusts it"
+    return SourceError(f"cannot {what}", reason=" / ".join(lines[-4:]), hint=hint)
+
+
+def _place(source: GitSource) -> str:
+    """What git is given: a local path is made absolute, since git runs elsewhere."""
+    path = Path(source.url).expanduser()
+    return str(path.absolute()) if path.exists() else source.url
+
+
+def _shown(source: GitSource) -> str:
+    return without_credentials(source.url)

@@ -1,0 +1,118 @@
+"""Pins from elsewhere: what ``pip freeze``, a requirements file or a conda export lists, as a recipe's requirements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from minisandbox.errors import InvalidValue
+
+_COMMENT = re.compile(r"(?:^|\s)#.*$")
+_HASH = re.compile(r"\s+--hash[= ]\S+")
+# conda's name=version=build where the build is for a Python: those are distributions too, most by the same name
+_CONDA = re.compile(r"([A-Za-z0-9._-]+)=([^=\s]+)=(py\S*)")
+_CONDA_PYTHON = re.compile(r"python=(\d+\.\d+(?:\.\d+)?)(?:=\S+)?")
+_ADDRESS = re.compile(r"@ ?\w+(?:\+\w+)?://|^(?:git\+|https?:|file:|\.{0,2}/)")
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What a listing says.
+
+    Attributes:
+        requirements: what can be installed from an index, as it stands there.
+        skipped: lines that cannot, each with the reason.
+        python: the interpreter that a conda export names, or "".
+    """
+
+    requirements: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...] = ()
+    python: str = ""
+
+
+def read_pins(path: Path) -> Pins:
+    """Read a listing: ``pip freeze``, a requirements file, or ``conda env export`` (``.yml``).
+
+    Args:
+        path: the file; other files that it names (``-r``) are read too.
+
+    Raises:
+        InvalidValue: it cannot be read, or a line of it says what a recipe has no place for.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"cannot read the pins in {path}", reason=str(error), hint="give a text file") from error
+    if path.suffix in (".yml", ".yaml"):
+        return _read_conda(text)
+    found: list[str] = []
+    skipped: list[tuple[str, str]] = []
+    for line in _lines(text):
+        if nested := re.fullmatch(r"(?:-r|--requirement)[ =]\s*(\S+)", line):
+            inner = read_pins(path.parent / nested[1])
+            found += inner.requirements
+            skipped += inner.skipped
+        elif reason := _unusable(line):
+            skipped.append((line, reason))
+        else:
+            found.append(_checked(line, path))
+    return Pins(tuple(dict.fromkeys(found)), tuple(skipped))
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines without comments and hashes, those that were continued joined."""
+    for line in text.replace("\\\n", " ").splitlines():
+        plain = _HASH.sub("", _COMMENT.sub("", line)).strip()
+        if plain:
+            yield plain
+
+
+def _unusable(line: str) -> str:
+    """Why a line cannot be a requirement of an image, or ""."""
+    if line.startswith(("-e ", "--editable")):
+        return "an editable installation: the source and the install commands of the recipe make it"
+    if line.startswith("-"):
+        return "an option: the package index of this machine is used"
+    return ""
+
+
+def _checked(line: str, path: Path) -> str:
+    if _ADDRESS.search(line):
+        raise InvalidValue(
+            f"{path}: {line!r} names an address, not a version",
+            reason="an image is made from what the package index has",
+            hint="`pip list --format=freeze` lists versions alone",
+        )
+    try:
+        Requirement(line)
+    except InvalidRequirement as error:
+        raise InvalidValue(
+            f"{path}: {line!r} is not a requirement",
+            reason=str(error).splitlines()[0],
+            hint="write it like 'attrs==23.1.0'",
+        ) from error
+    return line
+
+
+def _read_conda(text: str) -> Pins:
+    """The little of YAML that ``conda env export`` writes: a list, and in it one list for pip."""
+    found: list[str] = []
+    skipped: list[tuple[str, str]] = []
+    python = ""
+    for line in text.splitlines():
+        entry = line.strip().removeprefix("- ").strip()
+        if not line.strip().startswith("- ") or entry == "pip:":
+            continue
+        if match := _CONDA_PYTHON.fullmatch(entry):
+            python = match[1]
+        elif match := _CONDA.fullmatch(entry):
+            found.append(f"{match[1]}=={match[2]}")
+        elif "==" in entry:
+            found.append(entry)
+        elif "=" in entry:
+            skipped.append((entry, "a conda package that is no Python distribution"))
+    return Pins(tuple(dict.fromkeys(found)), tuple(skipped), python)

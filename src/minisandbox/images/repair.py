@@ -1,0 +1,110 @@
+"""Repair by hand: the last good step of a failed build, opened; what is done there, kept as a step of its own.
+
+What was kept is named in the store for the image and the place in its chain. A build of that image puts it there, and
+makes the steps above over it, as long as nothing below it changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from minisandbox.errors import NotFound
+from minisandbox.images.access import index_access
+from minisandbox.images.failures import Failures
+from minisandbox.images.kept import Kept, forget_kept, read_kept, write_kept
+from minisandbox.images.lock import PACKAGES, packages_fact
+from minisandbox.images.packages import PackageIndex, Served
+from minisandbox.images.places import BUILD, RANKS
+from minisandbox.images.runner import add_usr, build_limits, mount_points
+from minisandbox.images.scripts import script
+from minisandbox.images.uvtool import find_uv
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import FailureRecord, LayerRecord, Made, Store, step_key
+from minisandbox.types import ImageSpec
+
+_SETTLING = 600.0
+
+
+@dataclass(slots=True)
+class Repair:
+    """A failed build, open for work.
+
+    Attributes:
+        store: where its layers are.
+        failure: what failed.
+        box: the sandbox over the layers below the step that failed.
+        environment: variables that commands get: the package index.
+    """
+
+    store: Store
+    failure: FailureRecord
+    box: Sandbox
+    environment: Mapping[str, str]
+    _upper: Path = field(repr=False)
+    _served: Served = field(repr=False)
+
+    def keep(self) -> LayerRecord:
+        """End the sandbox and make what was written in it a layer; the next build of the image has it.
+
+        Raises:
+            CommandFailed: what every step does at its end failed.
+            StoreError: it cannot be published.
+        """
+        image, parent = self.failure.image, self.failure.layers[-1]
+        self.box.files.write_bytes(BUILD / "settle.sh", script("install_settle").encode())
+        rank = {"RANK": str(RANKS.index("by_hand"))}
+        self.box.exec(["bash", str(BUILD / "settle.sh")], cwd="/", env=rank, timeout=_SETTLING).check()
+        self.box.stop()
+        add_usr(self._upper)
+        facts = {PACKAGES: packages_fact(self._served.packages.values())} if self._served.packages else {}
+        step = {"kind": "by_hand", "image": image, "made": f"{time.time():.6f}"}
+        key = step_key(parent, step)
+        record, _ = self.store.ensure_layer(
+            key, parent=parent, step=step, make=lambda _: Made(self._upper / "tree", facts)
+        )
+        write_kept(self.store, Kept(image, {**read_kept(self.store, image).layers, parent: key}))
+        Failures(self.store).remove(image)
+        return record
+
+
+@contextmanager
+def open_failed(store: Store, image: str) -> Iterator[Repair]:
+    """Open the last good step of an image's failed build.
+
+    Raises:
+        NotFound: no failed build of it is kept, or a layer of it is gone.
+        SandboxCreationError: there could be no sandbox.
+    """
+    failure = Failures(store).of_image(image)
+    trees = tuple(map(store.layer_tree, failure.layers))
+    spec = ImageSpec(f"{image}: by hand", trees, failure.environment, PurePosixPath("/testbed"))
+    served = Served()
+    with ExitStack() as opened:
+        opened.enter_context(store.hold(*failure.layers))
+        staging = opened.enter_context(store.staging("by-hand"))
+        upper = staging / "upper"
+        upper.mkdir(mode=0o755)
+        index = opened.enter_context(PackageIndex(store))
+        access = index_access(opened.enter_context(index.serve(served)))
+        mounts = mount_points([(find_uv(), "uv")])
+        box = opened.enter_context(
+            Sandbox.create(spec, limits=build_limits(None), network=access.network, mounts=mounts, upper=upper)
+        )
+        box.exec(["mkdir", "-p", str(BUILD)], cwd="/").check()
+        yield Repair(store, failure, box, access.environment, upper, served)
+
+
+def forget(store: Store, image: str) -> None:
+    """Build an image without what was kept for it by hand from now on.
+
+    Raises:
+        NotFound: nothing was kept for it.
+    """
+    if not forget_kept(store, image):
+        raise NotFound(
+            f"nothing was kept by hand for image {image!r}", hint="`minisandbox image shell --keep` keeps it"
+        )

@@ -1,0 +1,296 @@
+"""Many images at once: each step once, those that do not wait for one another side by side, within a budget."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minisandbox.errors import InvalidValue, MiniSandboxError
+from minisandbox.images.builder import Maker, record_image
+from minisandbox.images.estimate import Estimate
+from minisandbox.images.failures import Failures, known_failure
+from minisandbox.images.image import Image
+from minisandbox.images.plan import Plan, PlannedStep, Planner
+from minisandbox.images.progress import Progress
+from minisandbox.images.recipe import Recipe
+from minisandbox.images.session import CancelledError, Session
+from minisandbox.store import Store
+from minisandbox.types import GiB
+
+STEP_MEMORY = 4 * GiB
+"""Bytes that one step may hold where a budget is given."""
+
+_ENDING = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What building may take of this machine.
+
+    Attributes:
+        jobs: steps that run at once.
+        memory: bytes that all steps together may hold; None: no limit. Each gets :data:`STEP_MEMORY` of it, or all of
+            it where that is less, and so fewer may run at once than ``jobs`` says.
+    """
+
+    jobs: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.jobs < 1:
+            raise InvalidValue(f"{self.jobs} jobs", hint="give 1 or more")
+
+    @property
+    def step_memory(self) -> int | None:
+        """Bytes that one step may hold."""
+        return None if self.memory is None else min(STEP_MEMORY, self.memory)
+
+    @property
+    def workers(self) -> int:
+        """How many steps run at once."""
+        if self.memory is None:
+            return self.jobs
+        return max(1, min(self.jobs, self.memory // min(STEP_MEMORY, self.memory)))
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What came of building many images.
+
+    Attributes:
+        images: those that are there now, by name, in the order in which they were asked for.
+        failures: what kept the others from being built, by name.
+        seconds: by name, the seconds that layers made on this occasion took, each counted for the image that was first.
+    """
+
+    images: Mapping[str, Image]
+    failures: Mapping[str, MiniSandboxError]
+    seconds: Mapping[str, float]
+
+
+def build_all(
+    recipes: Mapping[str, Callable[[], Recipe]],
+    *,
+    store: Store,
+    budget: Budget | None = None,
+    progress: Progress | None = None,
+    on_estimate: Callable[[Estimate], None] | None = None,
+    retry_failed: bool = True,
+    mirrors: Path | None = None,
+) -> Built:
+    """Make the images of many recipes; what several have in common is made once.
+
+    One that fails costs the others nothing. An exception that interrupts the call, such as the KeyboardInterrupt of
+    Ctrl-C, ends the running steps; finished layers are kept, nothing half-made is published, and the same call goes on.
+
+    Args:
+        recipes: by the image's name, what returns its recipe.
+        store: where the layers go.
+        budget: what it may take of this machine; as many jobs as there are CPUs by default.
+        progress: told of each step as it starts and ends, by several threads.
+        on_estimate: told how much is left whenever a step has ended.
+        retry_failed: whether steps that failed before, in the same way as they would now, are tried again.
+        mirrors: a directory of git repositories that are looked in before the network is.
+
+    Returns:
+        The images and the failures.
+    """
+    planner = Planner(store, mirrors)
+    plans, failures = _plans(recipes, planner)
+    budget = budget or Budget()
+    with Session.begin(store, memory=budget.step_memory) as session:
+        work = _Work(Maker(session, planner, progress), plans, on_estimate, budget.workers, retry_failed)
+        try:
+            work.run(budget.workers)
+        except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
+            session.cancel()
+            work.wait(_ENDING)
+            raise
+    for name, error in work.failures.items():
+        failures[name] = error.about(name)
+    images = _recorded(plans, failures, store)
+    return Built(images, {name: failures[name] for name in recipes if name in failures}, work.seconds)
+
+
+def _plans(
+    recipes: Mapping[str, Callable[[], Recipe]], planner: Planner
+) -> tuple[dict[str, Plan], dict[str, MiniSandboxError]]:
+    plans: dict[str, Plan] = {}
+    failures: dict[str, MiniSandboxError] = {}
+    for name, recipe in recipes.items():
+        try:
+            plans[name] = planner.plan(name, recipe())
+        except MiniSandboxError as error:  # one bad recipe must not cost the others
+            failures[name] = error.about(name)
+    return plans, failures
+
+
+def _recorded(plans: Mapping[str, Plan], failures: dict[str, MiniSandboxError], store: Store) -> dict[str, Image]:
+    images: dict[str, Image] = {}
+    for name, plan in plans.items():
+        if name not in failures:
+            try:
+                images[name] = record_image(plan, store)
+            except MiniSandboxError as error:
+                failures[name] = error.about(name)
+    return images
+
+
+@dataclass(slots=True)
+class _Node:
+    """One layer that has to be made, for the first of the plans that want it.
+
+    Attributes:
+        plan: that plan.
+        planned: its step.
+        names: all images that need it.
+        waits: the keys of those that have to be made first.
+        next: the keys of those that wait for it.
+    """
+
+    plan: Plan
+    planned: PlannedStep
+    names: list[str]
+    waits: set[str]
+    next: list[str] = field(default_factory=list)
+
+
+class _Work:
+    """The graph of layers to be made, and the threads that make them."""
+
+    def __init__(
+        self,
+        maker: Maker,
+        plans: Mapping[str, Plan],
+        on_estimate: Callable[[Estimate], None] | None,
+        workers: int,
+        retry_failed: bool,
+    ) -> None:
+        self.failures: dict[str, MiniSandboxError] = {}
+        self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
+        self._maker = maker
+        self._store = maker.session.store
+        self._on_estimate = on_estimate
+        self._failed = Failures(self._store)
+        self._known = {} if retry_failed else self._failed.by_step()
+        self._news = threading.Condition()
+        self._fault: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+        self._nodes: dict[str, _Node] = {}
+        for plan in plans.values():
+            self._add(plan)
+        self._ready = [
+            (-len(node.names), number, key) for number, (key, node) in enumerate(self._nodes.items()) if not node.waits
+        ]
+        heapq.heapify(self._ready)
+        self._open = set(self._nodes)
+        if plans:  # before anything waits on it
+            base = next(iter(plans.values()))
+            self._maker.make_base(base)
+        self._estimate = Estimate.of(self._store, [node.planned for node in self._nodes.values()], workers)
+
+    def _add(self, plan: Plan) -> None:
+        for planned in plan.all_steps():
+            if planned.key in self._nodes:
+                self._nodes[planned.key].names.append(plan.name)
+            elif not self._store.has_layer(planned.key):
+                waits = {key for key in planned.below if key in self._nodes}
+                self._nodes[planned.key] = _Node(plan, planned, [plan.name], waits)
+                for key in waits:
+                    self._nodes[key].next.append(planned.key)
+
+    def run(self, workers: int) -> None:
+        """Make everything that can be made.
+
+        Raises:
+            BaseException: what a thread met that is no failure of a step, or what interrupted the wait.
+        """
+        self._tell()
+        for number in range(min(workers, len(self._nodes))):
+            thread = threading.Thread(target=self._serve, name=f"build-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        with self._news:
+            while self._open and self._fault is None:
+                self._news.wait(1.0)  # with a time-out, so that signals are handled
+        if self._fault is not None:
+            raise self._fault
+
+    def wait(self, timeout: float) -> None:
+        """Wait until the threads have ended what they were at."""
+        with self._news:
+            self._open.clear()
+            self._news.notify_all()
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def _serve(self) -> None:
+        while (key := self._take()) is not None:
+            try:
+                self._make(self._nodes[key])
+            except CancelledError:
+                return
+            except MiniSandboxError as error:
+                self._fail(key, error)
+            except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
+                with self._news:
+                    self._fault = error
+                    self._news.notify_all()
+                return
+            else:
+                self._succeed(key)
+            self._tell()
+
+    def _take(self) -> str | None:
+        with self._news:
+            while self._open and self._fault is None:
+                if self._ready:
+                    return heapq.heappop(self._ready)[2]
+                self._news.wait(1.0)
+            return None
+
+    def _make(self, node: _Node) -> None:
+        if (failure := self._known.get(node.planned.key)) is not None:
+            raise known_failure(failure, self._store)
+        record = self._maker.make(node.plan, node.planned)
+        self.seconds[node.plan.name] += record.seconds
+
+    def _succeed(self, key: str) -> None:
+        with self._news:
+            self._open.discard(key)
+            self._estimate.done(key)
+            for later in self._nodes[key].next:
+                node = self._nodes[later]
+                node.waits.discard(key)
+                if not node.waits and later in self._open:
+                    heapq.heappush(self._ready, (-len(node.names), len(self._open), later))
+            self._news.notify_all()
+
+    def _fail(self, key: str, error: MiniSandboxError) -> None:
+        node = self._nodes[key]
+        if key not in self._known:
+            for name in node.names:
+                self._failed.add(name, node.planned, error)
+        with self._news:
+            names = set(node.names)
+            for name in names:
+                self.failures.setdefault(name, error)
+            # what only failed images need is not made; the tests layer of a failed image has no use either
+            for other in [key, *self._open]:
+                if other in self._open and set(self._nodes[other].names) <= set(self.failures):
+                    self._open.discard(other)
+                    self._estimate.done(other)
+            self._ready = [item for item in self._ready if item[2] in self._open]
+            heapq.heapify(self._ready)
+            self._news.notify_all()
+
+    def _tell(self) -> None:
+        if self._on_estimate is not None:
+            with self._news:
+                estimate = self._estimate.copy()
+            self._on_estimate(estimate)

@@ -1,0 +1,193 @@
+"""Images in one compressed file: from one machine to another, or between the stores of two users."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from minisandbox.errors import StoreError
+from minisandbox.store import Store
+from minisandbox.store.durable import sync_directory
+from minisandbox.store.exporting import Exported, export_images
+from minisandbox.store.faults import store_faults
+from minisandbox.store.importing import Imported, import_store, import_stream
+
+LEVEL = 3
+"""Zstandard's own default: on two cores it keeps up with a disk."""
+_WINDOW = 1 << 27
+"""Bytes of memory that a foreign file may ask for to be unpacked (zstd(1): the limit without --long)."""
+_READ = 1 << 20
+_MAGIC = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
+STANDARD = Path("-")
+
+Progress = Callable[[int, int], None]
+
+
+def export_file(store: Store, names: Iterable[str], path: Path, *, progress: Progress | None = None) -> Exported:
+    """Write images to one file, every content once; the file appears when it is whole.
+
+    Args:
+        store: where they are; it may be read-only, and sandboxes may run from it.
+        names: the images.
+        path: the file; an earlier one is replaced. ``-`` is standard output.
+        progress: told of (bytes of contents written, bytes of contents in all).
+
+    Returns:
+        What was written.
+
+    Raises:
+        NotFound: there is no such image, or a layer of it is gone.
+        StoreError: a layer is damaged, or the file cannot be written.
+        DiskFull: there is no space for the file.
+    """
+    with store_faults(f"write {path}"), _written(path) as file, _compressor(file) as out:
+        return export_images(store, names, out, progress=progress)
+
+
+def import_file(store: Store, path: Path, *, replace: bool = False, progress: Progress | None = None) -> Imported:
+    """Take images over from a file that :func:`export_file` wrote; every content is checked against its hash.
+
+    Layers that are there already are not read. The file can do no harm to this host: names and modes are checked before
+    anything is written, below a directory of its own. What runs in the images is the word of whoever made them.
+
+    Args:
+        store: where to.
+        path: the file; ``-`` is standard input.
+        replace: whether an image may take the place of another of the same name.
+        progress: told of (bytes of contents read, bytes of contents needed).
+
+    Returns:
+        What was done.
+
+    Raises:
+        StoreError: the file cannot be read, is truncated, damaged or no export; nothing of it is visible.
+        InvalidValue: there is another image of the same name.
+        DiskFull: the disk is full; layers that were finished before are kept.
+    """
+    with store_faults(f"read {path}"), _opened(path) as file:
+        return import_stream(store, _Decompressed(file, str(path)), where=str(path), replace=replace, progress=progress)
+
+
+def import_directory(
+    store: Store,
+    directory: Path,
+    names: Iterable[str] | None = None,
+    *,
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> Imported:
+    """Take images over from another store's directory, which is only read.
+
+    Args:
+        store: where to.
+        directory: the other store; it may be another user's, or mounted read-only.
+        names: the images; all by default.
+        replace: whether an image may take the place of another of the same name.
+        progress: told of (bytes of contents read, bytes of contents needed).
+
+    Returns:
+        What was done.
+
+    Raises:
+        NotFound: there is no store, or it has no such image.
+        StoreError: the other store is damaged; nothing of it is visible.
+        InvalidValue: there is another image of the same name.
+        DiskFull: the disk is full; layers that were finished before are kept.
+    """
+    source = Store.open(directory, read_only=True)
+    return import_store(store, source, names, replace=replace, progress=progress)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    if path == STANDARD:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        with part.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:  # Ctrl-C included: nothing half-written stays
+        part.unlink(missing_ok=True)
+        raise
+    sync_directory(path.absolute().parent)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    if path == STANDARD:
+        yield sys.stdin.buffer
+        return
+    with path.open("rb") as file:
+        yield file
+
+
+@contextmanager
+def _compressor(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    import zstandard  # noqa: PLC0415 - only exports and imports pay for it
+
+    packer = zstandard.ZstdCompressor(level=LEVEL, threads=-1, write_checksum=True)
+    with packer.stream_writer(file, closefd=False) as out:
+        yield out
+
+
+class _Decompressed:
+    """What a compressed file holds.
+
+    Args:
+        file: the file.
+        where: what errors call it.
+
+    Raises:
+        StoreError: it is not compressed as an export is.
+    """
+
+    def __init__(self, file: IO[bytes], where: str) -> None:
+        import zstandard  # noqa: PLC0415 - only exports and imports pay for it
+
+        self._where = where
+        self._error = zstandard.ZstdError
+        head = file.read(len(_MAGIC))
+        if head != _MAGIC:
+            raise StoreError(
+                f"{where} is not a file of images",
+                reason="it is empty" if not head else "it does not begin as a zstd file does",
+                hint="give a file that `minisandbox image export` wrote, or another store's directory",
+            )
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        self._reader = unpacker.stream_reader(cast("IO[bytes]", _Rest(head, file)), read_size=_READ, closefd=False)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read what was compressed.
+
+        Raises:
+            StoreError: a byte of the file is not what was written.
+        """
+        try:
+            return self._reader.read(size)
+        except self._error as error:
+            raise StoreError(
+                f"{self._where} is damaged", reason=str(error), hint="copy it again; nothing of it was imported"
+            ) from error
+
+
+class _Rest:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, file: IO[bytes]) -> None:
+        self._head = head
+        self._file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read the first bytes again, then the others."""
+        head, self._head = self._head, b""
+        return head or self._file.read(size)

@@ -1,0 +1,322 @@
+"""Removing what nobody needs: images by age and by size, layers that no image has, leftovers; never what is in use."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minisandbox.errors import NotFound
+from minisandbox.store.faults import store_faults
+from minisandbox.store.leases import in_use, use_of
+from minisandbox.store.locks import try_flock
+from minisandbox.store.records import ImageRecord
+from minisandbox.store.sizes import Removal, StoreSizes, stack_of
+from minisandbox.store.staging import Staging
+from minisandbox.store.store import Store
+from minisandbox.store.trees import measure_tree, remove_tree
+
+GRACE = 3600.0
+"""Seconds for which a layer stays after its last use: a build that goes on, or is tried again, finds it."""
+
+
+@dataclass(slots=True)
+class Collected:
+    """What was removed, or would be.
+
+    Attributes:
+        images: names of images.
+        layers: keys of layers.
+        spared: keys of layers that no image has, left because somebody uses them or did a moment ago.
+        leftovers: a line for each of what dead processes and damage left.
+        orphans: objects of the pool that no layer has.
+        freed: bytes.
+        size: bytes that all layers take afterwards, every inode once.
+    """
+
+    images: list[str] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)
+    spared: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    orphans: int = 0
+    freed: int = 0
+    size: int = 0
+
+
+def collect(
+    store: Store,
+    *,
+    budget: int | None = None,
+    unused_for: float | None = None,
+    keep: Collection[str] = (),
+    grace: float = GRACE,
+    dry_run: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Collected:
+    """Remove leftovers, layers that no image has, and images if they are too old or too large together.
+
+    Sandboxes and builds of other processes may run meanwhile: a layer that somebody holds is never removed. Images that
+    are pinned, named in ``keep``, in use or used within ``grace`` stay whatever the budget says.
+
+    Args:
+        store: the store.
+        budget: bytes that all layers may take; the least recently used images go until they do.
+        unused_for: seconds; images that were not used for so long go.
+        keep: names of images that stay.
+        grace: seconds for which a layer stays after it was made or last used.
+        dry_run: remove nothing, only say what would go.
+        progress: told of each thing that is removed.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        StoreError: the store is read-only, a record is damaged, or the kernel refused.
+    """
+    store.require_writable("collect what nobody needs")
+    done = Collected()
+    with store_faults("collect what nobody needs"), _alone(store):
+        work = _Collection(store, done, grace, dry_run, progress or _silent)
+        work.leftovers()
+        images = store.images()
+        sizes = StoreSizes(store, images)
+        before = sizes.total
+        chosen = work.choose(sizes, frozenset(keep) | store.pins(), budget, unused_for)
+        left = work.remove_images(sizes, chosen)
+        work.remove_layers(sizes, left, grace)
+        work.orphans()
+        done.size = before - sizes.freed(done.layers)
+        done.freed += sizes.freed(done.layers)
+    return done
+
+
+def remove_images(
+    store: Store, names: Iterable[str], *, dry_run: bool = False, progress: Callable[[str], None] | None = None
+) -> Collected:
+    """Remove images by their names, with the layers that no other image has.
+
+    A layer that somebody uses stays; :func:`collect` removes it later.
+
+    Args:
+        store: the store.
+        names: the images.
+        dry_run: remove nothing, only say what would go.
+        progress: told of each thing that is removed.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        NotFound: there is no image of one of these names; nothing was removed.
+        StoreError: the store is read-only, a record is damaged, or the kernel refused.
+    """
+    store.require_writable("remove images")
+    wanted, done = list(dict.fromkeys(names)), Collected()
+    for name in wanted:
+        store.image(name)
+    with store_faults("remove images"), _alone(store):
+        sizes = StoreSizes(store, store.images())
+        work = _Collection(store, done, 0.0, dry_run, progress or _silent)
+        before, own = sizes.total, sizes.only_of(wanted)
+        left = work.remove_images(sizes, wanted)
+        work.remove_layers(sizes, left, 0.0, among=own)
+        work.orphans()
+        done.size = before - sizes.freed(done.layers)
+        done.freed += sizes.freed(done.layers)
+    return done
+
+
+def remove_failures(store: Store, *, dry_run: bool = False) -> Collected:
+    """Remove what failed builds left: their records and logs, and layers that were made on the way and no image has.
+
+    Args:
+        store: the store.
+        dry_run: remove nothing, only say what would go.
+
+    Raises:
+        StoreError: the store is read-only, a record is damaged, or the kernel refused.
+    """
+    store.require_writable("remove what failed builds left")
+    done = Collected()
+    with store_faults("remove what failed builds left"), _alone(store):
+        failures, images = store.failures(), store.images()
+        sizes = StoreSizes(store, images)
+        work = _Collection(store, done, 0.0, dry_run, _silent)
+        before = sizes.total
+        for failure in failures:
+            done.leftovers.append(f"failed build of {failure.image}: step {failure.step}")
+            if not dry_run:
+                store.remove_failure(failure.image)
+        work.remove_logs(0.0)
+        among = {key for failure in failures for key in failure.layers}
+        work.remove_layers(sizes, images, 0.0, among=among, failures=False)
+        work.orphans()
+        done.size = before - sizes.freed(done.layers)
+        done.freed += sizes.freed(done.layers)
+    return done
+
+
+def last_use(store: Store, image: ImageRecord) -> float:
+    """Return when an image was last used, or else made, in seconds since the epoch."""
+    return use_of(store.layer_directory(image.layers[-1]), image.created).last if image.layers else image.created
+
+
+@contextmanager
+def _alone(store: Store) -> Iterator[None]:
+    """Wait until no other process collects; on a full disk, where no lock file could be made, too."""
+    fd = os.open(store.root / "layers", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _silent(_: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(slots=True)
+class _Collection:
+    """One collection on its way."""
+
+    store: Store
+    done: Collected
+    grace: float
+    dry_run: bool
+    tell: Callable[[str], None]
+
+    def choose(
+        self, sizes: StoreSizes, keep: Collection[str], budget: int | None, unused_for: float | None
+    ) -> list[str]:
+        """Which images go, the least recently used first."""
+        now, chosen = time.time(), []
+        removal, uses = Removal(sizes), Counter(sizes.uses)
+        failed = self._failed_layers()
+        stay = {key for key in sizes.layers if key in failed or self._fresh(sizes, key, self.grace)}
+        size = sizes.total - sum(removal.take(key) for key in sizes.layers if not uses[key] and key not in stay)
+        for used, name in sorted((last_use(self.store, image), name) for name, image in sizes.images.items()):
+            old = unused_for is not None and now - used > unused_for
+            large = budget is not None and size > budget
+            if not (old or large) or name in keep or now - used < self.grace or self._running(sizes, name):
+                continue
+            chosen.append(name)
+            for key in set(stack_of(sizes.images[name])):
+                uses[key] -= 1
+                if not uses[key] and key not in stay:
+                    size -= removal.take(key)
+        return chosen
+
+    def _failed_layers(self) -> set[str]:
+        return {key for failure in self.store.failures() for key in failure.layers}
+
+    def remove_images(self, sizes: StoreSizes, names: Iterable[str]) -> list[ImageRecord]:
+        """Remove records of images; return those that stay."""
+        gone = set()
+        for name in names:
+            gone.add(name)
+            self.done.images.append(name)
+            self.tell(f"image {name}")
+            if not self.dry_run:
+                with suppress(NotFound):  # another process was quicker
+                    self.store.remove_image(name)
+        return [image for name, image in sizes.images.items() if name not in gone]
+
+    def remove_layers(
+        self,
+        sizes: StoreSizes,
+        images: list[ImageRecord],
+        grace: float,
+        *,
+        among: Collection[str] | None = None,
+        failures: bool = True,
+    ) -> None:
+        """Remove the layers that no image has, and nobody uses."""
+        needed = {key for image in images for key in stack_of(image)} | (self._failed_layers() if failures else set())
+        for key in sizes.layers:
+            if key in needed or (among is not None and key not in among):
+                continue
+            if self._fresh(sizes, key, grace):
+                self.done.spared.append(key)
+            elif self.dry_run:
+                (self.done.spared if in_use(self.store.layer_directory(key)) else self.done.layers).append(key)
+            elif self.store.remove_unused_layer(key):
+                self.done.layers.append(key)
+                self.store.log_path(key).unlink(missing_ok=True)
+                self.tell(f"layer {key[:16]}")
+            else:
+                self.done.spared.append(key)
+
+    def leftovers(self) -> None:
+        """What dead processes left, what was put into quarantine, logs of nothing."""
+        if not self.dry_run:
+            removed = Staging(self.store.root / "staging").reclaim()
+            self.done.leftovers += [f"{removed} unfinished directories of dead processes"] if removed else []
+        for path in sorted((self.store.root / "locks").iterdir()):
+            self._dead_lock(path)
+        for path in sorted((self.store.root / "quarantine").iterdir()):
+            self._quarantined(path)
+        self.remove_logs(self.grace)
+
+    def remove_logs(self, grace: float) -> None:
+        """Logs of steps whose layer is not there, unless the failure is still known."""
+        known = {failure.key for failure in self.store.failures()}
+        for path in sorted((self.store.root / "logs").glob("[!.]*.log")):
+            with suppress(FileNotFoundError):
+                info = path.stat()
+                if path.stem not in known and not self.store.has_layer(path.stem) and _older(info.st_mtime, grace):
+                    self._leftover(f"log of step {path.stem[:16]}", info.st_blocks * 512)
+                    if not self.dry_run:
+                        path.unlink()
+
+    def orphans(self) -> None:
+        """Objects that no layer has."""
+        for shard in self.store.pool.shards():
+            # their bytes: those that only the removed layers had are counted with the layers
+            self.done.orphans += self.store.pool.remove_orphans(shard, dry_run=self.dry_run)[0]
+        if self.done.orphans and not self.done.layers:
+            self.tell(f"{self.done.orphans} objects that no layer has")
+
+    def _fresh(self, sizes: StoreSizes, key: str, grace: float) -> bool:
+        made = sizes.layers[key].record.created
+        return grace > 0 and not _older(use_of(self.store.layer_directory(key), made).last, grace)
+
+    def _running(self, sizes: StoreSizes, name: str) -> bool:
+        layers = sizes.images[name].layers
+        return bool(layers) and in_use(self.store.layer_directory(layers[-1]))
+
+    def _dead_lock(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if try_flock(fd):
+                    self._leftover(f"lock {path.name} of a dead process", 0)
+                    if not self.dry_run:
+                        path.unlink()  # while it is held, as its owner would have done
+            finally:
+                os.close(fd)
+
+    def _quarantined(self, path: Path) -> None:
+        if path.is_dir() and in_use(path):
+            return
+        self._leftover(f"quarantined {path.name[:16]}", measure_tree(path).bytes if path.is_dir() else 0)
+        if self.dry_run:
+            return
+        if path.is_dir():
+            remove_tree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def _leftover(self, what: str, size: int) -> None:
+        self.done.leftovers.append(what)
+        self.done.freed += size
+        self.tell(what)
+
+
+def _older(moment: float, seconds: float) -> bool:
+    return time.time() - moment >= seconds

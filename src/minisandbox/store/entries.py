@@ -1,0 +1,163 @@
+"""The list of a layer's files: one entry for each name in its tree, kept beside the tree."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import StoreError
+
+FORMAT = 1
+NAME = "files.gz"
+PRIVATE = -1
+
+FILE, DIRECTORY, LINK, WHITEOUT, FIFO, SOCKET = "f", "d", "l", "w", "p", "s"
+KINDS = frozenset((FILE, DIRECTORY, LINK, WHITEOUT, FIFO, SOCKET))
+
+Attributes = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a layer's tree.
+
+    Attributes:
+        path: relative to the tree; ``""`` is the tree itself. Bytes that are not UTF-8 are surrogate escapes.
+        kind: one of :data:`KINDS`; a whiteout is how overlayfs says "deleted" (a character device 0/0).
+        mode: permission bits, with setuid, setgid and sticky.
+        uid: owner on disk.
+        gid: group on disk.
+        mtime: nanoseconds since the epoch.
+        size: bytes of a file's content.
+        disk: bytes it takes on disk, its inode not counted.
+        digest: SHA-256 of a file's content, else "".
+        copy: which of the pool's copies of the object it is; :data:`PRIVATE` where it has an inode of its own.
+        same: path of an earlier name of the same inode in this layer, or "".
+        target: where a symbolic link points.
+        attributes: extended attributes by name, values in hexadecimal digits.
+    """
+
+    path: str
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+    size: int = 0
+    disk: int = 0
+    digest: str = ""
+    copy: int = PRIVATE
+    same: str = ""
+    target: str = ""
+    attributes: Attributes = ()
+
+    @property
+    def object(self) -> str:
+        """The address of a file's content together with all that its inode holds besides: what may share one inode."""
+        return object_key(self)
+
+    @property
+    def object_name(self) -> str:
+        """The name of its inode in the pool; "" where it is not there."""
+        return "" if self.copy == PRIVATE else copy_name(self.object, self.copy)
+
+
+def object_key(entry: Entry) -> str:
+    """Return the address of a file: the hash of its content, mode, owner, mtime and extended attributes.
+
+    The mtime is part of it because byte-code holds that of its source (PEP 552), and programs compare mtimes.
+    """
+    head = f"1 {entry.digest} {entry.size} {entry.mode:o} {entry.uid} {entry.gid} {entry.mtime}"
+    tail = "".join(f"\n{name}={value}" for name, value in entry.attributes)
+    return hashlib.sha256(f"{head}{tail}".encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def copy_name(key: str, copy: int) -> str:
+    """The file name of one of an object's copies."""
+    return key if copy == 0 else f"{key}.{copy}"
+
+
+def write_entries(path: Path, entries: Iterable[Entry]) -> None:
+    """Write a list of files.
+
+    Args:
+        path: a new file.
+        entries: each directory before what is in it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with path.open("xb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as out:
+        out.write(f'{{"format":{FORMAT}}}\n'.encode())
+        for entry in entries:
+            out.write(encode(entry))
+
+
+def encode(entry: Entry) -> bytes:
+    """Return one line of a list."""
+    values = [getattr(entry, name) for name in Entry.__slots__]
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Entry:
+    """Read one line of a list; types are checked, because a list may come from elsewhere.
+
+    Raises:
+        ValueError: it is none.
+    """
+    values = json.loads(line)
+    if not isinstance(values, list) or len(values) != len(Entry.__slots__):
+        raise ValueError("a line has the wrong number of fields")
+    path, kind, mode, uid, gid, mtime, size, disk, digest, copy, same, target, attributes = values
+    texts, numbers = (path, kind, digest, same, target), (mode, uid, gid, mtime, size, disk, copy)
+    if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+        raise ValueError("a field has the wrong type")
+    pairs = tuple((name, value) for name, value in attributes)
+    if kind not in KINDS or any(type(text) is not str for pair in pairs for text in pair):
+        raise ValueError("a field has a value that it cannot have")
+    return Entry(path, kind, mode, uid, gid, mtime, size, disk, digest, copy, same, target, pairs)
+
+
+def read_entries(path: Path) -> Iterator[Entry]:
+    """Yield the entries of a list, in its order.
+
+    Raises:
+        StoreError: it is damaged, or of a later format.
+        FileNotFoundError: there is none: the layer was made by an earlier MiniSandbox.
+    """
+    with path.open("rb") as file:
+        yield from parse(_lines(gzip.GzipFile(fileobj=file)), str(path))
+
+
+def parse(lines: Iterator[bytes], where: str) -> Iterator[Entry]:
+    """Yield the entries of a list's lines.
+
+    Args:
+        lines: the first one says the format.
+        where: what errors call it.
+
+    Raises:
+        StoreError: it is damaged, or of a later format.
+    """
+    try:
+        head = json.loads(next(lines, b"null"))
+        if head["format"] != FORMAT:
+            raise StoreError(f"{where} has format {head['format']!r}", hint="use a later MiniSandbox")
+        for line in lines:
+            yield decode(line)
+    except (ValueError, TypeError, KeyError, EOFError, OSError) as error:  # OSError: gzip's own checks
+        raise StoreError(
+            f"the list of files {where} is damaged", reason=str(error), hint="build the image again"
+        ) from error
+
+
+def _lines(source: gzip.GzipFile) -> Iterator[bytes]:
+    with source:
+        try:
+            yield from source
+        except Exception as error:  # zlib.error and what else a flipped byte leads to in its reader
+            raise ValueError(str(error)) from error

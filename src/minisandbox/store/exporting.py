@@ -1,0 +1,171 @@
+"""Writing a parcel: images as one stream, every content once.
+
+The stream is a tar archive: a head, a list of files for each layer, the contents by their hashes, and an end, without
+which it is truncated. It is not compressed; :mod:`minisandbox.images.travel` does that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO
+
+from minisandbox.errors import StoreError
+from minisandbox.store import entries as listing
+from minisandbox.store.entries import FILE, Entry
+from minisandbox.store.faults import store_faults
+from minisandbox.store.parcels import PackedLayer, layers_of, pack_layer
+from minisandbox.store.records import ImageRecord
+from minisandbox.store.store import Store
+
+FORMAT = 1
+HEAD, END = "minisandbox-images.json", "end"
+LAYERS, OBJECTS = "layers", "objects"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        images: names of images.
+        layers: how many layers.
+        objects: how many different contents.
+        bytes: bytes of contents.
+        total: bytes that the files of all layers have, one by one.
+    """
+
+    images: tuple[str, ...]
+    layers: int
+    objects: int
+    bytes: int
+    total: int
+
+
+def export_images(
+    store: Store, names: Iterable[str], out: IO[bytes], *, progress: Callable[[int, int], None] | None = None
+) -> Exported:
+    """Write images to a stream.
+
+    Args:
+        store: where they are; it may be read-only, and sandboxes may run from it.
+        names: the images.
+        out: where to; nothing of it is of use unless this returns.
+        progress: told of (bytes written, bytes of contents in all).
+
+    Returns:
+        What was written.
+
+    Raises:
+        NotFound: there is no such image, or a layer of it is gone.
+        StoreError: a layer is damaged, or a file of it cannot be read.
+        DiskFull: where ``out`` writes there is no space.
+    """
+    images = [store.image(name) for name in dict.fromkeys(names)]
+    keys = layers_of(images)
+    with store.hold(*keys), store_faults("export images"):
+        layers = [pack_layer(store, key) for key in keys]
+        sources = _contents(layers)
+        size = sum(entry.size for _, entry in sources.values())
+        with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+            _add(archive, HEAD, _head(images, layers, len(sources), size))
+            for layer in layers:
+                _add(archive, f"{LAYERS}/{layer.record.key}.json", layer.record.to_json())
+                _add(archive, f"{LAYERS}/{layer.record.key}.files", b"".join(_lines(layer.entries)))
+            written = 0
+            for key, entry in sources.values():
+                _add_content(archive, store, key, entry)
+                written += entry.size
+                if progress is not None:
+                    progress(written, size)
+            _add(archive, END, b"")
+    total = sum(entry.size for layer in layers for entry in layer.entries if not entry.same)
+    return Exported(tuple(image.name for image in images), len(layers), len(sources), size, total)
+
+
+def _head(images: Sequence[ImageRecord], layers: Sequence[PackedLayer], objects: int, size: int) -> bytes:
+    head = {
+        "format": FORMAT,
+        "images": [asdict(image) for image in images],
+        "layers": [{"key": layer.record.key, "entries": len(layer.entries)} for layer in layers],
+        "objects": objects,
+        "bytes": size,
+    }
+    return json.dumps(head).encode()
+
+
+def _contents(layers: Sequence[PackedLayer]) -> dict[str, tuple[str, Entry]]:
+    """Where each different content lies: (key of a layer, a file of it), by hash."""
+    found: dict[str, tuple[str, Entry]] = {}
+    for layer in layers:
+        for entry in layer.entries:
+            if entry.kind == FILE:
+                found.setdefault(entry.digest, (layer.record.key, entry))
+    return found
+
+
+def _lines(entries: Sequence[Entry]) -> Iterator[bytes]:
+    yield f'{{"format":{listing.FORMAT}}}\n'.encode()
+    for entry in entries:
+        yield listing.encode(entry)
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(data), 0o644
+    archive.addfile(info, io.BytesIO(data))
+
+
+def _add_content(archive: tarfile.TarFile, store: Store, key: str, entry: Entry) -> None:
+    info = tarfile.TarInfo(f"{OBJECTS}/{entry.digest}")
+    info.size, info.mode = entry.size, 0o644
+    damaged = StoreError(
+        f"layer {key} is damaged: {entry.path} has other content than when it was made",
+        hint="run `minisandbox image verify --full`, and build its images again",
+    )
+    with open_content(store, key, entry) as source:
+        if os.fstat(source.fileno()).st_size != entry.size:
+            raise damaged
+        hashed = Hashed(source)
+        archive.addfile(info, hashed)
+    if hashed.digest != entry.digest:
+        raise damaged
+
+
+def open_content(store: Store, key: str, entry: Entry) -> IO[bytes]:
+    """Open a file of a layer for reading; nothing that took its place is followed or waited for.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    path = store.layer_directory(key) / "tree" / entry.path
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.fdopen(fd, "rb")
+
+
+class Hashed(io.RawIOBase):
+    """A stream that hashes what is read from it.
+
+    Args:
+        source: the stream.
+    """
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source = source
+        self._hash = hashlib.sha256()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read like the stream itself."""
+        data = self._source.read(size)
+        self._hash.update(data)
+        return data
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of what was read so far."""
+        return self._hash.hexdigest()

@@ -1,0 +1,417 @@
+"""Reading a parcel: a stream of :mod:`.exporting`, or the store of somebody else. Nothing in either is trusted.
+
+What it holds is written below a private directory by the rules of :mod:`.parcels`, every content hashed on the way;
+layers then are published as built ones are. What an interruption leaves is invisible, and removed by the next process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol, cast
+
+from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound, StoreError
+from minisandbox.store import entries as listing
+from minisandbox.store import exporting
+from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, SOCKET, WHITEOUT, Entry
+from minisandbox.store.faults import disk_full, fault_point, store_faults
+from minisandbox.store.keys import is_key
+from minisandbox.store.parcels import PackedLayer, check_image, check_layer, layers_of, pack_layer, unfit
+from minisandbox.store.records import ImageRecord, LayerRecord
+from minisandbox.store.sizes import stack_of
+from minisandbox.store.store import Made, Store
+
+_CHUNK = 1 << 20
+_MOST_TEXT = 1 << 30  # of one list of files: some five million of them
+_SPECIAL = {WHITEOUT: stat.S_IFCHR, FIFO: stat.S_IFIFO, SOCKET: stat.S_IFSOCK}
+_PRIVILEGED = stat.S_ISUID | stat.S_ISGID
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import did.
+
+    Attributes:
+        images: names of all images that are there now.
+        layers: keys of layers that were not there before.
+        present: how many layers were there already.
+        bytes: bytes of contents that were read and checked.
+        owners: how many files belong to this user now because they cannot belong to whom they did.
+        privileges: how many files lost setuid or setgid, which nothing in a sandbox needs.
+    """
+
+    images: tuple[str, ...]
+    layers: tuple[str, ...]
+    present: int
+    bytes: int
+    owners: int
+    privileges: int
+
+
+def import_stream(
+    store: Store, source: Readable, *, where: str, replace: bool = False, progress: Progress | None = None
+) -> Imported:
+    """Take images over from a stream that :func:`.exporting.export_images` wrote; what is there already is not read.
+
+    Args:
+        store: where to.
+        source: the stream, not compressed.
+        where: what errors call it.
+        replace: whether an image may take the place of another of the same name.
+        progress: told of (bytes read, bytes of contents needed).
+
+    Returns:
+        What was done.
+
+    Raises:
+        StoreError: it is truncated, damaged or not what an export writes; nothing of it is visible.
+        InvalidValue: there is another image of the same name.
+        DiskFull: the disk is full; layers that were finished before are kept.
+    """
+    store.require_writable("import images")
+    try:
+        with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|") as archive:
+            parcel = _Stream(archive, source, where)
+            return _Import(store, parcel, replace, progress).run()
+    except MiniSandboxError:  # some of ours are ValueErrors as well; they have said it already
+        raise
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise _truncated(where, str(error)) from error
+
+
+def import_store(
+    store: Store,
+    source: Store,
+    names: Iterable[str] | None = None,
+    *,
+    replace: bool = False,
+    progress: Progress | None = None,
+) -> Imported:
+    """Take images over from another store, which is only read.
+
+    Args:
+        store: where to.
+        source: where from.
+        names: the images; all by default.
+        replace: whether an image may take the place of another of the same name.
+        progress: told of (bytes read, bytes of contents needed).
+
+    Returns:
+        What was done.
+
+    Raises:
+        NotFound: the source has no such image, or a layer of it is gone.
+        StoreError: the source is damaged; nothing of it is visible.
+        InvalidValue: there is another image of the same name.
+        DiskFull: the disk is full; layers that were finished before are kept.
+    """
+    store.require_writable("import images")
+    if store.root.resolve() == source.root.resolve():
+        raise InvalidValue(f"{source.root} is the store itself", hint="give another store's directory")
+    images = [source.image(name) for name in (source.image_names() if names is None else dict.fromkeys(names))]
+    with source.hold(*layers_of(images)):
+        return _Import(store, _Other(source, images), replace, progress).run()
+
+
+class Readable(Protocol):
+    """What a stream is read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most so many bytes; none at the end."""
+
+
+class _Parcel(Protocol):
+    """Where an import comes from."""
+
+    where: str
+    images: list[ImageRecord]
+
+    def layers(self, wanted: set[str]) -> list[PackedLayer]:
+        """Layers that are wanted, those below first."""
+
+    def contents(self, wanted: set[str]) -> Iterator[tuple[str, Readable]]:
+        """Contents that are wanted, by hash, in whatever order."""
+
+
+class _Stream:
+    """A parcel from a stream."""
+
+    def __init__(self, archive: tarfile.TarFile, source: Readable, where: str) -> None:
+        self._archive = archive
+        self._source = source
+        self.where = where
+        try:
+            head = json.loads(self._text(self._next(exporting.HEAD)))
+            if head["format"] != exporting.FORMAT:
+                raise unfit(where, f"its format {head['format']!r} is of a later MiniSandbox")
+            self.images = [_image(values, where) for values in head["images"]]
+            self._keys = [str(layer["key"]) for layer in head["layers"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise unfit(where, f"its head cannot be read: {error}") from error
+
+    def layers(self, wanted: set[str]) -> list[PackedLayer]:
+        """Read the lists of files, which come before all contents."""
+        found = []
+        for key in self._keys:
+            record = self._text(self._next(f"{exporting.LAYERS}/{key}.json"))
+            lines = self._text(self._next(f"{exporting.LAYERS}/{key}.files"))
+            if key in wanted:
+                entries = tuple(listing.parse(iter(lines.splitlines(keepends=True)), self.where))
+                found.append(PackedLayer(LayerRecord.parse(record, self.where), entries))
+                if found[-1].record.key != key:
+                    raise unfit(self.where, "a layer has another key than its record")
+        return found
+
+    def contents(self, wanted: set[str]) -> Iterator[tuple[str, Readable]]:
+        """Read on to the end; what is not wanted is passed over."""
+        while True:
+            member = self._next()
+            if member.name == exporting.END:
+                while self._source.read(_CHUNK):  # a compressed file's checksum stands at its end
+                    pass
+                return
+            digest = member.name.removeprefix(f"{exporting.OBJECTS}/")
+            if not is_key(digest):
+                raise unfit(self.where, f"it holds {member.name[:200]!r}")
+            if digest in wanted:
+                data = self._archive.extractfile(member)
+                assert data is not None  # a regular file
+                yield digest, data
+
+    def _next(self, name: str | None = None) -> tarfile.TarInfo:
+        member = self._archive.next()
+        if member is None:
+            raise _truncated(self.where, "it ends too early")
+        self._archive.members = []  # type: ignore[attr-defined] # tarfile keeps all of them otherwise
+        if not member.isreg() or (name is not None and member.name != name):
+            raise unfit(self.where, f"it holds {member.name[:200]!r}" + (f" in place of {name!r}" if name else ""))
+        return member
+
+    def _text(self, member: tarfile.TarInfo) -> bytes:
+        if member.size > _MOST_TEXT:
+            raise unfit(self.where, f"{member.name!r} has {member.size} bytes")
+        data = self._archive.extractfile(member)
+        assert data is not None  # a regular file
+        return data.read()
+
+
+class _Other:
+    """A parcel from another store."""
+
+    def __init__(self, source: Store, images: list[ImageRecord]) -> None:
+        self._source = source
+        self.where = f"the store {source.root}"
+        self.images = images
+        self._packed: list[PackedLayer] = []
+
+    def layers(self, wanted: set[str]) -> list[PackedLayer]:
+        """Read the lists of files."""
+        keys = [key for key in layers_of(self.images) if key in wanted]
+        self._packed = [pack_layer(self._source, key) for key in keys]
+        return self._packed
+
+    def contents(self, wanted: set[str]) -> Iterator[tuple[str, Readable]]:
+        """Open one file for each content."""
+        left = set(wanted)
+        for layer in self._packed:
+            for entry in layer.entries:
+                if entry.kind == FILE and entry.digest in left:
+                    left.discard(entry.digest)
+                    with exporting.open_content(self._source, layer.record.key, entry) as file:
+                        yield entry.digest, file
+
+
+@dataclass(slots=True)
+class _Import:
+    """One import."""
+
+    store: Store
+    parcel: _Parcel
+    replace: bool
+    progress: Progress | None
+    owners: int = 0
+    privileges: int = 0
+    _placed: set[str] = field(default_factory=set)
+
+    def run(self) -> Imported:
+        """Check everything, then write contents, then publish layers, then record images."""
+        images = [check_image(image, self.parcel.where) for image in self.parcel.images]
+        self._check_names(images)
+        keys = layers_of(images)
+        wanted = {key for key in keys if not self.store.has_layer(key)}
+        made: list[str] = []
+        read = 0
+        with store_faults("import images"), self.store.hold(*(key for key in keys if key not in wanted)) as hold:
+            if wanted:
+                layers = [check_layer(layer, self.parcel.where) for layer in self.parcel.layers(wanted)]
+                if {layer.record.key for layer in layers} != wanted:
+                    raise unfit(self.parcel.where, "an image has layers that are not in it")
+                with self.store.staging("import") as work:
+                    read = self._receive(layers, work)
+                    for layer in layers:
+                        made += self._publish(layer, work)
+                        hold.add(layer.record.key)
+            fault_point("imported")
+            for image in images:
+                if not self._has(image):
+                    self.store.put_image(image)
+        names = tuple(image.name for image in images)
+        return Imported(names, tuple(made), len(keys) - len(made), read, self.owners, self.privileges)
+
+    def _check_names(self, images: list[ImageRecord]) -> None:
+        for image in images:
+            with suppress(NotFound):
+                known = self.store.image(image.name)
+                if known.key != image.key and not self.replace:
+                    raise InvalidValue(
+                        f"there is another image {image.name!r} in the store {self.store.root}",
+                        hint="replace it with --replace, or remove it first: minisandbox image rm",
+                    )
+
+    def _has(self, image: ImageRecord) -> bool:
+        with suppress(NotFound):
+            known = self.store.image(image.name)
+            return known.key == image.key and stack_of(known) == stack_of(image)
+        return False
+
+    def _receive(self, layers: list[PackedLayer], work: Path) -> int:
+        """Write every content that is needed, each checked against its hash; return their bytes."""
+        sizes: dict[str, int] = {}
+        for layer in layers:
+            for entry in layer.entries:
+                if entry.kind == FILE and sizes.setdefault(entry.digest, entry.size) != entry.size:
+                    raise unfit(self.parcel.where, f"content {entry.digest[:16]} has two sizes")
+        needed = sum(sizes.values())
+        free = os.statvfs(work)
+        if needed > free.f_bavail * free.f_frsize:
+            raise disk_full(f"import {needed >> 20} MiB from {self.parcel.where}")
+        blobs = work / "contents"
+        blobs.mkdir(mode=0o700)
+        waiting, read = set(sizes), 0
+        for digest, source in self.parcel.contents(waiting):
+            if digest not in waiting:
+                raise unfit(self.parcel.where, f"content {digest[:16]} is there twice")
+            self._write(blobs / digest, source, digest, sizes[digest])
+            waiting.discard(digest)
+            read += sizes[digest]
+            fault_point("content-received")
+            if self.progress is not None:
+                self.progress(read, needed)
+        if waiting:
+            raise unfit(self.parcel.where, f"{len(waiting)} contents of its layers are not in it")
+        return read
+
+    def _write(self, path: Path, source: Readable, digest: str, size: int) -> None:
+        hashed, left = hashlib.sha256(), size
+        with path.open("xb") as file:
+            while chunk := source.read(min(_CHUNK, left + 1)):
+                left -= len(chunk)
+                if left < 0:
+                    break
+                hashed.update(chunk)
+                file.write(chunk)
+        if left or hashed.hexdigest() != digest:
+            raise unfit(self.parcel.where, f"content {digest[:16]} is not what its hash says: the file is damaged")
+
+    def _publish(self, layer: PackedLayer, work: Path) -> list[str]:
+        record = layer.record
+
+        def make(staging: Path) -> Made:
+            tree = staging / "tree"
+            entries = [self._local(entry) for entry in layer.entries]
+            growth = _Growth(tree, work / "contents", self._placed)
+            return Made(tree, record.facts, float(record.seconds), lambda link: growth.run(entries, link))
+
+        _, new = self.store.ensure_layer(record.key, parent=record.parent, step=record.step, make=make)
+        return [record.key] if new else []
+
+    def _local(self, entry: Entry) -> Entry:
+        """An entry as it can be here: an ordinary user's files are its own, and none has privileges."""
+        mode, uid, gid = entry.mode, entry.uid, entry.gid
+        if entry.kind == FILE and mode & _PRIVILEGED:
+            mode &= ~_PRIVILEGED
+            self.privileges += 1
+        if os.geteuid() != 0:
+            self.owners += (uid, gid) != (0, 0)
+            uid, gid = os.geteuid(), os.getegid()
+        if entry.kind == LINK:
+            mode = 0o777  # symlink(7): its permissions are these, and never used
+        return dataclasses.replace(entry, mode=mode, uid=uid, gid=gid)
+
+
+@dataclass(slots=True)
+class _Growth:
+    """A layer's tree as it grows from its entries; every parent is a directory made here, none a link."""
+
+    tree: Path
+    contents: Path
+    placed: set[str]
+
+    def run(self, entries: list[Entry], link: Callable[[Entry], bool]) -> list[Entry]:
+        """Make everything; return the entries with the bytes that they take."""
+        for entry in entries:
+            path = self._path(entry)
+            if entry.same:
+                os.link(f"{self.tree}/{entry.same}", path, follow_symlinks=False)
+            elif entry.kind == DIRECTORY:
+                os.mkdir(path, 0o700)
+            elif entry.kind != FILE or not link(entry):
+                self._make(entry, path)
+                _settle(entry, path)
+        for entry in reversed(entries):
+            if entry.kind == DIRECTORY:
+                _settle(entry, self._path(entry))
+        return [dataclasses.replace(entry, disk=os.lstat(self._path(entry)).st_blocks * 512) for entry in entries]
+
+    def _path(self, entry: Entry) -> str:
+        return f"{self.tree}/{entry.path}" if entry.path else str(self.tree)
+
+    def _make(self, entry: Entry, path: str) -> None:
+        if entry.kind == FILE:
+            self._place(self.contents / entry.digest, entry, path)
+        elif entry.kind == LINK:
+            os.symlink(entry.target, path)
+        else:
+            os.mknod(path, _SPECIAL[entry.kind] | 0o600, 0)
+
+    def _place(self, content: Path, entry: Entry, path: str) -> None:
+        """Put a content where a file is to be: the first file that has it gets its inode, the others copies."""
+        if entry.digest in self.placed or not entry.mode & stat.S_IRUSR:
+            shutil.copyfile(content, path)
+        else:
+            self.placed.add(entry.digest)
+            os.link(content, path, follow_symlinks=False)
+
+
+def _settle(entry: Entry, path: str) -> None:
+    """Give what was made its attributes, owner, mode and mtime, in the order in which none undoes another."""
+    if entry.kind in (FILE, DIRECTORY):
+        for name, value in entry.attributes:
+            os.setxattr(path, name, bytes.fromhex(value), follow_symlinks=False)
+    os.chown(path, entry.uid, entry.gid, follow_symlinks=False)
+    if entry.kind != LINK:
+        os.chmod(path, entry.mode)
+    os.utime(path, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
+
+
+def _image(values: dict[str, object], where: str) -> ImageRecord:
+    return ImageRecord.parse(json.dumps({**values, "format": 1}).encode(), where)
+
+
+def _truncated(where: str, reason: str) -> StoreError:
+    return StoreError(
+        f"{where} is truncated, or not what an export writes",
+        reason=reason,
+        hint="compare its size with the original, and copy it again; nothing of it was imported",
+    )

@@ -1,0 +1,223 @@
+"""Leases: layers that are in use and must not be removed.
+
+A lease is a shared flock(2) on the layer's directory. It needs no file of its own, works on a store that is mounted
+read-only, and ends with its process, however that ends. Who wants to remove a layer takes the lock exclusively, without
+waiting. A process holds one descriptor for each layer in use, however many sandboxes use it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from minisandbox.errors import NotFound
+from minisandbox.store.faults import store_faults
+from minisandbox.store.keys import is_key
+from minisandbox.store.locks import still_named, try_flock
+
+USED = "used"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(slots=True)
+class _Held:
+    fd: int
+    count: int = 0
+
+
+class Holder:
+    """The layers that one process holds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[Path, _Held] = {}
+
+    def lease(self) -> Lease:
+        """Return a lease of no layer yet."""
+        return Lease(self)
+
+    def take(self, layer: Path, lies: Path | None = None) -> None:
+        """Hold a layer once more.
+
+        Args:
+            layer: its directory.
+            lies: where it still lies, if it is about to be published.
+
+        Raises:
+            NotFound: it is not there, or is being removed.
+            StoreError: the kernel refused; no descriptors left, for example.
+        """
+        with self._lock:
+            held = self._held.get(layer)
+            if held is None:
+                with store_faults(f"hold layer {layer.name}"):
+                    held = self._held[layer] = _Held(_open_shared(lies or layer))
+            held.count += 1
+
+    def drop(self, layer: Path) -> None:
+        """Hold a layer once less."""
+        with self._lock:
+            held = self._held[layer]
+            held.count -= 1
+            if held.count == 0:
+                del self._held[layer]
+                os.close(held.fd)
+
+
+class Lease:
+    """Layers that stay in the store while it lasts: until its ``with`` block ends, it is released, or the process ends.
+
+    Args:
+        holder: who keeps the descriptors.
+    """
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._layers: list[Path] = []
+        self._finalizer = weakref.finalize(self, _release, holder, self._layers)
+
+    def add(self, layers: Iterable[Path], lies: Path | None = None) -> None:
+        """Hold further layers.
+
+        Args:
+            layers: their directories.
+            lies: where the one layer still lies, if it is about to be published.
+
+        Raises:
+            NotFound: one is not there, or is being removed; those before it are held.
+            StoreError: the kernel refused.
+        """
+        for layer in layers:
+            self._holder.take(layer, lies)
+            self._layers.append(layer)
+
+    def release(self) -> None:
+        """Let go; calling it again does nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        """Use it in a ``with`` block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go."""
+        self.release()
+
+
+def layer_of(path: Path) -> Path | None:
+    """Return the directory of the layer whose tree holds a path; None where it is in no layer."""
+    for tree in (path, *path.parents):
+        layer = tree.parent
+        if tree.name == "tree" and layer.parent.name == "layers" and is_key(layer.name):
+            return layer
+    return None
+
+
+def _release(holder: Holder, layers: list[Path]) -> None:
+    while layers:
+        holder.drop(layers.pop())
+
+
+def _open_shared(layer: Path) -> int:
+    gone = NotFound(f"layer {layer.name} is not in the store {layer.parent.parent}", hint="build the image again")
+    try:
+        fd = os.open(layer, _DIRECTORY)
+    except FileNotFoundError:
+        raise gone from None
+    try:
+        # Held exclusively only for a look, or until its remover has renamed it.
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if still_named(fd, layer):
+            return fd
+    except BaseException:  # the descriptor must not leak, whatever ended it
+        os.close(fd)
+        raise
+    os.close(fd)
+    raise gone
+
+
+def open_exclusive(layer: Path) -> int | None:
+    """Return a descriptor that keeps everybody from using a layer, for the caller to close; None if in use or gone.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    try:
+        fd = os.open(layer, _DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        if try_flock(fd) and still_named(fd, layer):
+            return fd
+    except BaseException:  # the descriptor must not leak, whatever ended it
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def in_use(layer: Path) -> bool:
+    """Whether somebody holds a layer right now."""
+    fd = open_exclusive(layer)
+    if fd is None:
+        return layer.exists()
+    os.close(fd)
+    return False
+
+
+# --- uses ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How much a layer is used.
+
+    Attributes:
+        count: how many sandboxes were made with it on top.
+        last: seconds since the epoch when it was last used, or made.
+    """
+
+    count: int
+    last: float
+
+
+def stamp(layer: Path, *, count: bool) -> None:
+    """Note that a layer is used; on a store that cannot be written nothing happens.
+
+    Args:
+        layer: its directory.
+        count: whether to count it too: one byte more in the file ``used``, whose mtime is the moment.
+    """
+    try:
+        fd = os.open(layer / USED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:  # read-only, somebody else's, full: no reason not to use it
+        return
+    try:
+        if count:
+            os.write(fd, b".")
+        else:
+            os.utime(fd)
+    except OSError:  # the same
+        pass
+    finally:
+        os.close(fd)
+
+
+def use_of(layer: Path, made: float) -> Use:
+    """Return how much a layer is used.
+
+    Args:
+        layer: its directory.
+        made: when it was published, seconds since the epoch.
+    """
+    try:
+        info = os.stat(layer / USED, follow_symlinks=False)
+    except OSError:  # never used
+        return Use(0, made)
+    return Use(info.st_size, max(made, info.st_mtime))

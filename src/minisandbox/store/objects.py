@@ -1,0 +1,186 @@
+"""The pool of objects: one inode for equal files of all layers, by hard links.
+
+A name in the pool is the hash of all that its inode holds (:func:`.entries.object_key`). Layers hold further names of
+that inode; one that only the pool names is an orphan. A copy (``KEY.1``) is there where a layer must not have the same
+inode twice, or an inode can take no further name (link(2): EMLINK; 65,000 on ext4).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.store.entries import PRIVATE, Entry, copy_name
+from minisandbox.store.faults import fault_point
+
+SMALLEST = 1
+"""Bytes below which a file is not shared: an empty one takes nothing but its inode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The directory ``objects/``.
+
+    Attributes:
+        root: its path.
+    """
+
+    root: Path
+
+    def path(self, name: str) -> Path:
+        """Return where an object of that name lies."""
+        return Path(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name[:2]}/{name}"
+
+    @contextmanager
+    def using(self, *, exclusive: bool = False) -> Iterator[None]:
+        """Keep orphans from being removed while the body takes them up; or, exclusively, keep them from being taken.
+
+        Raises:
+            OSError: the lock cannot be opened.
+        """
+        fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(fd)
+
+    def take(self, entry: Entry, key: str, names: Sequence[str], *, first: int, spare: Path | None) -> int | None:
+        """Give a file's names the pool's inode, if it is there.
+
+        Args:
+            entry: the file.
+            key: its address (:func:`.entries.object_key`).
+            names: all its names in a tree that nobody sees yet.
+            first: the first of the object's copies that may be used.
+            spare: a directory for a moment's names; None where the file itself is not there.
+
+        Returns:
+            Which copy it is; None where the pool has none that could be used (one that was damaged is gone then).
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        for copy in itertools.count(first):
+            path = self._path(copy_name(key, copy))
+            try:
+                return copy if self._take(entry, path, names, spare) else None
+            except _FullInode:
+                continue
+        raise AssertionError("copies are counted without an end")
+
+    def share(self, entry: Entry, key: str, names: Sequence[str], *, first: int, spare: Path) -> int:
+        """Give the pool a file's inode; or, where somebody was quicker, the file's names the pool's.
+
+        Args:
+            entry: the file; its content is durable.
+            key: its address (:func:`.entries.object_key`).
+            names: all its names in a tree that nobody sees yet.
+            first: the first of the object's copies that it may become.
+            spare: a directory for a moment's names.
+
+        Returns:
+            Which copy it is; :data:`.entries.PRIVATE` where its inode can take no further name.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        for copy in itertools.count(first):
+            path = self._path(copy_name(key, copy))
+            try:
+                with suppress(_FullInode):
+                    while not self._given(names[0], path) and not self._take(entry, path, names, spare):
+                        pass  # it was damaged and is gone now
+                    return copy
+            except OSError as error:
+                if error.errno == errno.EMLINK:
+                    return PRIVATE
+                raise
+        raise AssertionError("copies are counted without an end")
+
+    def _given(self, name: str, path: str) -> bool:
+        """Whether the pool had no inode of that path, and now has this one."""
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        try:
+            _link(name, path)
+        except FileExistsError:
+            return False
+        fault_point("object-given")
+        return True
+
+    def _take(self, entry: Entry, path: str, names: Sequence[str], spare: Path | None) -> bool:
+        """Replace the names by the pool's inode; False where that has gone or was damaged, and now is gone."""
+        try:
+            info = os.lstat(path)
+        except FileNotFoundError:
+            return False
+        if not looks_like(entry, info):
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # layers that have this inode keep it; verify finds them
+            return False
+        for name in names:
+            # Not by a rename over it: ext4 then writes back what is replaced (auto_da_alloc), 2 ms for each file.
+            aside = None if spare is None else f"{spare}/aside"
+            if aside is not None:
+                os.rename(name, aside)
+            try:
+                _link(path, name)
+            except OSError as error:
+                if aside is not None:
+                    os.rename(aside, name)
+                if error.errno == errno.EMLINK:
+                    raise _FullInode from error
+                raise
+            if aside is not None:
+                os.unlink(aside)
+            fault_point("object-taken")
+        return True
+
+    def shards(self) -> list[Path]:
+        """Return the pool's directories."""
+        return sorted(path for path in self.root.iterdir() if len(path.name) == 2)
+
+    def remove_orphans(self, shard: Path, *, dry_run: bool = False) -> tuple[int, int]:
+        """Remove the objects of one directory that no layer has; nobody takes them up meanwhile.
+
+        Returns:
+            How many they were, and the bytes that they took.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        count = taken = 0
+        with self.using(exclusive=True), os.scandir(shard) as entries:
+            for entry in entries:
+                info = entry.stat(follow_symlinks=False)
+                if info.st_nlink == 1:
+                    count, taken = count + 1, taken + info.st_blocks * 512
+                    if not dry_run:
+                        os.unlink(entry.path)
+        return count, taken
+
+
+class _FullInode(Exception):
+    """An inode that takes no further name."""
+
+
+def _link(source: str, target: str) -> None:
+    os.link(source, target, follow_symlinks=False)
+
+
+def looks_like(entry: Entry, info: os.stat_result) -> bool:
+    """Whether an inode has the type, size, mode, owner and mtime of a file's entry."""
+    return stat.S_ISREG(info.st_mode) and (
+        (info.st_size, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns)
+        == (entry.size, entry.mode, entry.uid, entry.gid, entry.mtime)
+    )

@@ -1,0 +1,196 @@
+"""What a store holds, for people: the state of each image, what each part takes."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import NotFound, StoreError
+from minisandbox.store import entries as listing
+from minisandbox.store.collect import last_use
+from minisandbox.store.leases import in_use, use_of
+from minisandbox.store.records import ImageRecord
+from minisandbox.store.sizes import StoreSizes
+from minisandbox.store.store import Store
+
+
+class Status(enum.Enum):
+    """What can be done with an image."""
+
+    READY = "ready"
+    BROKEN = "broken"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRow:
+    """One image, or one that could not be built.
+
+    Attributes:
+        name: its name.
+        status: ready; broken, where a layer is missing or its record is damaged; failed, where its build did.
+        record: what is known of it; None where it failed or its record is damaged.
+        unique: bytes that its removal would free.
+        shared: bytes that others have too.
+        created: seconds since the epoch when it was recorded, or failed.
+        used: seconds since the epoch when it was last used, or made.
+        uses: how many sandboxes were made of it.
+        in_use: whether there are sandboxes of it now.
+        pinned: whether it is never collected.
+        detail: why it is broken or failed.
+    """
+
+    name: str
+    status: Status
+    record: ImageRecord | None
+    unique: int = 0
+    shared: int = 0
+    created: float = 0.0
+    used: float = 0.0
+    uses: int = 0
+    in_use: bool = False
+    pinned: bool = False
+    detail: str = ""
+
+
+def image_rows(store: Store) -> list[ImageRow]:
+    """Describe every image of a store, and every one that could not be built, by name."""
+    records, rows = [], []
+    for name in store.image_names():
+        try:
+            records.append(store.image(name))
+        except NotFound:  # removed since
+            continue
+        except StoreError as error:
+            rows.append(ImageRow(name, Status.BROKEN, None, detail=error.what))
+    sizes, pins = StoreSizes(store, records), store.pins()
+    rows += [_row(store, record, sizes, pins) for record in records]
+    known = {row.name for row in rows}
+    for failure in store.failures():
+        if failure.image not in known:
+            rows.append(
+                ImageRow(
+                    failure.image,
+                    Status.FAILED,
+                    None,
+                    created=failure.created,
+                    used=failure.created,
+                    detail=f"step {failure.step}: {failure.reason.splitlines()[0] if failure.reason else '?'}",
+                )
+            )
+    return sorted(rows, key=lambda row: row.name)
+
+
+def _row(store: Store, record: ImageRecord, sizes: StoreSizes, pins: frozenset[str]) -> ImageRow:
+    size, missing = sizes.image(record.name), sizes.missing.get(record.name, [])
+    top = store.layer_directory(record.layers[-1])
+    return ImageRow(
+        name=record.name,
+        status=Status.BROKEN if missing else Status.READY,
+        record=record,
+        unique=size.unique,
+        shared=size.shared,
+        created=record.created,
+        used=last_use(store, record),
+        uses=use_of(top, record.created).count,
+        in_use=in_use(top),
+        pinned=record.name in pins,
+        detail=f"layer {missing[0][:16]} is missing: build it again" if missing else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a store.
+
+    Attributes:
+        name: what people call it.
+        bytes: bytes on disk, every inode once.
+        count: how many things are in it.
+        purpose: what it is for.
+        removal: what removes it.
+    """
+
+    name: str
+    bytes: int
+    count: int
+    purpose: str
+    removal: str
+
+
+_PURPOSES = {
+    "downloads": ("sources and packages, so that a rebuild needs no network", "rm -r; the next build fetches again"),
+    "index": ("what package indexes listed", "rm -r; the next build asks again"),
+    "repositories": ("mirrors of repositories", "rm -r; the next build fetches again"),
+    "cache": ("caches of installers", "rm -r; the next build fetches again"),
+    "logs": ("output of build steps", "image gc, with their layers; image rm --status failed"),
+    "failed": ("why builds failed", "image rm --status failed"),
+    "quarantine": ("damaged layers", "image gc"),
+    "staging": ("what is being made now", "image gc, once its process is gone"),
+    "runs": ("rollouts of the quickstart", "rm -r, if you do not need them"),
+}
+_OF_IMAGES = frozenset(("layers", "objects", "images", "pins", "locks"))
+
+
+def parts(store: Store) -> list[Part]:
+    """Say what every part of a store takes, the largest first."""
+    sizes = StoreSizes(store, [])
+    layers = [path for path in (store.root / "layers").iterdir() if path.is_dir()]
+    orphans = _orphans(store)
+    lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", "used"))
+    found = [
+        Part("layers", sizes.total + lists, len(layers), "what images are made of", "image rm, image gc"),
+        Part("objects", orphans[1], orphans[0], "files that no layer has any more", "image gc"),
+    ]
+    for path in sorted(store.root.iterdir()):
+        if path.name not in _OF_IMAGES and path.is_dir():
+            purpose, removal = _PURPOSES.get(path.name, ("", ""))
+            count, taken = _measured(path)
+            found.append(Part(path.name, taken, count, purpose, removal))
+    return sorted((part for part in found if part.bytes), key=lambda part: -part.bytes)
+
+
+def apparent_bytes(store: Store) -> int:
+    """Return the bytes that all images would take if each had its own copy of everything."""
+    sizes = StoreSizes(store, store.images())
+    return sum(sizes.image(name).total for name in sizes.images)
+
+
+def _orphans(store: Store) -> tuple[int, int]:
+    found = [info for shard in store.pool.shards() for info in _infos(shard) if info.st_nlink == 1]
+    return len(found), sum(info.st_blocks * 512 for info in found)
+
+
+def _infos(directory: Path) -> Iterator[os.stat_result]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            yield entry.stat(follow_symlinks=False)
+
+
+def _measured(directory: Path) -> tuple[int, int]:
+    """How many files there are below a directory, and the bytes that they take, every inode once."""
+    inodes: dict[int, int] = {}
+    count = 0
+    waiting = [directory]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    info = entry.stat(follow_symlinks=False)
+                    inodes[info.st_ino] = info.st_blocks * 512
+                    count += not entry.is_dir(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(Path(entry.path))
+        except (FileNotFoundError, PermissionError):  # being made or removed right now; a build's own closed directory
+            continue
+    return count, sum(inodes.values())
+
+
+def _taken(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,196 @@
+"""Parcels: images on their way from one store to another. Whatever comes in one is checked before it is used.
+
+Owners in a parcel are relative: 0 is whoever owns the store. It says what files hold, never where on a host they lie.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from minisandbox.errors import InvalidValue, StoreError
+from minisandbox.store import entries as listing
+from minisandbox.store.catalogue import check_name
+from minisandbox.store.entries import DIRECTORY, FILE, LINK, PRIVATE, Entry
+from minisandbox.store.keys import check_key, is_key
+from minisandbox.store.records import ImageRecord, LayerRecord
+from minisandbox.store.scanning import describe, walk
+from minisandbox.store.sizes import stack_of
+from minisandbox.store.store import Store
+
+_LONGEST_NAME, _LONGEST_PATH, _LONGEST_TARGET = 255, 3000, 4095
+_MOST_OWNERS = 65536
+_MOST_BYTES = 1 << 44
+_OPAQUE = frozenset((b"y".hex(), b"x".hex()))
+_COMMIT = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})?")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """A layer in a parcel.
+
+    Attributes:
+        record: what is known of it.
+        entries: its files, with relative owners.
+    """
+
+    record: LayerRecord
+    entries: tuple[Entry, ...]
+
+
+def pack_layer(store: Store, key: str) -> PackedLayer:
+    """List a layer of a store for a parcel.
+
+    Raises:
+        NotFound: it is not there.
+        StoreError: its record or its list is damaged.
+        OSError: a layer of an earlier MiniSandbox, which has no list, cannot be read.
+    """
+    owner = (store.root / "version").stat().st_uid
+    entries = (_relative(entry, owner) for entry in entries_of(store, key))
+    return PackedLayer(store.layer(key), tuple(entries))
+
+
+def entries_of(store: Store, key: str) -> Iterator[Entry]:
+    """Yield what a layer's list says, or what is there where it has none."""
+    directory = store.layer_directory(key)
+    if (directory / listing.NAME).exists():
+        yield from listing.read_entries(directory / listing.NAME)
+        return
+    first: dict[int, str] = {}
+    for path, info in walk(directory / "tree"):
+        entry = describe(path, f"{directory}/tree/{path}", info)
+        if info.st_nlink > 1 and entry.kind != DIRECTORY:
+            known = first.setdefault(info.st_ino, path)
+            entry = entry if known == path else replace(entry, same=known)
+        yield entry
+
+
+def _relative(entry: Entry, owner: int) -> Entry:
+    """An ordinary user's files are all the user's own; root's have the owners that sandboxes see."""
+    entry = replace(entry, disk=0, copy=PRIVATE)
+    return entry if owner == 0 else replace(entry, uid=0, gid=0)
+
+
+def layers_of(images: Sequence[ImageRecord]) -> list[str]:
+    """Return the keys of all layers of some images, each once, those below before those above."""
+    return list(dict.fromkeys(key for image in images for key in stack_of(image)))
+
+
+# --- what comes in ---------------------------------------------------------------------------------------------------
+
+
+def check_image(record: ImageRecord, where: str) -> ImageRecord:
+    """Return an image's record if everything in it can be used.
+
+    Raises:
+        StoreError: something in it cannot.
+    """
+    try:
+        check_name(record.name)
+        for key in (record.key, *stack_of(record)):
+            check_key(key)
+        path, created = PurePosixPath(record.workdir), float(record.created)
+        names = [name for name, _ in record.environment]
+        pairs = (*record.environment, *record.notes.items())
+        fine = (
+            _are_texts(text for pair in pairs for text in pair)
+            and bool(record.layers)
+            and path.is_absolute()
+            and created >= 0
+            and ".." not in path.parts
+            and _COMMIT.fullmatch(record.base_commit) is not None
+            and all(name and "=" not in name for name in names)
+        )
+    except (InvalidValue, TypeError, ValueError, AttributeError) as error:
+        raise unfit(where, f"the record of an image: {error}") from error
+    if not fine:
+        raise unfit(where, f"the record of image {record.name!r}: a field has a value that it cannot have")
+    return record
+
+
+def check_layer(layer: PackedLayer, where: str) -> PackedLayer:
+    """Return a layer of a parcel if everything in it can be used.
+
+    Raises:
+        StoreError: a path leads out of the tree or through a link, an owner, a size or an attribute cannot be, ...
+    """
+    record = layer.record
+    try:
+        check_key(record.key)
+        if record.parent is not None:
+            check_key(record.parent)
+        facts = (text for pair in record.facts.items() for text in pair)
+        fine = float(record.seconds) >= 0 and _are_texts(facts) and bool(record.step.keys())
+    except (InvalidValue, TypeError, ValueError, AttributeError) as error:
+        raise unfit(where, f"the record of a layer: {error}") from error
+    if not fine:
+        raise unfit(where, f"the record of layer {record.key[:16]}: a field has a value that it cannot have")
+    for problem in _problems(layer.entries):
+        raise unfit(where, f"layer {record.key[:16]}: {problem}")
+    return layer
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    """Whether these are what a record's type promises, without what no variable can hold."""
+    return all(isinstance(value, str) and "\0" not in value for value in values)
+
+
+def _problems(entries: Sequence[Entry]) -> Iterator[str]:
+    directories: set[str] = set()
+    others: dict[str, str] = {}
+    if not entries or entries[0].path or entries[0].kind != DIRECTORY:
+        yield "it does not begin with its own directory"
+    for entry in entries:
+        path = entry.path
+        if path or directories:
+            yield from _bad_path(path)
+            if path.rpartition("/")[0] not in directories:
+                yield f"{path[:200]!r} is in no directory"
+        if path in directories or path in others:
+            yield f"{path[:200]!r} is there twice"
+        if entry.same and others.get(entry.same) != entry.kind:
+            yield f"{path[:200]!r} is a name of nothing"
+        yield from _bad_values(entry)
+        if entry.kind == DIRECTORY:
+            directories.add(path)
+        else:
+            others[path] = entry.kind
+
+
+def _bad_path(path: str) -> Iterator[str]:
+    names = path.split("/")
+    encoded = os.fsencode(path)
+    too_long = len(encoded) > _LONGEST_PATH or any(len(os.fsencode(name)) > _LONGEST_NAME for name in names)
+    if too_long or "\0" in path or any(name in ("", ".", "..") for name in names):
+        yield f"{path[:200]!r} is no path in a tree"
+
+
+def _bad_values(entry: Entry) -> Iterator[str]:
+    what = repr(entry.path[:200])
+    if not 0 <= entry.mode <= 0o7777:
+        yield f"{what} has mode {entry.mode:o}"
+    if not (0 <= entry.uid < _MOST_OWNERS and 0 <= entry.gid < _MOST_OWNERS):
+        yield f"{what} has owner {entry.uid}:{entry.gid}"
+    if not 0 <= entry.size <= _MOST_BYTES or abs(entry.mtime) >= 1 << 62:
+        yield f"{what} has size {entry.size} and mtime {entry.mtime}"
+    if entry.kind == FILE and not is_key(entry.digest):
+        yield f"{what} has no hash"
+    if entry.kind == LINK and ("\0" in entry.target or not 0 < len(os.fsencode(entry.target)) <= _LONGEST_TARGET):
+        yield f"{what} points nowhere"
+    for name, value in entry.attributes:
+        opaque = name == "user.overlay.opaque" and value in _OPAQUE
+        if not opaque and (not name.startswith("user.") or name.startswith("user.overlay.")):
+            yield f"{what} has the attribute {name[:100]!r}, which is not taken from elsewhere"
+        if len(value) % 2 or any(digit not in "0123456789abcdef" for digit in value):
+            yield f"{what} has an attribute that is no bytes"
+
+
+def unfit(where: str, reason: str) -> StoreError:
+    """Return the error for a parcel that is not what an export makes."""
+    return StoreError(
+        f"{where} cannot be imported", reason=reason, hint="export it again, with `minisandbox image export`"
+    )

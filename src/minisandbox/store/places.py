@@ -1,0 +1,38 @@
+"""Where a store may lie, and what may be done there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from minisandbox.errors import StoreError
+from minisandbox.host.surroundings import file_system
+
+
+def is_read_only(path: Path) -> bool:
+    """Whether a store is there that this process may not change: on a read-only mount, or somebody else's."""
+    try:
+        owner = (path / "version").stat().st_uid
+    except OSError:
+        return False
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return True
+    # One that this process could write to is no exception: layers of several owners cannot all be copied up inside.
+    return owner != os.geteuid() or not os.access(path, os.W_OK | os.X_OK)
+
+
+def check_file_system(path: Path) -> None:
+    """Refuse a file system on which no layer can be made.
+
+    Raises:
+        StoreError: it is overlayfs.
+        OSError: the directory cannot be looked at.
+    """
+    if file_system(path) == "overlay":
+        raise StoreError(
+            f"the store {path} lies on overlayfs",
+            reason="the kernel takes no overlay's upper directory on another overlay, and layers are made in one; the "
+            "root file system of a container is usually such a place",
+            hint="set MINISANDBOX_STORE to a directory on ext4, xfs, btrfs or tmpfs: a volume of the container, or "
+            "below /dev/shm for a try",
+        )

@@ -1,0 +1,196 @@
+"""From a finished tree to a published layer: listed, shared with equal files of other layers, durable, then visible."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from minisandbox.store import entries as listing
+from minisandbox.store.durable import sync_directory, sync_filesystem
+from minisandbox.store.entries import FILE, PRIVATE, Entry
+from minisandbox.store.faults import fault_point
+from minisandbox.store.objects import SMALLEST, Pool
+from minisandbox.store.records import LayerRecord
+from minisandbox.store.scanning import Lifted, scan
+
+Grow = Callable[[Callable[[Entry], bool]], list[Entry]]
+"""Makes a tree from known entries. It is given what puts a file there out of the pool, if that has it, and returns the
+entries with the bytes that they take on disk."""
+
+
+@dataclass(slots=True)
+class Publication:
+    """One layer on its way into the store.
+
+    Attributes:
+        pool: where equal files are found.
+        work: the private directory that holds its tree.
+        tree: the tree.
+        below: what the layers that it is stacked with have of the pool: yields names of objects. It is only asked where
+            an object is there already; no inode may be in a stack twice, because programs compare inodes.
+    """
+
+    pool: Pool
+    work: Path
+    tree: Path
+    below: Iterable[str]
+    _more: dict[str, list[str]] = field(default_factory=dict)
+    _copies: dict[str, int] = field(default_factory=dict)
+    _missing: list[tuple[Entry, str]] = field(default_factory=list)
+    _next: dict[str, int] = field(default_factory=dict)
+    _asked: bool = False
+
+    @property
+    def spare(self) -> Path:
+        """A directory for a moment's names."""
+        return self.work / "spare"
+
+    def prepare(self, unsized: LayerRecord, grow: Grow | None = None) -> tuple[Path, LayerRecord]:
+        """Bring the layer into the shape in which it is published; nothing of it is visible yet.
+
+        Data is written back before a name in the pool leads to it: who finds an object after a crash finds it whole.
+
+        Args:
+            unsized: the record, without sizes.
+            grow: makes the tree, where it is not there yet and its entries are known.
+
+        Returns:
+            The directory to rename, and the layer's record.
+
+        Raises:
+            StoreError: the tree holds a device.
+            OSError: the kernel refused; ENOSPC of delayed allocation shows up here.
+        """
+        self.spare.mkdir(mode=0o700)
+        found = self._settle(grow)
+        fault_point("shared")
+        whole = self.work / "publish"
+        whole.mkdir(mode=0o700)
+        self.tree.rename(whole / "tree")
+        listing.write_entries(whole / listing.NAME, self._listed(found))
+        names = [entry for entry in found if entry.kind != listing.DIRECTORY]
+        # a directory's entry for itself is not counted, as no layer's size ever was
+        taken = sum(entry.disk for entry in found if not entry.same and entry.path)
+        record = replace(unsized, bytes=taken, files=len(names))
+        (whole / "layer.json").write_bytes(record.to_json())
+        fault_point("recorded")
+        sync_filesystem(whole)
+        return whole, record
+
+    def _settle(self, grow: Grow | None) -> list[Entry]:
+        """Exchange files with the pool; return what is in the tree."""
+        lifted = Lifted()
+        try:
+            found = list(scan(self.tree, lifted)) if grow is None else []
+            fault_point("scanned")
+            with self.pool.using():
+                found = grow(self._link) if grow is not None else found
+                self._note_names(found)
+                if grow is None:
+                    self._take(found)
+                fault_point("taken")
+                sync_filesystem(self.work)
+                self._give()
+            self._restore_mtimes(found)
+        finally:
+            lifted.restore()
+        return found
+
+    def _note_names(self, found: list[Entry]) -> None:
+        for entry in found:
+            if entry.same:
+                self._more.setdefault(entry.same, []).append(entry.path)
+
+    def _take(self, found: list[Entry]) -> None:
+        """Take up objects that the pool has, before the disk has had any work with these."""
+        for entry in found:
+            if _is_shared(entry):
+                key = entry.object
+                copy = self.pool.take(entry, key, self._names(entry), first=self._first(key), spare=self.spare)
+                if copy is None:
+                    self._missing.append((entry, key))
+                else:
+                    self._note(entry, key, copy)
+
+    def _link(self, entry: Entry) -> bool:
+        """Put an object of the pool where a file is to be; False where the pool has none."""
+        if not _is_shared(entry):
+            return False
+        key = entry.object
+        copy = self.pool.take(entry, key, [f"{self.tree}/{entry.path}"], first=self._first(key), spare=None)
+        if copy is None:
+            self._missing.append((entry, key))
+            return False
+        self._note(entry, key, copy)
+        return True
+
+    def _give(self) -> None:
+        """Give the pool what it lacks."""
+        for entry, key in self._missing:
+            first = self._next.get(key, 0)
+            self._note(entry, key, self.pool.share(entry, key, self._names(entry), first=first, spare=self.spare))
+
+    def _names(self, entry: Entry) -> list[str]:
+        return [f"{self.tree}/{path}" for path in (entry.path, *self._more.get(entry.path, ()))]
+
+    def _note(self, entry: Entry, key: str, copy: int) -> None:
+        self._copies[entry.path] = copy
+        self._next[key] = max(self._next.get(key, 0), copy + 1)
+
+    def _first(self, key: str) -> int:
+        """The first copy of an object that neither this layer nor those below it have."""
+        if not self._asked and os.path.lexists(self.pool.path(key)):
+            self._asked = True
+            for name in self.below:
+                known, _, number = name.partition(".")
+                self._next[known] = max(self._next.get(known, 0), int(number or 0) + 1)
+        return self._next.get(key, 0)
+
+    def _listed(self, found: list[Entry]) -> Iterator[Entry]:
+        for entry in found:
+            copy = self._copies.get(entry.same or entry.path, PRIVATE)
+            yield entry if copy == PRIVATE else replace(entry, copy=copy)
+
+    def _restore_mtimes(self, found: list[Entry]) -> None:
+        """Give directories the mtimes back that exchanging files in them has changed."""
+        for entry in found:
+            if entry.kind == listing.DIRECTORY:
+                where = f"{self.tree}/{entry.path}"
+                if os.lstat(where).st_mtime_ns != entry.mtime:
+                    os.utime(where, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
+
+
+def _is_shared(entry: Entry) -> bool:
+    return entry.kind == FILE and entry.size >= SMALLEST and not entry.same
+
+
+def make_visible(whole: Path, place: Path) -> None:
+    """Publish: one rename.
+
+    Raises:
+        OSError: the kernel refused; the layer is not there.
+    """
+    fault_point("before-rename")
+    whole.rename(place)
+    fault_point("renamed")
+    sync_directory(place.parent)
+
+
+def objects_of(layers: Iterable[Path]) -> Iterator[str]:
+    """Yield the names of the pool's objects that some layers have, as their lists say; one without a list has none.
+
+    Args:
+        layers: directories of layers; one that has gone is passed over.
+
+    Raises:
+        StoreError: a list is damaged.
+    """
+    for layer in layers:
+        try:
+            for entry in listing.read_entries(layer / listing.NAME):
+                if entry.copy != PRIVATE:
+                    yield entry.object_name
+        except FileNotFoundError:
+            continue

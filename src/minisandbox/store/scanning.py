@@ -1,0 +1,204 @@
+"""Looking at a finished tree: what is in it, with the hash of each file's content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from minisandbox.errors import StoreError
+from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, SOCKET, WHITEOUT, Attributes, Entry
+
+_CHUNK = 1 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MACHINE = frozenset(f"user.overlay.{name}" for name in ("origin", "impure", "nlink", "uuid", "upper"))
+"""What overlayfs notes for itself (fs/overlayfs/overlayfs.h): of use only while it can decode them."""
+_KINDS = {
+    stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.S_IFIFO: FIFO, stat.S_IFSOCK: SOCKET,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Lifted:
+    """Rights that an owner gave itself to look into its own tree, and what they were.
+
+    Attributes:
+        modes: (path, mode) of each, the outermost first.
+    """
+
+    modes: list[tuple[str, int]] = field(default_factory=list)
+
+    def lift(self, path: str) -> None:
+        """Give the owner all rights to a file or directory that is no link.
+
+        Raises:
+            OSError: it is somebody else's.
+        """
+        mode = stat.S_IMODE(os.lstat(path).st_mode)
+        os.chmod(path, mode | stat.S_IRWXU)
+        self.modes.append((path, mode))
+
+    def restore(self) -> None:
+        """Take them back."""
+        while self.modes:
+            os.chmod(*self.modes.pop())
+
+
+def walk(tree: Path, lifted: Lifted | None = None) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield (path relative to the tree, its status), the tree itself first, each directory before what is in it.
+
+    Names of one directory come sorted, so that the same tree always gives the same list.
+
+    Args:
+        tree: the directory.
+        lifted: where to note the modes of directories that had to be opened up; None leaves them alone.
+
+    Raises:
+        OSError: a directory cannot be read.
+    """
+    base = os.fspath(tree)
+    yield "", os.lstat(base)
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        for entry in _listed(f"{base}/{folder}", lifted):
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            info = entry.stat(follow_symlinks=False)
+            yield path, info
+            if stat.S_ISDIR(info.st_mode):
+                waiting.append(path)
+
+
+def _listed(folder: str, lifted: Lifted | None) -> list[os.DirEntry[str]]:
+    if lifted is not None and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        lifted.lift(folder)
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def scan(tree: Path, lifted: Lifted) -> Iterator[Entry]:
+    """Yield the entry of everything in a tree that is about to be published, and clear it of overlayfs's own notes.
+
+    Args:
+        tree: a tree that nobody writes to any more.
+        lifted: where to note the modes of directories that had to be opened up, as a build may have left them.
+
+    Raises:
+        StoreError: it holds a device, or a file changed while it was read.
+        OSError: something in it cannot be read.
+    """
+    first: dict[int, Entry] = {}
+    for path, info in walk(tree, lifted):
+        where = f"{tree}/{path}" if path else str(tree)
+        known = first.get(info.st_ino) if info.st_nlink > 1 else None
+        if known is not None:
+            yield replace(known, path=path, same=known.path)
+            continue
+        entry = _cleared(_described(path, where, info), where)
+        if info.st_nlink > 1 and entry.kind != DIRECTORY:
+            first[info.st_ino] = entry
+        yield entry
+
+
+def _described(path: str, where: str, info: os.stat_result) -> Entry:
+    if info.st_mode & stat.S_IRUSR or not stat.S_ISREG(info.st_mode):
+        return describe(path, where, info)
+    lifted = Lifted()
+    lifted.lift(where)
+    try:
+        return describe(path, where, info)
+    finally:
+        lifted.restore()
+
+
+def _cleared(entry: Entry, where: str) -> Entry:
+    """Without file handles of this machine: equal files would differ, and a moved layer would hold stale ones."""
+    noted = [name for name, _ in entry.attributes if name in _MACHINE]
+    if not noted:
+        return entry
+    lifted = Lifted()
+    if not os.access(where, os.W_OK):
+        lifted.lift(where)
+    try:
+        for name in noted:
+            os.removexattr(where, name, follow_symlinks=False)
+    finally:
+        lifted.restore()
+    return replace(entry, attributes=tuple(pair for pair in entry.attributes if pair[0] not in _MACHINE))
+
+
+def describe(path: str, where: str, info: os.stat_result, *, digest: bool = True) -> Entry:
+    """Return the entry of one thing.
+
+    Args:
+        path: its path in the layer.
+        where: its path here.
+        info: its status.
+        digest: whether to read and hash a file's content.
+
+    Raises:
+        StoreError: it is a device, or a file changed while it was read.
+        OSError: it cannot be read.
+    """
+    kind = kind_of(info)
+    if kind is None:
+        raise StoreError(f"{where} is a device", reason="a layer holds files, directories and links")
+    return Entry(
+        path=path,
+        kind=kind,
+        mode=stat.S_IMODE(info.st_mode),
+        uid=info.st_uid,
+        gid=info.st_gid,
+        mtime=info.st_mtime_ns,
+        size=info.st_size if kind == FILE else 0,
+        disk=info.st_blocks * 512,  # stat(2): in units of 512 bytes on every file system
+        digest=hash_file(where, info.st_size) if kind == FILE and digest else "",
+        target=os.readlink(where) if kind == LINK else "",
+        attributes=read_attributes(where) if kind in (FILE, DIRECTORY) else (),
+    )
+
+
+def kind_of(info: os.stat_result) -> str | None:
+    """What a status describes, as entries call it; None for a device that is no whiteout."""
+    if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
+        return WHITEOUT
+    return _KINDS.get(stat.S_IFMT(info.st_mode))
+
+
+def hash_file(path: str, size: int) -> str:
+    """Return the SHA-256 of a file's content.
+
+    Args:
+        path: the file; it is not followed if it is a link, and not waited for if it is none.
+        size: how long it is.
+
+    Raises:
+        StoreError: it is longer or shorter.
+        OSError: it cannot be read.
+    """
+    fd = os.open(path, _READ)
+    try:
+        digest, left = hashlib.sha256(), size
+        while chunk := os.read(fd, min(left + 1, _CHUNK)):
+            digest.update(chunk)
+            left -= len(chunk)
+            if left < 0:
+                break
+    finally:
+        os.close(fd)
+    if left:
+        raise StoreError(f"{path} changed while it was read", reason=f"it had {size} bytes")
+    return digest.hexdigest()
+
+
+def read_attributes(path: str) -> Attributes:
+    """Return a file's or directory's extended attributes; those that label it for this machine only are left out."""
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:  # a file system that has none, as tmpfs before Linux 6.6
+        return ()
+    kept = sorted(name for name in names if name.startswith(("user.", "security.capability", "system.posix_acl")))
+    return tuple((name, os.getxattr(path, name, follow_symlinks=False).hex()) for name in kept)

@@ -1,0 +1,173 @@
+"""What a store's layers and images take on disk, every inode counted once, and what a removal would free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from minisandbox.errors import NotFound, StoreError
+from minisandbox.store import entries as listing
+from minisandbox.store.entries import PRIVATE
+from minisandbox.store.records import ImageRecord, LayerRecord
+from minisandbox.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSize:
+    """What one layer takes.
+
+    Attributes:
+        record: what is known of it.
+        private: bytes of what only this layer can have: directories, small files, links, its records.
+        objects: bytes of each object of the pool that it has, by name.
+        listed: whether there is a list of its files; without one everything counts as private.
+    """
+
+    record: LayerRecord
+    private: int
+    objects: Mapping[str, int] = field(repr=False)
+    listed: bool = True
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything in it, as if it were alone."""
+        return self.private + sum(self.objects.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """What one image takes among the images of its store.
+
+    Attributes:
+        unique: bytes that go with it: of inodes that no other image has.
+        shared: bytes of inodes that other images have too.
+    """
+
+    unique: int
+    shared: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all its layers, every inode once."""
+        return self.unique + self.shared
+
+
+def stack_of(image: ImageRecord) -> tuple[str, ...]:
+    """Return the keys of all layers of an image, the tests layer included."""
+    return (*image.layers, *([image.tests_layer] if image.tests_layer is not None else []))
+
+
+def measure_layer(store: Store, key: str) -> LayerSize:
+    """Measure one layer by the list of its files.
+
+    Raises:
+        NotFound: it is not there.
+        StoreError: its record or its list is damaged.
+    """
+    record = store.layer(key)
+    path = store.layer_directory(key) / listing.NAME
+    private, objects = 0, {}
+    try:
+        private += path.stat().st_size
+        for entry in listing.read_entries(path):
+            if entry.copy == PRIVATE:
+                private += 0 if entry.same else entry.disk
+            else:
+                objects[entry.object_name] = entry.disk
+    except FileNotFoundError:  # made by an earlier MiniSandbox
+        return LayerSize(record, record.bytes, {}, listed=False)
+    return LayerSize(record, private, objects)
+
+
+class StoreSizes:
+    """The sizes of everything in a store at one moment.
+
+    Args:
+        store: the store.
+        images: its images.
+
+    Attributes:
+        layers: the sizes of all layers, by key; damaged ones are missing.
+        damaged: the keys of layers whose record or list of files cannot be read.
+        images: the images, by name.
+        missing: by image, the keys of layers that are not there or damaged.
+    """
+
+    def __init__(self, store: Store, images: Iterable[ImageRecord]) -> None:
+        self.images = {image.name: image for image in images}
+        self.layers: dict[str, LayerSize] = {}
+        self.damaged: list[str] = []
+        for key in store.layer_keys():
+            with suppress(NotFound):  # removed since
+                try:
+                    self.layers[key] = measure_layer(store, key)
+                except StoreError:
+                    self.damaged.append(key)
+        stacks = {name: stack_of(image) for name, image in self.images.items()}
+        self.missing = {
+            name: lost for name, stack in stacks.items() if (lost := [key for key in stack if key not in self.layers])
+        }
+        self._stacks = {name: [key for key in stack if key in self.layers] for name, stack in stacks.items()}
+
+    @cached_property
+    def uses(self) -> Counter[str]:
+        """How many images have each layer."""
+        return Counter(key for stack in self._stacks.values() for key in set(stack))
+
+    @property
+    def total(self) -> int:
+        """Bytes of all layers together, every inode once."""
+        return self.together(self.layers)
+
+    def together(self, keys: Iterable[str]) -> int:
+        """Return the bytes that some layers take together, every inode once."""
+        chosen = [self.layers[key] for key in set(keys)]
+        objects: dict[str, int] = {}
+        for layer in chosen:
+            objects.update(layer.objects)
+        return sum(layer.private for layer in chosen) + sum(objects.values())
+
+    def freed(self, keys: Iterable[str]) -> int:
+        """Return the bytes that would be free if some layers were removed: of inodes that no other layer has."""
+        removal = Removal(self)
+        return sum(removal.take(key) for key in set(keys))
+
+    @cached_property
+    def owners(self) -> Counter[str]:
+        """How many layers have each object."""
+        return Counter(name for layer in self.layers.values() for name in layer.objects)
+
+    def image(self, name: str) -> ImageSize:
+        """Return what an image takes; unique is what its removal would free."""
+        unique = self.freed(self.only_of([name]))
+        return ImageSize(unique, self.together(self._stacks[name]) - unique)
+
+    def only_of(self, names: Iterable[str]) -> set[str]:
+        """Return the keys of layers that no image but these has."""
+        gone = set(names)
+        kept = {key for name, stack in self._stacks.items() if name not in gone for key in stack}
+        return {key for name in gone for key in self._stacks[name]} - kept
+
+
+class Removal:
+    """What is freed as layers are removed one after the other.
+
+    Args:
+        sizes: the store as it is.
+    """
+
+    def __init__(self, sizes: StoreSizes) -> None:
+        self._sizes = sizes
+        self._taken: Counter[str] = Counter()
+
+    def take(self, key: str) -> int:
+        """Remove a layer in thought; return the bytes that this frees, the earlier ones being gone."""
+        layer = self._sizes.layers.get(key)
+        if layer is None:
+            return 0
+        self._taken.update(layer.objects.keys())  # a mapping's values would be added up
+        owners = self._sizes.owners
+        return layer.private + sum(size for name, size in layer.objects.items() if self._taken[name] == owners[name])

@@ -1,0 +1,270 @@
+"""Finding damage: layers that are not what was published go into quarantine, and their next use makes them anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from minisandbox.errors import NotFound, StoreError
+from minisandbox.store import entries as listing
+from minisandbox.store.entries import FILE, LINK, Entry
+from minisandbox.store.faults import store_faults
+from minisandbox.store.keys import is_key
+from minisandbox.store.scanning import describe, hash_file, kind_of, walk
+from minisandbox.store.store import Store
+
+_MOST_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What is wrong with one layer.
+
+    Attributes:
+        key: the layer.
+        kind: what the layer is: the kind of its step.
+        problems: a line for each of the first things found.
+        count: how many were found.
+        quarantined: where it lies now, relative to the store; "" where it was left.
+    """
+
+    key: str
+    kind: str
+    problems: tuple[str, ...]
+    count: int
+    quarantined: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a verification found.
+
+    Attributes:
+        checked: how many layers were looked at.
+        files: how many files.
+        bytes: how many bytes of content were read.
+        damaged: the layers that are not what was published.
+        unlisted: keys of layers of an earlier MiniSandbox, which have no list to compare with.
+        unreadable: how many files this user may not read, so that their content is not known.
+        images: names of images that have a layer missing or damaged, or whose record is damaged.
+    """
+
+    checked: int
+    files: int
+    bytes: int
+    damaged: tuple[Damage, ...]
+    unlisted: tuple[str, ...]
+    unreadable: int
+    images: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyEvent:
+    """One layer has been looked at.
+
+    Attributes:
+        done: how many layers have been.
+        total: how many there are.
+        key: this one.
+        problems: how many were found in it.
+    """
+
+    done: int
+    total: int
+    key: str
+    problems: int
+
+
+def verify(
+    store: Store,
+    *,
+    full: bool = False,
+    keys: Iterable[str] | None = None,
+    progress: Callable[[VerifyEvent], None] | None = None,
+) -> Report:
+    """Compare layers with the lists of their files, and put damaged ones into quarantine.
+
+    It may be interrupted at any time; what was found by then has been dealt with. Sandboxes that run over a damaged
+    layer go on, new ones are not made over it. In a store that cannot be written damage is only reported.
+
+    Args:
+        store: the store.
+        full: read every file's content too, not only names, types, sizes, modes, owners, mtimes, links and attributes.
+        keys: the layers; all by default.
+        progress: told of each layer.
+
+    Returns:
+        What was found.
+
+    Raises:
+        NotFound: one of ``keys`` is not there.
+        StoreError: the kernel refused.
+    """
+    chosen = _everything(store) if keys is None else list(dict.fromkeys(keys))
+    check, damaged = _Check(store, full), list[Damage]()
+    for number, key in enumerate(chosen, 1):
+        try:
+            with store.hold(key):
+                found = check.layer(key)
+                damaged += [_put_away(store, found)] if found is not None else []
+        except NotFound:
+            if keys is not None:
+                raise
+            continue  # collected since
+        if progress is not None:
+            progress(VerifyEvent(number, len(chosen), key, 0 if found is None else found.count))
+    if full and keys is None:
+        check.orphans()
+    broken = tuple(_broken(store, {damage.key for damage in damaged}))
+    unlisted = tuple(check.unlisted)
+    return Report(len(chosen), check.files, check.bytes, tuple(damaged), unlisted, check.unreadable, broken)
+
+
+def _everything(store: Store) -> list[str]:
+    """The keys of all layers, those without a record among them."""
+    return sorted(name for name in os.listdir(store.root / "layers") if is_key(name))
+
+
+def _broken(store: Store, bad: set[str]) -> Iterator[str]:
+    for name in store.image_names():
+        try:
+            image = store.image(name)
+        except NotFound:
+            continue
+        except StoreError:
+            yield name
+            if store.writable:
+                store.quarantine_image(name)
+            continue
+        stack = {*image.layers, *filter(None, [image.tests_layer])}
+        if stack & bad or any(not store.has_layer(key) for key in stack):
+            yield name
+
+
+def _put_away(store: Store, damage: Damage) -> Damage:
+    if not store.writable:
+        return damage
+    place = store.quarantine(damage.key)
+    relative = str(place.relative_to(store.root))
+    return Damage(damage.key, damage.kind, damage.problems, damage.count, relative)
+
+
+@dataclass(slots=True)
+class _Check:
+    """One verification: what it looked at, and the inodes that it has hashed already."""
+
+    store: Store
+    full: bool
+    files: int = 0
+    bytes: int = 0
+    unreadable: int = 0
+    unlisted: list[str] = field(default_factory=list)
+    _hashed: dict[int, str] = field(default_factory=dict)
+
+    def layer(self, key: str) -> Damage | None:
+        """Compare one layer with its list."""
+        kind = "?"
+        with store_faults(f"verify layer {key}"):
+            try:
+                kind = str(self.store.layer(key).step.get("kind", "?"))
+                directory = self.store.layer_directory(key)
+                expected = {entry.path: entry for entry in listing.read_entries(directory / listing.NAME)}
+            except FileNotFoundError:
+                self.unlisted.append(key)
+                return None
+            except StoreError as error:
+                return Damage(key, kind, (str(error.what),), 1)
+            except NotFound:
+                return Damage(key, kind, ("its record is missing",), 1)
+            problems = list(self._compare(key, expected))
+        if not problems:
+            return None
+        return Damage(key, kind, tuple(problems[:_MOST_TOLD]), len(problems))
+
+    def orphans(self) -> None:
+        """See to it that no layer takes up a damaged object that no layer has at present."""
+        pool = self.store.pool
+        for shard in pool.shards() if self.store.writable else ():
+            with pool.using(exclusive=True), os.scandir(shard) as found:
+                for each in found:
+                    info = each.stat(follow_symlinks=False)
+                    if info.st_nlink == 1 and describe("", each.path, info).object != each.name.partition(".")[0]:
+                        os.unlink(each.path)
+
+    def _compare(self, key: str, expected: dict[str, Entry]) -> Iterator[str]:
+        tree = self.store.layer_directory(key) / "tree"
+        seen: set[str] = set()
+        try:
+            for path, info in walk(tree):
+                seen.add(path)
+                entry = expected.get(path)
+                if entry is None:
+                    yield f"{path}: is not in the list"
+                else:
+                    yield from self._entry(entry, f"{tree}/{path}" if path else str(tree), info)
+        except PermissionError as error:  # a directory that a build left closed to its own owner
+            self.unreadable += 1
+            below = os.path.relpath(os.fsdecode(error.filename), tree)
+            seen |= {path for path in expected if path == below or path.startswith(f"{below}/")}
+        except FileNotFoundError as error:
+            yield f"{error.filename}: has gone"
+        yield from (f"{path}: is missing" for path in expected.keys() - seen)
+
+    def _entry(self, entry: Entry, where: str, info: os.stat_result) -> Iterator[str]:
+        path = entry.path or "."
+        if kind_of(info) != entry.kind:
+            yield f"{path}: is of another type"
+            return
+        found = describe(entry.path, where, info, digest=False)
+        for name in ("mode", "uid", "gid", "size"):
+            was, now = getattr(entry, name), getattr(found, name)
+            if was != now:
+                form = "o" if name == "mode" else "d"
+                yield f"{path}: {name} is {now:{form}}, was {was:{form}}"
+        if found.mtime != entry.mtime:
+            yield f"{path}: has another mtime"
+        if found.attributes != entry.attributes:
+            yield f"{path}: has other extended attributes"
+        if entry.kind == LINK and found.target != entry.target:
+            yield f"{path}: points elsewhere"
+        if entry.kind == FILE:
+            yield from self._file(entry, where, info)
+
+    def _file(self, entry: Entry, where: str, info: os.stat_result) -> Iterator[str]:
+        self.files += 1
+        if not self.full or info.st_size != entry.size:
+            return
+        digest = self._hashed.get(info.st_ino)
+        if digest is None:
+            try:
+                digest = hash_file(where, info.st_size)
+            except PermissionError:
+                self.unreadable += 1
+                return
+            self.bytes += info.st_size
+            if info.st_nlink > 1:
+                self._hashed[info.st_ino] = digest
+        if digest != entry.digest:
+            yield f"{entry.path}: has other content"
+            self._forget(entry, info)
+        elif entry.object_name and self.store.writable:
+            self._put_back(entry, where)
+
+    def _put_back(self, entry: Entry, where: str) -> None:
+        """Give the pool an inode back that it has lost; no layer is the worse for that."""
+        path = self.store.pool.path(entry.object_name)
+        if not os.path.lexists(path):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                os.link(where, path, follow_symlinks=False)
+
+    def _forget(self, entry: Entry, info: os.stat_result) -> None:
+        """See to it that no further layer takes up a damaged inode."""
+        if not self.store.writable or not entry.object_name:
+            return
+        path = self.store.pool.path(entry.object_name)
+        with self.store.pool.using(exclusive=True), suppress(FileNotFoundError):
+            if path.lstat().st_ino == info.st_ino:
+                path.unlink()

@@ -1,0 +1,111 @@
+"""`minisandbox image` as typed: builds of recipes and sets, locks, interpreters, repair by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.kernel
+
+RECIPE = '[source.local]\npath = "project"\n'
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/a.py").write_text("x = 1\n")
+    (tmp_path / "good.toml").write_text(f"install = ['echo made > made']\n{RECIPE}")
+    (tmp_path / "bad.toml").write_text(f"install = ['echo what went wrong; cat by-hand > made']\n{RECIPE}")
+    return tmp_path
+
+
+def image(place: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "MINISANDBOX_STORE": str(place / "store")}
+    return subprocess.run(
+        [sys.executable, "-m", "minisandbox", "image", *words],
+        capture_output=True, text=True, timeout=300, check=False, env=environment, cwd=place, input=stdin,
+    )  # fmt: skip
+
+
+def test_locks(place: Path) -> None:
+    assert image(place, "build", "good.toml").returncode == 0
+    shown = image(place, "lock", "show", "good")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith('format = 1\nimage = "good"\nbase = "')
+    (place / "good.lock.toml").write_text(shown.stdout)
+    same = image(place, "lock", "diff", "good", "good.lock.toml")
+    assert (same.returncode, same.stdout) == (0, "the locks are the same\n")
+    (place / "other.toml").write_text(shown.stdout.replace("[installed]", '[installed]\n"six" = "1.0"'))
+    differs = image(place, "lock", "diff", "good", "other.toml")
+    assert differs.returncode == 1
+    assert "six" in differs.stdout
+    rows = json.loads(image(place, "lock", "diff", "good", "other.toml", "--json").stdout)
+    assert rows == [{"part": "installed", "name": "six", "old": "", "new": "1.0"}]
+    locked = image(place, "build", "good.toml", "--locked", "other.toml")
+    assert locked.returncode == 24
+    assert "six: 1.0 in the lock, not there now" in locked.stderr
+    assert image(place, "build", "good.toml", "--locked", "good.lock.toml").returncode == 0
+    assert image(place, "build", "good.toml", "--locked", "nothing.toml").returncode == 6
+
+
+def test_a_failed_build_is_repaired(place: Path) -> None:
+    failed = image(place, "build", "bad.toml")
+    assert failed.returncode == 24
+    assert "what went wrong" in failed.stderr
+    assert "/logs/" in failed.stderr
+    dropped = image(place, "shell", "bad", "--keep", stdin="echo by hand > by-hand; exit 5\n")
+    assert dropped.returncode == 5
+    assert "nothing was kept" in dropped.stderr
+    kept = image(place, "shell", "bad", "--keep", stdin="ls; echo by hand > by-hand\n")
+    assert (kept.returncode, kept.stdout) == (0, "a.py\n")
+    assert "kept as layer" in kept.stderr
+    assert image(place, "build", "bad.toml").returncode == 0
+    shown = json.loads(image(place, "show", "bad", "--json").stdout)
+    assert "by_hand" in [layer["step"]["kind"] for layer in shown["layers"]]
+    assert image(place, "shell", "bad").returncode == 6, "nothing failed"
+    assert image(place, "shell", "bad", "--forget").returncode == 0
+    assert image(place, "build", "bad.toml").returncode == 24
+
+
+def test_a_set_whose_failures_are_remembered(place: Path) -> None:
+    def row(name: str, *install: str) -> str:
+        build = {"source": {"local": {"path": "project"}}, "install": list(install)}
+        patch = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
+        return json.dumps({
+            "instance_id": name, "repo": "o/n", "form": "swebench", "problem_statement": "x", "patch": patch,
+            "FAIL_TO_PASS": ["t.py::t"], "PASS_TO_PASS": [], "build": build, "test": {"command": "true"},
+        })  # fmt: skip
+
+    (place / "set.jsonl").write_text("\n".join([row("good", "true"), row("bad", "exit 3"), row("last", "true")]))
+    first = image(place, "build", "set.jsonl", "--jobs", "2")
+    assert first.returncode == 24
+    assert "good" in first.stdout
+    assert "last" in first.stdout
+    again = image(place, "build", "set.jsonl")
+    assert "was not tried again" in again.stderr
+    assert "was not tried again" not in image(place, "build", "set.jsonl", "--retry-failed").stderr
+    assert image(place, "build", "set.jsonl", "--locked", "x.toml").returncode == 3
+
+
+def test_interpreters(place: Path) -> None:
+    listed = image(place, "pythons", "--json")
+    assert listed.returncode == 0
+    rows = json.loads(listed.stdout)
+    assert rows, "not even the one that runs this"
+    assert {row["kind"] for row in rows} <= {"pyenv", "uv", "conda", "system", "other"}
+    assert {row["works"] for row in rows} == {"untried"}
+    assert {row["readers"] for row in rows} <= {"everybody", "this user"}
+    assert rows[0]["interpreter"]["version"] in image(place, "pythons").stdout
+    there = image(place, "pythons", "install", rows[0]["interpreter"]["version"])
+    if rows[0]["kind"] != "system":
+        assert rows[0]["interpreter"]["executable"] in there.stdout
+    missing = image(place, "pythons", "install", "2.6")
+    assert missing.returncode == 22
+    assert "pyenv install 2.6" in missing.stderr
+    assert image(place, "pythons", "install", ">=3.11").returncode == 3
+    assert image(place, "pythons", "install").returncode == 3

@@ -1,0 +1,133 @@
+"""Repositories: fetched into one mirror, taken from mirrors made elsewhere, and never more than one commit inside."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import SourceError
+from minisandbox.images import GitSource, Recipe, build
+from minisandbox.images.mirrors import Mirrors, mirror_name
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import Store
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store")
+
+
+def _git(cwd: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false")
+    allowed = ("-c", "protocol.file.allow=always")
+    done = subprocess.run(["git", *identity, *allowed, *arguments], cwd=cwd, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Path:
+    """A repository with two commits, a tag, another branch, a note and a stash."""
+    root = tmp_path / "upstream"
+    root.mkdir()
+    _git(root, "init", "-q", "-b", "main")
+    for number in range(40):
+        (root / f"file{number}.txt").write_text(f"file {number}\n" * 50)
+    _git(root, "add", "-A")
+    _git(root, "commit", "-q", "-m", "first")
+    _git(root, "tag", "v1")
+    (root / "file0.txt").write_text("the answer\n")
+    _git(root, "commit", "-qam", "second")
+    _git(root, "notes", "add", "-m", "the answer in a note")
+    _git(root, "branch", "future")
+    (root / "file1.txt").write_text("stashed\n")
+    _git(root, "stash", "-q")
+    return root
+
+
+def _commits(upstream: Path) -> tuple[str, str]:
+    return _git(upstream, "rev-parse", "v1"), _git(upstream, "rev-parse", "main")
+
+
+def test_a_commit_is_fetched_once_and_the_next_brings_what_is_new(upstream: Path, store: Store, tmp_path: Path) -> None:
+    url = upstream.as_uri()
+    mirror = store.root / "repositories" / mirror_name(url)
+    sizes = []
+    for number, commit in enumerate(_commits(upstream)):
+        work = tmp_path / f"work{number}"
+        work.mkdir()
+        Mirrors(store).take(GitSource(url, commit), work)
+        sizes.append(int(_git(mirror, "count-objects", "-v").split("count: ")[1].split()[0]))
+    assert sizes[1] - sizes[0] == 3, "a commit, a tree and a blob are new"
+    shutil.move(upstream, tmp_path / "gone")
+    (tmp_path / "offline").mkdir()
+    Mirrors(store).take(GitSource(url, _git(tmp_path / "gone", "rev-parse", "v1")), tmp_path / "offline")
+
+
+def test_the_repository_inside_has_one_commit_and_no_other_object(upstream: Path, store: Store) -> None:
+    first, _ = _commits(upstream)
+    image = build(Recipe(source=GitSource(upstream.as_uri(), first)), store=store, name="one")
+    check = (
+        "git rev-list --all --count; git for-each-ref; git remote; git tag; git reflog; git stash list; git notes list;"
+        "ls .git/logs .git/objects/info/alternates .git/shallow .git/packed-refs 2>/dev/null;"
+        "git cat-file --batch-all-objects --batch-check='%(objectname)' | sort -u > /tmp/all;"
+        "git rev-list --objects HEAD | cut -d' ' -f1 | sort -u > /tmp/reachable;"
+        "cmp /tmp/all /tmp/reachable && echo same;"
+        "git cat-file --batch-all-objects --batch --buffer | grep -c answer"
+    )
+    with Sandbox.create(image.spec()) as box:
+        lines = box.exec(check).stdout.splitlines()
+    assert lines == ["1", f"{image.commit} commit\trefs/heads/main", "same", "0"]
+
+
+@pytest.mark.parametrize("place", ["owner/name", "owner__name", "owner__name.git", "name.git"])
+def test_mirrors_made_elsewhere_need_no_network(upstream: Path, store: Store, tmp_path: Path, place: str) -> None:
+    given = tmp_path / "given"
+    bare = ["--bare"] if place.endswith(".git") else []
+    (given / place).parent.mkdir(parents=True)
+    _git(tmp_path, "clone", "-q", *bare, str(upstream), str(given / place))
+    first, _ = _commits(upstream)
+    source = GitSource("https://unreachable.invalid/owner/name.git", first)
+    image = build(Recipe(source=source), store=store, name="offline", mirrors=given)
+    with Sandbox.create(image.spec()) as box:
+        assert box.exec("head -1 file0.txt").stdout == "file 0\n"
+    missing = GitSource("https://unreachable.invalid/owner/name.git", "0" * 40)
+    with pytest.raises(SourceError) as caught:
+        build(Recipe(source=missing), store=store, name="missing", mirrors=given)
+    assert "has no commit" in (caught.value.reason or "")
+
+
+def test_a_repository_that_cannot_be_reached_names_the_way_out(store: Store) -> None:
+    with pytest.raises(SourceError) as caught:
+        build(Recipe(source=GitSource("https://unreachable.invalid/o/n", "0" * 40)), store=store, name="x")
+    assert "--repo-mirrors" in (caught.value.hint or "")
+
+
+def test_submodules_and_pointers_are_told(upstream: Path, store: Store, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    _git(project, "init", "-q", "-b", "main")
+    _git(project, "submodule", "--quiet", "add", str(upstream), "vendor/lib")
+    (project / "big.bin").write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1234567\n"
+    )
+    _git(project, "add", "-A")
+    _git(project, "commit", "-q", "-m", "first")
+    source = GitSource(str(project), _git(project, "rev-parse", "HEAD"))
+    image = build(Recipe(source=source), store=store, name="modules")
+    assert image.notes["submodules, left empty"] == "vendor/lib"
+    assert image.notes["Git LFS pointers, left as they are"] == "big.bin"
+    with Sandbox.create(image.spec()) as box:
+        assert box.exec("ls -A vendor/lib; git status --porcelain").check().stdout == ""
+
+
+def test_names_of_mirrors() -> None:
+    one = mirror_name("https://user:secret@github.com/owner/name.git")
+    assert one == mirror_name("https://github.com/owner/name")
+    assert one.startswith("github.com_owner_name-")
+    assert mirror_name("https://github.com/owner/other") != one
+    assert "/" not in mirror_name("/a/../b c")
