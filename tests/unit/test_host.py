@@ -97,6 +97,15 @@ def test_an_owner_is_named_by_pid_start_and_boot() -> None:
     assert not reaper.is_dead(reaper.owner_name())
 
 
+def test_a_boot_that_cannot_be_told_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = reaper.owner_name()
+    assert not reaper.is_dead(name_with(boot="unknown"))
+    monkeypatch.setattr(reaper, "boot_id", lambda: "unknown")
+    assert not reaper.is_dead(mine)
+    assert reaper.is_alive(mine)
+    assert reaper.is_dead("-".join([str(ended_process()), *mine.split("-")[1:]]))
+
+
 @pytest.mark.parametrize(
     "parts",
     [

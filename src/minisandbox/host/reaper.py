@@ -23,6 +23,7 @@ from minisandbox.launch.descendants import ENDED, stat_fields
 _START_TIME = 19  # from the state on (proc_pid_stat(5): field 22)
 DOCTOR = ".doctor"
 """Ends the name of a control group that is made only to see whether one can be."""
+_UNKNOWN = "unknown"
 _GROUP, _RECORDS = "control group", "records"
 
 
@@ -78,7 +79,7 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
     except OSError:  # hidden in some containers; a restart then only shows by pids and start times
-        return "unknown"
+        return _UNKNOWN
 
 
 def owner_name(pid: int | None = None) -> str:
@@ -93,14 +94,18 @@ def owner_name(pid: int | None = None) -> str:
 
 def is_alive(owner: str) -> bool:
     """Whether the owner of that name, or the doctor that it runs, can be seen at work from here."""
-    pid = owner.partition("-")[0]
-    return pid.isascii() and pid.isdigit() and owner_name(int(pid)) == owner.removesuffix(DOCTOR)
+    return not is_dead(owner) and owner.removesuffix(DOCTOR).endswith(f"-{_pid_namespace()}")
 
 
 def is_dead(owner: str) -> bool:
-    """Whether there is no owner of that name any more; of one in another pid namespace only a restart tells."""
-    elsewhere = owner.split("-")[2:3] == [boot_id()] and not owner.removesuffix(DOCTOR).endswith(f"-{_pid_namespace()}")
-    return not elsewhere and not is_alive(owner)
+    """Whether there is certainly no owner of that name; of one in another pid namespace only a restart tells."""
+    parts = owner.removesuffix(DOCTOR).split("-")
+    if len(parts) != 4 or not (parts[0].isascii() and parts[0].isdigit()):
+        return True
+    pid, started, boot, namespace = parts
+    if boot != boot_id() and _UNKNOWN not in (boot, boot_id()):  # one that cannot be read proves nothing
+        return True
+    return namespace == _pid_namespace() and str(start_time(int(pid))) != started
 
 
 def _pid_namespace() -> str:
