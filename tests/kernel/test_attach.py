@@ -25,7 +25,8 @@ from pathlib import Path, PurePosixPath
 from minisandbox import ImageSpec, Sandbox
 image = ImageSpec("foreign", (Path(sys.argv[1]),), (("FROM", "image"),), PurePosixPath("/testbed"))
 with Sandbox.create(image, labels={"made": "elsewhere"}, environment={"OVER": "owner"}) as box:
-    process = box.start("echo early; read line; echo got $line; sleep 0.1; exit 4", lifetime="sandbox")
+    wait = "until [ -e note ]; do sleep 0.01; done"  # what is said before the handle is closed goes to that handle
+    process = box.start(wait + "; echo early; read line; echo got $line; sleep 0.1; exit 4", lifetime="sandbox")
     process.close()
     box.files.write_text("note", "from the owner")
     print(box.id, process.id, flush=True)
