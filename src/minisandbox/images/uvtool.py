@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import uv
 
 from minisandbox.errors import ProgramNotFound
+
+_FINDING = threading.Lock()
+"""It asks sysconfig, which answers a second thread with half of what it is about to know."""
 
 
 def find_uv() -> Path:
@@ -16,7 +20,8 @@ def find_uv() -> Path:
         ProgramNotFound: the package ``uv`` is there and its program is not.
     """
     try:
-        return Path(uv.find_uv_bin()).resolve(strict=True)
+        with _FINDING:
+            return Path(uv.find_uv_bin()).resolve(strict=True)
     except OSError as error:
         raise ProgramNotFound(
             "there is no uv program",

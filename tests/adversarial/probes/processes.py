@@ -208,7 +208,7 @@ def be_spared_when_memory_runs_out() -> Finding:
 @probe(KIND)
 def live_on() -> Finding:
     """Leave a daemon that ignores every signal and outlives the sandbox"""
-    words = ["trap '' HUP INT TERM; i=0; while [ $i -lt 20 ]; do sleep 1; i=$((i+1)); done #", canary("daemon")]
+    words = ["trap '' HUP INT TERM; i=0; while [ $i -lt 300 ]; do sleep 1; i=$((i+1)); done #", canary("daemon")]
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
