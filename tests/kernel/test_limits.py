@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import HostError, InvalidValue
+from minisandbox.errors import HostError, InvalidValue, SandboxGone
 from minisandbox.host import reaper
 from minisandbox.launch import limits as groups
 from minisandbox.sandbox import Sandbox
@@ -186,3 +186,40 @@ def test_other_uids_do_not_get_round_the_memory_limit(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=Limits(memory="64M")) as box:
         result = box.exec(python(HOLD.format(size=512 * MiB)), user=1000, timeout=60)
         assert not result.ok
+
+
+def test_the_end_of_a_lifetime_is_told(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=Limits(lifetime=1)) as box:
+        with pytest.raises(SandboxGone, match=r"lifetime of 1 s is over"):
+            box.exec("sleep 600")
+        with pytest.raises(SandboxGone, match=r"lifetime of 1 s is over"):
+            box.exec("true")
+    with pytest.raises(SandboxGone, match="is stopped"):
+        box.exec("true")
+
+
+FILL_TCP = """
+import select, socket, sys
+listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+kept, held, piece = [], 0, b"x" * (1 << 16)
+for _ in range(400):
+    one = socket.create_connection(listener.getsockname())
+    kept += [one, listener.accept()[0]]
+    one.setblocking(False)
+    while select.select([], [one], [], 0.05)[1]:
+        try:
+            held += one.send(piece)
+        except OSError:
+            break
+    if held > 200 << 20:
+        break
+print(held >> 20)
+"""
+
+
+def test_what_the_network_buffers_is_memory(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=Limits(memory="64M")) as box:
+        if not dict(box.info().enforced)["memory"].startswith("cgroup"):
+            pytest.skip("without control groups nobody counts the kernel's own memory")
+        done = box.exec(["python3", "-c", FILL_TCP], timeout=120)
+        assert not done.ok or int(done.stdout) < 150

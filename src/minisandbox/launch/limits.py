@@ -20,6 +20,8 @@ _ROOT = "/sys/fs/cgroup"
 _OWN = "/proc/self/cgroup"
 _PERIOD = 100_000  # microseconds of one round of the CPU limit
 _PATIENCE = 2.0
+_MEMORY_1 = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
+"""The last one: version 1 counts what the network's buffers hold by itself, if it is told to."""
 _COUNTERS = {"memory": (("memory.events", "memory.oom_control"), "oom_kill"), "pids": (("pids.events",), "max")}
 
 
@@ -177,8 +179,7 @@ class Group:
                 _write(f"{directory}/cpu.cfs_quota_us", str(quota))
 
     def _limit_memory(self, directory: str, amount: int) -> None:
-        names = ("memory.max",) if self.version == 2 else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-        for name in names:
+        for name in ("memory.max",) if self.version == 2 else _MEMORY_1:
             if os.path.exists(f"{directory}/{name}"):  # memsw: only where the kernel counts swap
                 _write(f"{directory}/{name}", str(amount))
         if self.version == 2 and os.path.exists(f"{directory}/memory.swap.max"):

@@ -72,6 +72,7 @@ class Core:
         self._stopped = False
         self._changing = threading.Lock()
         self._created = time.time()
+        self._ready = 0.0
 
     @classmethod
     def create(
@@ -131,6 +132,7 @@ class Core:
         """Wait until it is ready."""
         assert self._life is not None
         self._life.await_ready()
+        self._ready = time.monotonic()
         if self._life.listener is not None:
             self._controller.gateway.serve(self.id, self._request.network, self._life.listener, self._life.pidfd)
         self._controller.add(self, self._record(self._life))
@@ -192,7 +194,10 @@ class Core:
             raise self._gone()
 
     def _gone(self) -> SandboxGone:
-        return SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside")
+        lifetime, reason = self.limits.lifetime, "it was stopped or killed from outside"
+        if lifetime is not None and not self._stopped and time.monotonic() - self._ready >= lifetime:
+            reason = f"its lifetime of {lifetime:g} s is over (Limits.lifetime)"
+        return SandboxGone(f"sandbox {self.id} has ended", reason=reason)
 
     def info(self) -> SandboxInfo:
         """What is known about it.

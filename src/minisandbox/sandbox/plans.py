@@ -21,7 +21,7 @@ _HIDDEN = (
     "acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list",
     "timer_stats", "cmdline", "config.gz", "dynamic_debug", "iomem", "ioports", "kallsyms", "key-users", "kmsg",
     "kpagecgroup", "kpagecount", "kpageflags", "modules", "pagetypeinfo", "slabinfo", "sysrq-trigger", "vmallocinfo",
-    "pressure",
+    "pressure", "locks",
 )  # fmt: skip
 _FROZEN = ("bus", "driver", "fs", "irq", "sys", "tty")
 _HOSTS = "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
