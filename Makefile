@@ -5,8 +5,8 @@ SHELL := /bin/bash
 VENV ?= .venv-$(shell id -u)
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-# How many processes share the tests: as many as there are processors, up to four. Much of a test is waiting.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 4 : n)))
+# How many processes share the tests: one more than there are processors, up to four. Much of a test is waiting.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n > 3 ? 4 : n + 1)))
 PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
 # What an ordinary user runs when root runs the tests: all that touches the kernel.
 KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
