@@ -335,7 +335,9 @@ def test_a_terminal_without_input_leaves_the_keys_to_us(store: Path) -> None:
 def test_a_terminal_for_a_command_where_nobody_sits_at_one(store: Path) -> None:
     done = sandbox(store, "run", "-it", "--", "sh", "-c", "tty; stty size; cat", stdin=b"line\n")
     assert done.returncode == 0, done.stderr
-    assert re.search(rb"/dev/pts/\d+\r\n24 80\r\n", done.stdout)
+    said = done.stdout.replace(b"line\r\n", b"")  # the terminal echoes it whenever it comes
+    assert re.search(rb"/dev/pts/\d+\r\n24 80\r\n", said)
+    assert done.stdout.count(b"line\r\n") == 2
 
 
 # --- what the dead left ----------------------------------------------------------------------------------------------
