@@ -440,7 +440,8 @@ def test_another_users_images_become_ones_own(store: Store, other: Store, tmp_pa
     store.ensure_layer(key, parent=None, step={"kind": "test"}, make=make)
     add_image(store, "odd", odd_layer(store), key)
     export_file(store, ["odd"], tmp_path / "file")
-    for path in (*tmp_path.parents[:2], tmp_path, *tmp_path.rglob("*")):
+    closed = [path for path in tmp_path.parents if path.stat().st_mode & 0o005 != 0o005]
+    for path in (*closed, tmp_path, *tmp_path.rglob("*")):
         if path.is_dir() or path.is_file():
             path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o044))
     (tmp_path / "user").mkdir()
