@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +10,7 @@ from typing import IO, cast
 
 from minisandbox.errors import StoreError
 from minisandbox.store import Store
-from minisandbox.store.durable import sync_directory
+from minisandbox.store.durable import written_atomically
 from minisandbox.store.exporting import Exported, export_images
 from minisandbox.store.faults import store_faults
 from minisandbox.store.importing import Imported, import_store, import_stream
@@ -109,17 +107,8 @@ def _written(path: Path) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        with part.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:  # Ctrl-C included: nothing half-written stays
-        part.unlink(missing_ok=True)
-        raise
-    sync_directory(path.absolute().parent)
+    with written_atomically(path) as file:
+        yield file
 
 
 @contextmanager

@@ -115,10 +115,10 @@ def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
         os.close(entered)
     if commands and os.waitpid(helper, 0)[1] == 0:
         return RANGE_SIZE
-    _write("/proc/self/setgroups", "deny")
+    sc.write_setting("/proc/self/setgroups", "deny")
     for kind, number in (("uid", uid), ("gid", gid)):
         with contextlib.suppress(PermissionError):  # one of the two programs may have done its part
-            _write(f"/proc/self/{kind}_map", f"{OUTER_ID} {number} 1")
+            sc.write_setting(f"/proc/self/{kind}_map", f"{OUTER_ID} {number} 1")
     return 1
 
 
@@ -360,8 +360,8 @@ def map_namespace(identity: Identity, pid: int, partner: socket.socket, others: 
     data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     if data != _ENTERED:
         raise read_failure(data)
-    _write(f"/proc/{pid}/uid_map", identity.id_map)
-    _write(f"/proc/{pid}/gid_map", identity.id_map)
+    sc.write_setting(f"/proc/{pid}/uid_map", identity.id_map)
+    sc.write_setting(f"/proc/{pid}/gid_map", identity.id_map)
     held = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("user", *others)]
     identity.userns_fd = held[0]
     partner.send(_MAPPED)
@@ -469,11 +469,3 @@ def drop_privileges(identity: Identity) -> None:
     sc.prctl(sc.PR_CAP_AMBIENT, sc.PR_CAP_AMBIENT_CLEAR_ALL)
     sc.capset(CAPABILITIES)
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-
-
-def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)

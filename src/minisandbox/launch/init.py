@@ -1,4 +1,4 @@
-"""Pid 1 of a sandbox: keeps a worker ready, reaps, and ends everything when it must.
+"""Pid 1 of a sandbox: forks workers, reaps, and ends everything when it must.
 
 When the controller's end of the control socket closes, or the zygote dies, it exits, and with it the kernel ends every
 process of the sandbox and its mounts (pid_namespaces(7)). It does as little as it can, because whatever it touches is
@@ -37,7 +37,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
 
     Args:
         identity: who it is.
-        birth: socket on which the plan and the control socket arrive.
+        birth: socket to the maker: it maps the ids of this process, and sends the control socket when all is made.
         lifeline: pipe whose other end only the zygote holds.
         network: ``off`` or ``host``.
         group: the control group that it joins, if there are any.

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from . import syscalls as sc
+
 NEEDED = ("memory", "pids")
 OPTIONAL = ("cpu",)
 PREFIX = "minisandbox-"
@@ -103,7 +105,7 @@ class Groups:
 
     def _use(self, names: Iterable[str]) -> None:
         if self.places.version == 2:
-            _write(f"{self._bases['memory']}/cgroup.subtree_control", " ".join(f"+{name}" for name in names))
+            sc.write_setting(f"{self._bases['memory']}/cgroup.subtree_control", " ".join(f"+{name}" for name in names))
 
     def make(self, *, cpu: bool = False) -> Group:
         """A new, empty group without limits.
@@ -149,7 +151,7 @@ class Group:
     def join(self) -> None:
         """Have the calling process, and all that it forks from now on, in it."""
         for directory in set(self.directories.values()):
-            _write(f"{directory}/cgroup.procs", "0")
+            sc.write_setting(f"{directory}/cgroup.procs", "0")
 
     def can_limit(self, name: str) -> bool:
         """Whether there is a controller for a limit."""
@@ -169,21 +171,21 @@ class Group:
         if name == "memory":
             self._limit_memory(self.directories["memory"], amount)
         elif name == "processes":
-            _write(f"{self.directories['pids']}/pids.max", str(amount))
+            sc.write_setting(f"{self.directories['pids']}/pids.max", str(amount))
         else:
             directory, quota = self.directories["cpu"], amount * _PERIOD // 1000
             if self.version == 2:
-                _write(f"{directory}/cpu.max", f"{quota} {_PERIOD}")
+                sc.write_setting(f"{directory}/cpu.max", f"{quota} {_PERIOD}")
             else:
-                _write(f"{directory}/cpu.cfs_period_us", str(_PERIOD))
-                _write(f"{directory}/cpu.cfs_quota_us", str(quota))
+                sc.write_setting(f"{directory}/cpu.cfs_period_us", str(_PERIOD))
+                sc.write_setting(f"{directory}/cpu.cfs_quota_us", str(quota))
 
     def _limit_memory(self, directory: str, amount: int) -> None:
         for name in ("memory.max",) if self.version == 2 else _MEMORY_1:
             if os.path.exists(f"{directory}/{name}"):  # memsw: only where the kernel counts swap
-                _write(f"{directory}/{name}", str(amount))
+                sc.write_setting(f"{directory}/{name}", str(amount))
         if self.version == 2 and os.path.exists(f"{directory}/memory.swap.max"):
-            _write(f"{directory}/memory.swap.max", "0")
+            sc.write_setting(f"{directory}/memory.swap.max", "0")
 
     def open_counters(self) -> list[int]:
         """Descriptors of the files that count what the limits refused: memory, then processes."""
@@ -257,11 +259,3 @@ def _lines(path: str) -> list[str]:
 
 def _words(path: str) -> list[str]:
     return " ".join(_lines(path)).split()
-
-
-def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)

@@ -59,18 +59,18 @@ def main(jobs: int) -> None:
     sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # into the host's own an ordinary user could not come back
     for name, _ in _VISITED:  # they get the numbers from _FIRST_HOME on
         os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    source = socket.socket(fileno=_JOBS)
+    space, flags = socket.CMSG_SPACE(4 * _MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC
     while True:
-        with socket.socket(fileno=os.dup(_JOBS)) as source:
-            space, flags = socket.CMSG_SPACE(4 * _MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC
-            data, ancillary, _, _ = source.recvmsg(_MAX_JOB, space, flags)
+        data, ancillary, _, _ = source.recvmsg(_MAX_JOB, space, flags)
         if not data:
             os._exit(0)
         who, _, plan = data.partition(b"\n")
         birth, control, door, *trees = array.array("i", ancillary[0][2])
         pid, first_id, id_map, inotify, mapped, groups = json.loads(who)
-        made = _Making(pid, Identity(first_id, id_map, inotify, mapped, groups), plan, control, door, tuple(trees))
-        with socket.socket(fileno=birth) as leader:
-            made.carry_out(leader)
+        identity = Identity(first_id, id_map, inotify, mapped, groups)
+        with socket.socket(fileno=birth) as leader, socket.socket(fileno=control) as controller:
+            _Making(pid, identity, plan, controller, door, tuple(trees)).carry_out(leader)
         sc.close_range(_FIRST_HOME + len(_VISITED))
 
 
@@ -91,7 +91,7 @@ class _Making:
     pid: int
     identity: Identity
     data: bytes
-    control: int
+    control: socket.socket
     door: int
     trees: tuple[int, ...]
     step: str = "make namespaces"
@@ -112,7 +112,7 @@ class _Making:
             if (answer := leader.recv(4096)) != BECOME:
                 raise read_failure(answer)
             ours = ((LIFETIME, plan.lifetime), (MEMORY, plan.memory), (EXPECTS_COMMANDS, int(plan.expects_commands)))
-            socket.send_fds(leader, [pack_numbers((*plan.rlimits, *ours))], [self.control, self.door])
+            socket.send_fds(leader, [pack_numbers((*plan.rlimits, *ours))], [self.control.fileno(), self.door])
         except (OSError, ValueError) as error:
             self._report(error)
 
@@ -154,15 +154,14 @@ class _Making:
 
     def _hand_out(self, what: str, descriptor: int) -> None:
         """Give the controller a hold on something of the sandbox: the mount that is written to, a socket."""
-        with socket.socket(fileno=os.dup(self.control)) as out:
-            socket.send_fds(out, [json.dumps({"event": what}).encode()], [descriptor])
+        socket.send_fds(self.control, [json.dumps({"event": what}).encode()], [descriptor])
 
     def _report(self, error: OSError | ValueError) -> None:
         """Tell the controller why there will be no sandbox."""
         number = getattr(error, "errno", None)
         message = {"event": "error", "errno": number, "message": str(error), "operation": self.step}
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.control)) as out:
-            out.send(json.dumps(message).encode())
+        with contextlib.suppress(OSError):
+            self.control.send(json.dumps(message).encode())
 
 
 def pack_numbers(numbers: tuple[tuple[str, int], ...]) -> bytes:

@@ -289,6 +289,15 @@ def default_internal_signals() -> None:
             _syscall(number, c_int(internal), default, None, ctypes.c_size_t(8))
 
 
+def write_setting(path: str, text: str) -> None:
+    """write(2) a text to a file of the kernel's, which takes or refuses it as a whole: below /proc or /sys."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
 def trim_memory() -> None:
     """malloc_trim(3): give back free memory, which every child forked from here would have to map and unmap."""
     trim = getattr(_libc, "malloc_trim", None)  # glibc alone has it

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -18,10 +21,24 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         OSError: the kernel refused; the old content is still there.
     """
+    with written_atomically(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def written_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes a path's place, durably, where the block ends well; otherwise nothing of it stays.
+
+    Args:
+        path: the file; its directory must exist.
+
+    Raises:
+        OSError: the kernel refused; the old content is still there.
+    """
     part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         with part.open("xb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
