@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,19 +25,35 @@ FETCH_TIMEOUT = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """What a mirror gave.
+
+    Attributes:
+        pack: the file with the commit's tree.
+        tree: the tree's object name.
+        described: what git calls the commit, by its last tag; "" where no tag leads to it.
+    """
+
+    pack: Path
+    tree: str
+    described: str
+
+
+@dataclass(frozen=True, slots=True)
 class Mirrors:
     """The mirrors of a store, and others that are looked in before the network is.
 
     Attributes:
         store: its directory ``repositories`` has the mirrors.
-        given: a directory with repositories made elsewhere: ``OWNER/NAME``, ``OWNER__NAME`` or ``NAME``, bare or not,
-            with ``.git`` at the end or without; None for none. They are only read.
+        given: a directory with repositories made elsewhere, bare or not, at most two directories down; None for none.
+            Those called ``OWNER/NAME``, ``OWNER__NAME`` or ``NAME`` are looked in first, then all others: the commit
+            alone decides the content. They are only read.
     """
 
     store: Store
     given: Path | None = None
 
-    def take(self, source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOUT) -> tuple[Path, str]:
+    def take(self, source: GitSource, work: Path, *, timeout: float = FETCH_TIMEOUT) -> Taken:
         """Write the pack of a commit's tree, fetching the commit first if no mirror has it.
 
         Args:
@@ -46,7 +62,7 @@ class Mirrors:
             timeout: seconds for each attempt to fetch.
 
         Returns:
-            The pack's file and the object name of the commit's tree.
+            The pack's file, and what is known of the commit.
 
         Raises:
             SourceError: the repository cannot be reached or has no such commit.
@@ -60,10 +76,10 @@ class Mirrors:
         with pack.open("xb") as target:
             command = ["-C", str(repository), "pack-objects", "--quiet", "--revs", "--stdout", "--threads=1"]
             _run(command, source, stdin=tree, stdout=target.fileno(), timeout=timeout)
-        return pack, tree
+        return Taken(pack, tree, _described(repository, source))
 
     def _repository(self, source: GitSource, timeout: float) -> Path:
-        given = [path for path in self._given(source) if path.is_dir()]
+        given = [] if self.given is None else sorted(_repositories(self.given), key=_likeness(source))
         for path in given:
             if _has(path, source):
                 return path
@@ -75,15 +91,38 @@ class Mirrors:
                 _fetch(source, mirror, timeout, given)
         return mirror
 
-    def _given(self, source: GitSource) -> Iterator[Path]:
-        """Where a repository may lie in the directory of those made elsewhere."""
-        if self.given is None:
-            return
-        parts = [part for part in re.split("[/:]", urlsplit(source.url).path.removesuffix(".git")) if part]
-        name = parts[-1] if parts else ""
-        spelled = ["/".join(parts[-2:]), "__".join(parts[-2:]), name]
-        # the mirrors of the benchmarks are called OWNER__NAME themselves
-        yield from (self.given / f"{each}{end}" for each in dict.fromkeys(spelled) if each for end in ("", ".git"))
+
+def _repositories(folder: Path) -> Iterator[Path]:
+    """Every git repository in a directory, or one further down."""
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if _is_repository(entry):
+            yield entry
+        elif entry.is_dir():
+            yield from filter(_is_repository, sorted(entry.iterdir()))
+
+
+def _is_repository(path: Path) -> bool:
+    return (path / "HEAD").is_file() or (path / ".git").exists()
+
+
+def _likeness(source: GitSource) -> Callable[[Path], int]:
+    """How little a repository's path looks like the source's name: 0 for OWNER and NAME, 1 for NAME, 2 for neither."""
+    words = [word for word in re.split(r"[/:]", urlsplit(source.url).path.removesuffix(".git")) if word][-2:]
+    name = re.compile(r"(?:.*[^a-z0-9])?" + r"[^a-z0-9]+".join(map(re.escape, words)).lower() if words else "(?!)")
+    last = words[-1].lower() if words else ""
+
+    def likeness(path: Path) -> int:
+        spelled = f"{path.parent.name}/{path.name.removesuffix('.git')}".lower().removesuffix("/repo")
+        return 0 if name.fullmatch(spelled) else 1 if last and last in spelled else 2
+
+    return likeness
+
+
+def _described(repository: Path, source: GitSource) -> str:
+    """What git calls the commit, by its last tag with a number in it (``5.4.1-159-g5e7f1ab``), or "" without tags."""
+    command = ["-C", str(repository), "describe", "--tags", "--long", "--match", "*[0-9]*", source.commit]
+    done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
+    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
 
 
 def mirror_name(url: str) -> str:

@@ -15,6 +15,7 @@ from minisandbox.images.probe import Interpreter
 from minisandbox.images.recipe import Recipe
 from minisandbox.images.stepping import Step
 from minisandbox.images.steps import (
+    DESCRIBED,
     ENVIRONMENT,
     install_step,
     python_step,
@@ -139,7 +140,7 @@ class Planner:
             chain.add(system_step(recipe))
         if interpreter is not None:
             chain.add(python_step(interpreter, recipe))
-            if recipe.requirements:
+            if recipe.requirements or recipe.overrides:
                 chain.add(requirements_step(recipe, interpreter))
         tests = self._add_repository(chain, recipe, interpreter) if recipe.source is not None else None
         merged = tuple(sorted({**dict(environment), **dict(recipe.environment)}.items()))
@@ -150,13 +151,16 @@ class Planner:
         assert recipe.source is not None
         source = chain.add(source_step(recipe.source, self.store, recipe.step_timeout, self.mirrors))
         if recipe.install:
-            chain.add(install_step(recipe, interpreter))
+            chain.add(install_step(recipe, interpreter, self._described(source.key)))
         tests = chain.planned(tests_step(recipe)) if recipe.hidden or recipe.test_patch.strip() else None
         chain.add(task_step(recipe, self._tree_of(source.key)))
         return tests
 
     def _tree_of(self, key: str) -> Callable[[], Path]:
         return lambda: inside_layer(self.store, key, "testbed")
+
+    def _described(self, key: str) -> Callable[[], str]:
+        return lambda: self.store.layer(key).facts.get(DESCRIBED, "")
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SYSTEM = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?")
 NETWORKS = ("off", "index", "host")
+_VERSION = re.compile(r"[A-Za-z0-9.+!_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -95,6 +96,9 @@ class Recipe:
     Attributes:
         python: ``"3.11"``, ``"3.11.7"`` or ``">=3.11,<3.15"``; None for no interpreter beyond the host's ``/usr``.
         requirements: pinned packages, installed before the source is there, so that images share them.
+        complete: whether ``requirements`` name everything, as ``pip freeze`` does: nothing else is installed with them,
+            and nobody asks whether they go together.
+        overrides: packages installed after the requirements, in a run of their own: they win over them.
         source: what lies at ``/testbed``; None for an image without a repository.
         install: shell commands, run at ``/testbed``.
         environment: further variables, for the install commands and for everything that runs in the image.
@@ -106,10 +110,14 @@ class Recipe:
         exclude_newer: a date such as ``"2024-03-01"``: packages uploaded later are not there; "" for all.
         system: packages of the host's distribution, installed below everything else; takes root.
         lock: the exact files of an image that is to be made again; None to let the index decide.
+        version: the version of the project that its build tools are told where they ask git for one and the source's
+            own tags do not say; "" for none.
     """
 
     python: str | None = None
     requirements: tuple[str, ...] = ()
+    complete: bool = False
+    overrides: tuple[str, ...] = ()
     source: Source | None = None
     install: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -121,14 +129,15 @@ class Recipe:
     exclude_newer: str = ""
     system: tuple[str, ...] = ()
     lock: Lock | None = None
+    version: str = ""
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without looking at this machine."""
         if self.python is not None:
             PythonRequest.parse(self.python)
-        elif self.requirements:
+        elif self.requirements or self.overrides:
             raise InvalidValue("requirements without an interpreter", hint="set Recipe.python, for instance to '3.11'")
-        for line in self.requirements:
+        for line in self.requirements + self.overrides:
             check_requirement(line)
         if self.source is None and (self.install or self.patch or self.hidden or self.test_patch):
             raise InvalidValue("install commands, patches and hidden files need a source", hint="set Recipe.source")
@@ -140,6 +149,8 @@ class Recipe:
         if not self.step_timeout > 0:
             raise InvalidValue(f"step_timeout is {self.step_timeout!r}", hint="give seconds, more than 0")
         _check_access(self.network, self.exclude_newer, self.system)
+        if _VERSION.fullmatch(self.version) is None:
+            raise InvalidValue(f"{self.version!r} is not a version", hint="write it like '5.4'")
 
 
 def _check_access(network: str, exclude_newer: str, system: tuple[str, ...]) -> None:

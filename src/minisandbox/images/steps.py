@@ -26,6 +26,8 @@ from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
+DESCRIBED = "described"
+"""The fact of a source's layer that says what git calls its commit, by its last tag."""
 UV_MINIMUM = (3, 8)
 
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
@@ -74,15 +76,18 @@ def requirements_step(recipe: Recipe, interpreter: Interpreter) -> Step:
         "kind": "requirements",
         "requirements": list(recipe.requirements),
         "scripts": _digest(text),
+        **({"complete": True} if recipe.complete else {}),
+        **({"overrides": list(recipe.overrides)} if recipe.overrides else {}),
         **_pinned(recipe, "requirements"),
     }
 
     def prepare(_: Path) -> Work:
-        files = (("requirements.txt", listed.encode()),)
-        work = Work((Command("requirements", text),), files=files, facts=(INSTALLED,))
+        files = (("requirements.txt", listed.encode()), ("overrides.txt", "\n".join(recipe.overrides).encode()))
+        variables = {"COMPLETE": "--no-deps" if recipe.complete else ""}
+        work = Work((Command("requirements", text),), files=files, environment=variables, facts=(INSTALLED,))
         return _networked(work, recipe, "requirements")
 
-    return Step("requirements", definition, prepare, f"{len(recipe.requirements)} packages, {tool}")
+    return Step("requirements", definition, prepare, f"{len(recipe.requirements + recipe.overrides)} packages, {tool}")
 
 
 def source_step(source: Source, store: Store, timeout: float, mirrors: Path | None = None) -> Step:
@@ -101,23 +106,33 @@ def source_step(source: Source, store: Store, timeout: float, mirrors: Path | No
     return _local_step(source)
 
 
-def install_step(recipe: Recipe, interpreter: Interpreter | None) -> Step:
-    """The step that runs the recipe's own commands."""
+def install_step(recipe: Recipe, interpreter: Interpreter | None, described: Callable[[], str]) -> Step:
+    """The step that runs the recipe's own commands.
+
+    Args:
+        recipe: the recipe.
+        interpreter: the image's, or None.
+        described: returns what git calls the source's commit, by its last tag, or "".
+    """
+    history = script("install_history")
     freeze = () if interpreter is None else ("freeze_uv" if _modern(interpreter) else "freeze_pip", "freeze")
     settle = script("install_settle", *freeze)
     definition: dict[str, JSONValue] = {
         "kind": "install",
         "commands": list(recipe.install),
         "environment": dict(recipe.environment),
-        "scripts": _digest(settle),
+        "scripts": _digest(history + settle),
+        **({"version": recipe.version} if recipe.version else {}),
         **({} if recipe.network == "index" else {"network": recipe.network}),
         **_pinned(recipe, "install"),
     }
 
     def prepare(_: Path) -> Work:
-        commands = (*map(Command.given, recipe.install), Command("install", settle))
+        commands = (Command("history", history), *map(Command.given, recipe.install), Command("install", settle))
         facts = () if interpreter is None else (INSTALLED,)
-        work = _networked(Work(commands, environment=dict(recipe.environment), facts=facts), recipe, "install")
+        last = described() or (f"{recipe.version}-0-g0" if recipe.version else "")
+        variables = {"LAST_TAG": last, **dict(recipe.environment)}
+        work = _networked(Work(commands, environment=variables, facts=facts), recipe, "install")
         return replace(work, network=StepNetwork(recipe.network))
 
     return Step("install", definition, prepare, "; ".join(recipe.install))
@@ -177,12 +192,21 @@ def _git_step(source: GitSource, mirrors: Mirrors, timeout: float) -> Step:
 
     def prepare(staging: Path) -> Work:
         with store_faults(f"fetch {source.commit}"):
-            pack, tree = mirrors.take(source, staging, timeout=timeout)
-        mounts = mount_points([(pack, "pack")])
-        facts = ("submodules", "pointers")
-        return Work((Command("source", text),), environment={"GIT_TREE": tree}, mounts=mounts, facts=facts)
+            taken = mirrors.take(source, staging, timeout=timeout)
+        return Work(
+            (Command("source", text),),
+            files=((DESCRIBED, taken.described.encode()),),
+            environment={"GIT_TREE": taken.tree},
+            mounts=mount_points([(taken.pack, "pack")]),
+            facts=("submodules", "pointers", DESCRIBED),
+        )
 
-    definition: dict[str, JSONValue] = {"kind": "git", "commit": source.commit, "scripts": _digest(text)}
+    definition: dict[str, JSONValue] = {
+        "kind": "git",
+        "commit": source.commit,
+        "tells": [DESCRIBED],
+        "scripts": _digest(text),
+    }
     return Step("source", definition, prepare, source.commit[:12])
 
 

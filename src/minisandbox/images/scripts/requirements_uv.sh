@@ -1,4 +1,5 @@
-/run/minisandbox/uv pip install --python "$PYTHON" --break-system-packages -r /tmp/build/requirements.txt
+/run/minisandbox/uv pip install --python "$PYTHON" --break-system-packages $COMPLETE -r /tmp/build/requirements.txt
+[ ! -s /tmp/build/overrides.txt ] || /run/minisandbox/uv pip install --python "$PYTHON" --break-system-packages -r /tmp/build/overrides.txt
 site=$(site_packages)
 settle "$ENVIRONMENT"
 compile "$site"

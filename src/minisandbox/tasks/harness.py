@@ -1,0 +1,219 @@
+"""The benchmarks' own packages (``swebench``, ``swesmith``): how their rows are built and tested, and what a log says.
+
+They run in a process of their own, made when it is first needed and kept until this one ends: importing them takes
+seconds and reads tokens, and the logs that their parsers read were written by whoever is graded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minisandbox.errors import MissingExtra, MiniSandboxError
+
+START_TIMEOUT = 120.0
+PARSE_TIMEOUT = 60.0
+_EXTRA = "swe"
+
+
+class HarnessFailed(MiniSandboxError):
+    """The benchmarks' own code could not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a log says of a task's tests, by the parser and the rules of the task's benchmark.
+
+    Attributes:
+        statuses: each named test that the log tells of, with the parser's word: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
+        resolved: whether the task is resolved.
+        failed_fail_to_pass: the FAIL_TO_PASS tests that did not count as passed.
+        failed_pass_to_pass: the PASS_TO_PASS tests that did not count as passed.
+    """
+
+    statuses: Mapping[str, str]
+    resolved: bool
+    failed_fail_to_pass: tuple[str, ...]
+    failed_pass_to_pass: tuple[str, ...]
+
+
+def specifications(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what SWE-bench says of how rows are built and tested.
+
+    Args:
+        rows: SWE-bench rows: ``repo``, ``version`` and ``test_patch`` are looked at.
+
+    Returns:
+        For each row ``specification`` (None where there is none for its version), ``versions`` that there are,
+        ``requirements_files`` and ``environment_files`` of the repository, and ``directives`` (what the test command
+        is given).
+
+    Raises:
+        MissingExtra: the package is not installed.
+        HarnessFailed: it could not say.
+    """
+    wanted = ("instance_id", "repo", "version", "test_patch")
+    slim = [{key: row.get(key, "") for key in wanted} for row in rows]
+    return list(_the_server().ask("specifications", START_TIMEOUT, rows=slim))
+
+
+def profiles(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what SWE-smith says of how rows are built and tested.
+
+    Args:
+        rows: SWE-smith rows.
+
+    Returns:
+        For each row ``owner``, ``name``, ``commit``, ``mirror``, ``profile``, ``python``, ``install``,
+        ``test_command`` and ``timeout``.
+
+    Raises:
+        MissingExtra: the package is not installed.
+        HarnessFailed: it does not know one of the repositories.
+    """
+    wanted = ("instance_id", "FAIL_TO_PASS", "PASS_TO_PASS")
+    slim = [{key: row[key] for key in wanted} for row in rows]
+    return list(_the_server().ask("profiles", START_TIMEOUT, rows=slim))
+
+
+def judge(parser: str, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Judgement:
+    """Return what a log says of a task's tests.
+
+    Args:
+        parser: ``swebench:OWNER/NAME``, ``swebench:parse_log_...`` or ``swesmith:PROFILE``.
+        log: what the test command printed.
+        fail_to_pass: the task's FAIL_TO_PASS.
+        pass_to_pass: the task's PASS_TO_PASS.
+
+    Raises:
+        MissingExtra: the package is not installed.
+        HarnessFailed: the parser could not read the log, or needed longer than :data:`PARSE_TIMEOUT`.
+    """
+    answer = _the_server().ask(
+        "judge",
+        PARSE_TIMEOUT,
+        parser=parser,
+        log=log,
+        fail_to_pass=list(fail_to_pass),
+        pass_to_pass=list(pass_to_pass),
+    )
+    failed = answer["not_passed"]
+    return Judgement(
+        answer["statuses"], answer["resolved"], tuple(failed["FAIL_TO_PASS"]), tuple(failed["PASS_TO_PASS"])
+    )
+
+
+def parse(parser: str, log: str) -> dict[str, str]:
+    """Return every test that a log tells of, with the parser's word; arguments and errors as for :func:`judge`."""
+    return dict(_the_server().ask("parse", PARSE_TIMEOUT, parser=parser, log=log)["statuses"])
+
+
+class _Server:
+    """The other process; one request at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting = bytearray()
+
+    def ask(self, operation: str, timeout: float, **arguments: Any) -> Any:
+        request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
+        with self._lock:
+            fresh = self._process is None or self._process.poll() is not None
+            if fresh:
+                self._start()
+            try:
+                line = self._exchange(request, time.monotonic() + timeout + (START_TIMEOUT if fresh else 0))
+            except BaseException:
+                self.end()  # an answer that comes later must not be taken for another request's
+                raise
+        answer = json.loads(line)
+        if "error" not in answer:
+            return answer["answer"]
+        if answer["kind"] == "missing":
+            raise MissingExtra(
+                "SWE-bench and SWE-smith tasks need the benchmarks' own packages",
+                reason=answer["error"],
+                hint=f"pip install 'swe-minisandbox[{_EXTRA}]'",
+            )
+        raise HarnessFailed(f"the benchmark's own code failed at {operation!r}", reason=answer["error"])
+
+    def end(self) -> None:
+        process, self._process = self._process, None
+        self._waiting.clear()
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def _start(self) -> None:
+        self.end()
+        command = [sys.executable, "-m", "minisandbox.tasks.harness_server"]
+        # nothing of ours: what is imported there loads .env files and looks for tokens
+        kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**environment, "LC_ALL": "C.UTF-8"},
+            cwd=Path("/"),
+            bufsize=0,
+        )
+
+    def _exchange(self, request: bytes, deadline: float) -> bytes:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        source, target = process.stdout.fileno(), process.stdin.fileno()
+        os.set_blocking(target, False)
+        left = memoryview(request)
+        while b"\n" not in self._waiting:
+            readable, writable, _ = select.select([source], [target] if left else [], [], deadline - time.monotonic())
+            if not readable and not writable:
+                raise HarnessFailed("the benchmark's own code took too long", reason="the log is not what it expects")
+            if writable:
+                left = left[_write(target, left) :]
+            if readable:
+                data = os.read(source, 1 << 20)
+                if not data:
+                    raise HarnessFailed("the process of the benchmark's own code ended", reason="it ran out of memory")
+                self._waiting += data
+        line, _, rest = bytes(self._waiting).partition(b"\n")
+        self._waiting = bytearray(rest)
+        return line
+
+
+def _write(target: int, data: memoryview) -> int:
+    try:
+        return os.write(target, data)
+    except BlockingIOError:
+        return 0
+    except BrokenPipeError as error:
+        raise HarnessFailed("the process of the benchmark's own code ended") from error
+
+
+_servers: dict[int, _Server] = {}
+
+
+def _the_server() -> _Server:
+    """The process of this one; a fork of this one has its own."""
+    server = _servers.get(os.getpid())
+    if server is None:
+        server = _servers[os.getpid()] = _Server()
+        atexit.register(server.end)
+    return server
