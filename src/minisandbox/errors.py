@@ -174,6 +174,12 @@ class OwnerOnly(MiniSandboxError):
     exit_code = 16
 
 
+class MissingExtra(MiniSandboxError, ImportError):
+    """A package of an optional extra is not installed."""
+
+    exit_code = 18
+
+
 class WaitTimeout(MiniSandboxError, TimeoutError):
     """A process had not ended when its waiter's time was over; it runs on."""
 

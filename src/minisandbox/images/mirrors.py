@@ -125,6 +125,23 @@ def _described(repository: Path, source: GitSource) -> str:
     return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
 
 
+def read_committed(folder: Path, url: str, commit: str, path: str) -> str | None:
+    """Return the text of a file at a commit, from repositories made elsewhere; None where none has it.
+
+    Args:
+        folder: the directory with the repositories, as ``--repo-mirrors`` names it.
+        url: where the repository comes from; those that are called like it are looked in first.
+        commit: the full commit.
+        path: the file, from the repository's root.
+    """
+    source = GitSource(url, commit)
+    for repository in sorted(_repositories(folder), key=_likeness(source)):
+        if _has(repository, source):
+            done = _run(["-C", str(repository), "show", f"{commit}:{path}"], source, timeout=FETCH_TIMEOUT, check=False)
+            return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+    return None
+
+
 def mirror_name(url: str) -> str:
     """Return what the mirror of a repository is called: readable, and its own for every URL."""
     plain = without_credentials(url).removesuffix("/").removesuffix(".git")

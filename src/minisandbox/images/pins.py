@@ -15,6 +15,30 @@ _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _HASH = re.compile(r"\s+--hash[= ]\S+")
 # conda's name=version=build where the build is for a Python: those are distributions too, most by the same name
 _CONDA = re.compile(r"([A-Za-z0-9._-]+)=([^=\s]+)=(py\S*)")
+# conda's names of what an index has under another one; "" for what no index has
+_CONDA_NAMES = {
+    "antlr-python-runtime": "antlr4-python3-runtime",
+    "brotli-python": "brotli",
+    "cdat_info": "",
+    "cdms2": "",
+    "cdtime": "",
+    "distarray": "",
+    "esmpy": "",
+    "iris": "scitools-iris",
+    "libcf": "",
+    "matplotlib-base": "matplotlib",
+    "msgpack-python": "msgpack",
+    "nbconvert-core": "nbconvert",
+    "numpy-base": "",
+    "pyarrow-core": "",
+    "pyqt": "",
+    "pytables": "tables",
+    "python-eccodes": "",
+    "python-fastjsonschema": "fastjsonschema",
+    "python-tzdata": "tzdata",
+    "python-xxhash": "xxhash",
+    "seaborn-base": "seaborn",
+}
 _CONDA_PYTHON = re.compile(r"python=(\d+\.\d+(?:\.\d+)?)(?:=\S+)?")
 _ADDRESS = re.compile(r"@ ?\w+(?:\+\w+)?://|^(?:git\+|https?:|file:|\.{0,2}/)")
 
@@ -110,7 +134,10 @@ def _read_conda(text: str) -> Pins:
         if match := _CONDA_PYTHON.fullmatch(entry):
             python = match[1]
         elif match := _CONDA.fullmatch(entry):
-            found.append(f"{match[1]}=={match[2]}")
+            if name := _CONDA_NAMES.get(match[1], match[1]):
+                found.append(f"{name}=={match[2]}")
+            else:
+                skipped.append((entry, "a conda package that no package index has"))
         elif "==" in entry:
             found.append(entry)
         elif "=" in entry:

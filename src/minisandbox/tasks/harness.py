@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minisandbox.errors import MissingExtra, MiniSandboxError
+from minisandbox.errors import MiniSandboxError, MissingExtra
 
 START_TIMEOUT = 120.0
 PARSE_TIMEOUT = 60.0

@@ -28,7 +28,7 @@ def main() -> None:
             answer = {"answer": _OPERATIONS[request.pop("operation")](**request)}
         except ImportError as error:
             answer = {"error": str(error), "kind": "missing"}
-        except Exception as error:  # whatever foreign code raises is an answer
+        except Exception as error:  # noqa: BLE001 - whatever foreign code raises is an answer
             answer = {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

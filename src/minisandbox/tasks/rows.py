@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, TaskFileError
@@ -47,8 +48,8 @@ _SOURCES: Mapping[str, tuple[str, ...]] = {
     "local": ("path",),
 }
 _BUILD = (
-    "python", "requirements", "requirements_file", "source", "install", "environment", "network", "exclude_newer",
-    "system",
+    "python", "requirements", "complete", "overrides", "requirements_file", "source", "install", "environment",
+    "network", "exclude_newer", "system",
 )  # fmt: skip
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -70,7 +71,7 @@ def task_from_row(row: Mapping[str, object], *, base: Path | None = None) -> Tas
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
     """
     fields = _Fields(row, "", known=_FIELDS, ignored=_IGNORED)
-    test = _Fields(fields.table("test"), "test.", known=("command", "timeout"))
+    test = _Fields(fields.table("test"), "test.", known=("command", "timeout", "runner", "parser"))
     return Task(
         instance_id=fields.text("instance_id"),
         repo=fields.text("repo"),
@@ -85,6 +86,8 @@ def task_from_row(row: Mapping[str, object], *, base: Path | None = None) -> Tas
         build=_build(fields.table("build"), base),
         test_command=test.text("command"),
         test_timeout=test.number("timeout", default=300.0),
+        test_runner=test.text("runner", default="pytest"),
+        test_parser=test.text("parser", default=""),
     )
 
 
@@ -123,6 +126,8 @@ def _build(row: Mapping[str, object], base: Path | None) -> BuildSpec:
     return BuildSpec(
         python=None if row.get("python") is None else fields.text("python"),
         requirements=_requirements(fields, base),
+        complete=fields.flag("complete"),
+        overrides=fields.texts("overrides", default=()),
         source=source,
         install=fields.texts("install", default=()),
         environment=tuple((name, variables.text(name)) for name in environment),
@@ -166,6 +171,48 @@ def _source(row: Mapping[str, object], base: Path | None) -> SourceSpec:
     return SourceSpec(kind, tuple(values.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class TestLists:
+    """The tests of a row.
+
+    Attributes:
+        FAIL_TO_PASS: those that must start passing.
+        PASS_TO_PASS: those that must keep passing.
+    """
+
+    FAIL_TO_PASS: tuple[str, ...]
+    PASS_TO_PASS: tuple[str, ...]
+
+
+class RowFields:
+    """Typed access to the columns of a public dataset's row, of which only some are looked at.
+
+    Args:
+        row: the row.
+    """
+
+    def __init__(self, row: Mapping[str, object]) -> None:
+        self._fields = _Fields(row, "", known=tuple(row))
+
+    def text(self, key: str, *, default: str | None = None) -> str:
+        """Return a string.
+
+        Raises:
+            TaskFileError: it is missing, or is none.
+        """
+        return self._fields.text(key, default=default)
+
+    def test_lists(self) -> TestLists:
+        """Return FAIL_TO_PASS and PASS_TO_PASS, each test once: one that is in both has to start passing.
+
+        Raises:
+            TaskFileError: one is missing, or is no list of strings.
+        """
+        first = tuple(dict.fromkeys(self._fields.ids("FAIL_TO_PASS")))
+        second = dict.fromkeys(test for test in self._fields.ids("PASS_TO_PASS") if test not in set(first))
+        return TestLists(first, tuple(second))
+
+
 class _Fields:
     """Typed access to the values of one JSON object; errors carry the field's whole name.
 
@@ -207,6 +254,13 @@ class _Fields:
             return float(value)
         except OverflowError:
             raise self.error(key, "is too large a number", hint=_HINTS.get(self.prefix + key)) from None
+
+    def flag(self, key: str) -> bool:
+        """Return true or false; false where it is not there."""
+        value = self.row.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return bool(value)
 
     def table(self, key: str, *, default: Mapping[str, object] | None = None) -> Mapping[str, object]:
         """Return an object."""

@@ -14,6 +14,9 @@ from minisandbox.patches import touched_files
 if TYPE_CHECKING:
     from minisandbox.images import Recipe, Source
 
+_VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]*")
+_OUTSIDE = re.compile(r"(?:\.\./)+[^/]+/")
+RUNNERS = ("pytest", "log")
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]*")
 
 
@@ -58,6 +61,8 @@ class BuildSpec:
     Attributes:
         python: the interpreter asked for: "3.11", "3.11.7", ">=3.11"; None for no more than the host's /usr.
         requirements: pinned packages, installed before the source is there, so that tasks can share them.
+        complete: whether ``requirements`` name everything that is to be installed with them.
+        overrides: packages installed after the requirements; they win.
         source: the repository, or None for an empty one.
         install: shell commands run at /testbed.
         environment: variables captured in the image.
@@ -68,6 +73,8 @@ class BuildSpec:
 
     python: str | None = None
     requirements: tuple[str, ...] = ()
+    complete: bool = False
+    overrides: tuple[str, ...] = ()
     source: SourceSpec | None = None
     install: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -82,6 +89,8 @@ class BuildSpec:
         return Recipe(
             python=self.python,
             requirements=self.requirements,
+            complete=self.complete,
+            overrides=self.overrides,
             source=None if self.source is None else self.source.source(),
             install=self.install,
             environment=self.environment,
@@ -122,6 +131,10 @@ class Task:
         build: how the image is made.
         test_command: shell command that runs the tests at /testbed; the grader adds files and its own options.
         test_timeout: seconds that the tests of one grading may take.
+        test_runner: what the command runs, and so by which channel its outcomes come: ``pytest``, or ``log`` for
+            whatever only prints.
+        test_parser: who reads what the command prints: ``swebench:...`` or ``swesmith:...`` for the benchmarks' own
+            parsers and rules; "" for pytest's own reports and exact ids.
 
     Raises:
         TaskFileError: a field has a value that cannot be used; ``field`` names it.
@@ -141,6 +154,8 @@ class Task:
     build: BuildSpec = BuildSpec()
     test_command: str = "python -m pytest"
     test_timeout: float = 300.0
+    test_runner: str = "pytest"
+    test_parser: str = ""
 
     def __post_init__(self) -> None:
         _check_id(self.instance_id)
@@ -148,6 +163,12 @@ class Task:
         _check_tests(self)
         if not self.test_command.strip():
             raise _bad("test.command", "is empty", hint="say how the tests are run, e.g. 'python -m pytest'")
+        if self.test_runner not in RUNNERS:
+            raise _bad("test.runner", f"is {self.test_runner!r}", hint=f"known are {', '.join(RUNNERS)}")
+        if self.test_runner != "pytest" and not self.test_parser:
+            raise _bad(
+                "test.parser", "is empty", reason="only pytest reports by itself", hint="name a benchmark's parser"
+            )
         if not 0 < self.test_timeout < float("inf"):
             raise _bad("test.timeout", f"is {self.test_timeout}", hint="give seconds, more than 0")
 
@@ -177,8 +198,10 @@ class Task:
 
     def recipe(self) -> Recipe:
         """Return the recipe of this task's image."""
+        from_git = self.build.source is not None and self.build.source.kind == "git"  # archives say their version
         return replace(
             self.build.recipe(),
+            version=self.version if from_git and _VERSION.fullmatch(self.version) else "",
             patch=self.patch if self.form is Form.SWESMITH else "",
             hidden=self.hidden_files,
             test_patch=self.test_patch,
@@ -198,7 +221,12 @@ class Task:
             "FAIL_TO_PASS": list(self.FAIL_TO_PASS),
             "PASS_TO_PASS": list(self.PASS_TO_PASS),
             "build": _build_row(self.build),
-            "test": {"command": self.test_command, "timeout": self.test_timeout},
+            "test": {
+                "command": self.test_command,
+                "timeout": self.test_timeout,
+                **({} if self.test_runner == "pytest" else {"runner": self.test_runner}),
+                **({"parser": self.test_parser} if self.test_parser else {}),
+            },
         }
 
 
@@ -207,6 +235,8 @@ def _build_row(build: BuildSpec) -> dict[str, object]:
     return {
         "python": build.python,
         "requirements": list(build.requirements),
+        **({"complete": True} if build.complete else {}),
+        **({"overrides": list(build.overrides)} if build.overrides else {}),
         "source": source,
         "install": list(build.install),
         "environment": dict(build.environment),
@@ -217,9 +247,12 @@ def _build_row(build: BuildSpec) -> dict[str, object]:
 
 
 def _files_of(test_ids: tuple[str, ...]) -> set[str]:
-    """Return the files named by pytest ids; other runners' ids (``test_x (module.Class)``) name none."""
-    pairs = [test_id.partition("::") for test_id in test_ids]
-    return {file for file, colons, _ in pairs if colons or file.endswith(".py")}
+    """Return the files named by pytest ids; other runners' ids (``test_x (module.Class)``) name none.
+
+    With ``-c /dev/null`` pytest takes /dev for its root and writes ``../dev/tests/test_x.py``.
+    """
+    pairs = [_OUTSIDE.sub("", test_id, count=1).partition("::") for test_id in test_ids]
+    return {file for file, colons, _ in pairs if (colons or file.endswith(".py")) and " " not in file}
 
 
 def _bad(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:

@@ -1,0 +1,70 @@
+"""What of the benchmarks' specifications does not work here, or no longer, and what is done instead, with reasons."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+_BETWEEN = re.compile(r"&&|;")
+_APT = re.compile(r"^(?:[A-Z_]+=\S+\s+)*apt(?:-get)?\s+(.*)$")
+_ACTIVATION = re.compile(r"^(?:source|\.)\s+\S*activate(?:\s+\S+)?$|^conda\s+(?:activate|deactivate)\b.*$")
+_LOCALE = re.compile(r"locale-gen|locale\.gen|^export\s+(?:LANG|LANGUAGE|LC_ALL)=")
+_NETWORK_TOOLS = re.compile(r"^(?:wget|curl)\b")
+
+FIRST = ("pip<24.1", "setuptools<70", "wheel")
+"""Where nobody pinned them: projects of the benchmarks' time use distutils and pkg_resources, which later ones lack."""
+
+WITHOUT: dict[str, str] = {
+    "backports.zoneinfo": "is for Python before 3.9, and its C code does not build with later ones",
+}
+"""Distributions of exported environments that are left out, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Shell commands of a specification, sorted by what they need.
+
+    Attributes:
+        kept: what is run as it is.
+        system: packages that the dropped ``apt-get`` commands install.
+        dropped: what is not run.
+    """
+
+    kept: tuple[str, ...]
+    system: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+def sort_commands(commands: list[str]) -> Commands:
+    """Take out of shell commands what an image has otherwise, or cannot have.
+
+    ``apt-get install`` becomes system packages; ``conda activate`` is what every image does; the locale is C.UTF-8, and
+    none is generated (measured: verdicts are the same); downloads have no network.
+
+    Args:
+        commands: the specification's commands.
+    """
+    kept: list[str] = []
+    system: list[str] = []
+    dropped: list[str] = []
+    for command in commands:
+        parts = [part.strip() for part in _BETWEEN.split(command) if part.strip()]
+        lost = [part for part in parts if _is_dropped(part)]
+        system += [package for part in lost if (apt := _APT.match(part)) for package in _packages(apt[1])]
+        dropped += lost
+        left = [part for part in parts if part not in lost]
+        # a command that loses nothing stays as it is: quotes may hold what looks like an end
+        kept += [" && ".join(left) if lost else command] if left else []
+    return Commands(tuple(kept), tuple(dict.fromkeys(system)), tuple(dropped))
+
+
+def _is_dropped(part: str) -> bool:
+    return any((_APT.match(part), _ACTIVATION.match(part), _LOCALE.search(part), _NETWORK_TOOLS.match(part)))
+
+
+def _packages(arguments: str) -> list[str]:
+    """The packages of the rest of an ``apt-get`` command line."""
+    words = shlex.split(arguments)
+    words = [word for word in words if not word.startswith("-")]
+    return words[1:] if words[:1] == ["install"] else []

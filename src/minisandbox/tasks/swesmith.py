@@ -1,0 +1,79 @@
+"""SWE-smith rows: the patch is a bug, put into a repository that is otherwise at a commit of its profile.
+
+How a row is built and tested is what the ``swesmith`` package says (version 0.0.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks import harness
+from minisandbox.tasks.corrections import sort_commands
+from minisandbox.tasks.pinning import exported, specified
+from minisandbox.tasks.rows import RowFields
+from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+
+
+def task_from_swesmith(row: Mapping[str, object], *, pins: Path | None = None) -> Task:
+    """Make a task of a SWE-smith row.
+
+    Args:
+        row: the row; columns that are not needed are ignored. Without ``base_commit`` the profile's commit is taken.
+        pins: a directory with the exported environments of the official images (``REPOSITORY.COMMIT/*.yml``).
+
+    Returns:
+        The task.
+
+    Raises:
+        TaskFileError: a field is missing or wrong, or swesmith does not know the repository.
+        PatchError: the patch is malformed.
+        MissingExtra: the ``swesmith`` package is not installed.
+    """
+    fields = RowFields(row)
+    lists = fields.test_lists()
+    identity = fields.text("instance_id")
+    try:
+        profile = harness.profiles([{"instance_id": identity, **asdict(lists)}])[0]
+    except harness.HarnessFailed as error:
+        raise TaskFileError(
+            f"field 'instance_id' is {identity!r}",
+            field="instance_id",
+            reason=error.reason,
+            hint="give rows of other repositories `build` and `test` of their own (docs/task-files.md)",
+        ) from error
+    commands = sort_commands(profile["install"])
+    pinned = exported(pins, profile["profile"]) or specified(profile["python"], ["pytest"], [])
+    commit = fields.text("base_commit", default="") or profile["commit"]
+    upstream = commit == profile["commit"]
+    url = (
+        f"https://github.com/{profile['owner']}/{profile['name']}"
+        if upstream
+        else f"https://github.com/{profile['mirror']}"
+    )
+    test_command = sort_commands([profile["test_command"]])
+    return Task(
+        instance_id=identity,
+        repo=f"{profile['owner']}/{profile['name']}",
+        base_commit=commit,
+        form=Form.SWESMITH,
+        problem_statement=fields.text("problem_statement", default=""),
+        patch=fields.text("patch"),
+        test_patch="",
+        FAIL_TO_PASS=lists.FAIL_TO_PASS,
+        PASS_TO_PASS=lists.PASS_TO_PASS,
+        build=BuildSpec(
+            python=profile["python"],
+            requirements=pinned.requirements,
+            complete=pinned.complete,
+            source=SourceSpec("git", (("url", url), ("commit", commit))),
+            install=commands.kept,
+            environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")),
+            system=commands.system,
+        ),
+        test_command=" && ".join(test_command.kept),
+        test_timeout=float(profile["timeout"]),
+        test_parser=f"swesmith:{profile['profile']}",
+    )
