@@ -82,10 +82,14 @@ def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
         run: what the tests showed.
         flags: what screening found.
     """
-    seen = run.report.outcomes()
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
+    if run.judgement is not None:
+        seen = {test: word.lower() for test, word in run.judgement.statuses.items()}
+        failed = run.judgement.failed_fail_to_pass, run.judgement.failed_pass_to_pass
+    else:
+        seen = run.report.outcomes()
+        failed = not_passed(seen, task.FAIL_TO_PASS), not_passed(seen, task.PASS_TO_PASS)
     outcomes = tuple((test, seen.get(test, MISSING)) for test in named)
-    failed = not_passed(seen, task.FAIL_TO_PASS), not_passed(seen, task.PASS_TO_PASS)
     verdict, reason, detail = _verdict(run.doubt, failed)
     return Grade(
         task.instance_id, verdict, reason, detail, outcomes, *failed, flags, run.exit_code, run.duration, run.log
@@ -103,9 +107,9 @@ def _verdict(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _workspace(task: Task, image: Image, timeout: float | None, limits: Limits | None) -> Workspace:
-    files = files_of(task.FAIL_TO_PASS + task.PASS_TO_PASS)
+    files = () if task.test_parser else files_of(task.FAIL_TO_PASS + task.PASS_TO_PASS)
     seconds = task.test_timeout if timeout is None else timeout
-    return workspace(image, task.test_command, files, timeout=seconds, limits=limits)
+    return workspace(image, task, files, timeout=seconds, limits=limits)
 
 
 def _grade(task: Task, submission: bytes, place: Workspace) -> Grade:

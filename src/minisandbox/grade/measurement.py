@@ -79,7 +79,7 @@ def measure(
         MiniSandboxError: the sandbox could not be made, or ended.
     """
     seconds = task.test_timeout if timeout is None else timeout
-    place = workspace(image, task.test_command, files, timeout=seconds, limits=limits)
+    place = workspace(image, task, files, timeout=seconds, limits=limits)
     run = place.run(reference_change(task) if reference else Change())
     doubt = run.doubt
     return Measurement(

@@ -12,6 +12,7 @@ from minisandbox.grade.belief import Doubt, doubt_about
 from minisandbox.grade.channel import FileChannel, ReportChannel
 from minisandbox.grade.report import Report
 from minisandbox.sandbox import Sandbox
+from minisandbox.tasks.harness import Judgement
 from minisandbox.types import ExecResult
 
 _PLUGIN = Path(__file__).with_name("inside") / "report_plugin.py"
@@ -30,6 +31,8 @@ class SuiteRun:
         exit_code: the runner's exit status, or None where it had none or did not run.
         duration: seconds the runner took.
         log: the end of its output.
+        judgement: what the benchmark's own parser and rules make of the output; None where the report decides.
+        whole_log: the output, where they read it.
     """
 
     report: Report
@@ -37,6 +40,8 @@ class SuiteRun:
     exit_code: int | None = None
     duration: float = 0.0
     log: str = ""
+    judgement: Judgement | None = None
+    whole_log: str = ""
 
     @classmethod
     def not_run(cls, doubt: Doubt, log: str = "") -> SuiteRun:

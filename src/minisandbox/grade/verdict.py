@@ -30,6 +30,7 @@ class Reason(enum.StrEnum):
     NOT_STARTED = "runner_not_started"
     NO_END = "ended_early"
     REPORT_DAMAGED = "report_damaged"
+    LOG_MISMATCH = "log_mismatch"
     EXIT_MISMATCH = "exit_status_mismatch"
     INTERRUPTED = "runner_interrupted"
     INTERNAL_ERROR = "runner_internal_error"

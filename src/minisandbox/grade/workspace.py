@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from minisandbox.grade.belief import Doubt
+from minisandbox.grade.official import LOG_LIMIT, OfficialRunner
 from minisandbox.grade.runner import PytestRunner, SuiteRun, log_of
 from minisandbox.grade.submission import Change
 from minisandbox.grade.verdict import Reason
+from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
+from minisandbox.tasks import Task
 from minisandbox.types import ExecResult, Limits, Mount, Network, Outcome
 
 if TYPE_CHECKING:
@@ -32,14 +35,14 @@ class Workspace:
 
     Attributes:
         image: the task's image.
-        command: the task's test command.
-        files: test files to run; none for what the command chooses.
+        task: the task.
+        files: test files to run; none for what the task's command chooses.
         timeout: seconds the tests may take.
         limits: what each sandbox may use.
     """
 
     image: Image
-    command: str
+    task: Task
     files: tuple[str, ...]
     timeout: float
     limits: Limits
@@ -55,11 +58,17 @@ class Workspace:
         """
         hidden = self.image.tests_dir()
         mounts = () if hidden is None else (Mount(hidden, _HIDDEN),)
-        runner = PytestRunner(self.command, self.files, self.timeout)
-        with Sandbox.create(self.image.spec(), limits=self.limits, network=Network.off(), mounts=mounts) as box:
+        runner = self._runner()
+        limits = replace(self.limits, output=LOG_LIMIT) if self.task.test_parser else self.limits
+        with Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=mounts) as box:
             runner.install(box)
-            failed = _apply(box, change) or (_restore(box) if hidden is not None else None)
+            failed = _apply(box, change) or (_restore(box, self.task) if hidden is not None else None)
             return failed or runner.run(box)
+
+    def _runner(self) -> OfficialRunner | PytestRunner:
+        if self.task.test_parser:
+            return OfficialRunner(self.task, self.timeout)
+        return PytestRunner(self.task.test_command, self.files, self.timeout)
 
 
 def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
@@ -98,9 +107,11 @@ def _literal(path: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", path)
 
 
-def _restore(box: Sandbox) -> SuiteRun | None:
-    """Put the task's own test files back, over whatever lies there."""
+def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
+    """Put the task's own test files back, over whatever lies there; those that its tests' patch removes are removed."""
     result = box.exec([*_RESTORE, str(box.image.workdir)], timeout=_STEP_TIMEOUT)
+    if result.ok and (gone := removed_files(task.test_patch)):
+        result = box.exec(["rm", "-f", "--", *gone], timeout=_STEP_TIMEOUT)
     if result.ok:
         return None
     said = result.stderr.strip().replace("\n", "; ")[:500]
@@ -108,7 +119,7 @@ def _restore(box: Sandbox) -> SuiteRun | None:
 
 
 def workspace(
-    image: Image, command: str, files: Sequence[str], *, timeout: float, limits: Limits | None = None
+    image: Image, task: Task, files: Sequence[str], *, timeout: float, limits: Limits | None = None
 ) -> Workspace:
     """Make a workspace with the default limits where none are given."""
-    return Workspace(image, command, tuple(files), timeout, limits or Limits())
+    return Workspace(image, task, tuple(files), timeout, limits or Limits())

@@ -1,5 +1,12 @@
 """Patches, judged as text by one set of rules: those of tasks, of recipes, and those that agents submit."""
 
-from minisandbox.patches.parsing import FileChange, FileStatus, explain_line_endings, parse_patch, touched_files
+from minisandbox.patches.parsing import (
+    FileChange,
+    FileStatus,
+    explain_line_endings,
+    parse_patch,
+    removed_files,
+    touched_files,
+)
 
-__all__ = ["FileChange", "FileStatus", "explain_line_endings", "parse_patch", "touched_files"]
+__all__ = ["FileChange", "FileStatus", "explain_line_endings", "parse_patch", "removed_files", "touched_files"]

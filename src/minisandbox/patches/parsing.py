@@ -116,6 +116,15 @@ def touched_files(patch: str | bytes, *, name: str = "the patch") -> tuple[str, 
     return tuple(sorted({path for change in changes for path in (change.path, change.old_path)}))
 
 
+def removed_files(patch: str | bytes, *, name: str = "the patch") -> tuple[str, ...]:
+    """Return the paths that are no longer there once a patch is applied, deleted or renamed; arguments as above."""
+    changes = parse_patch(patch, name=name)
+    kept = {change.path for change in changes if change.status is not FileStatus.DELETED}
+    gone = {change.path for change in changes if change.status is FileStatus.DELETED}
+    gone |= {change.old_path for change in changes if change.status is FileStatus.RENAMED}
+    return tuple(sorted(gone - kept))
+
+
 def explain_line_endings(changes: tuple[FileChange, ...]) -> str | None:
     """Say which files' hunks have CRLF line endings: the usual reason why such a patch does not apply.
 
