@@ -16,8 +16,9 @@ from minisandbox.grade.channel import FileChannel, ReportChannel
 from minisandbox.grade.report import Report
 from minisandbox.grade.runner import SuiteRun, log_of
 from minisandbox.grade.verdict import Reason
+from minisandbox.patches import touched_files
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Task, harness
+from minisandbox.tasks import Task, file_of, harness
 from minisandbox.types import ExecResult, MiB, Outcome
 
 LOG_LIMIT = 128 * MiB
@@ -42,6 +43,8 @@ class OfficialRunner:
         self._directory = f"/run/{secrets.token_hex(6)}"
         self._channel: ReportChannel = FileChannel(self._directory)
         self._reports = task.test_runner == "pytest"
+        self._named = task.FAIL_TO_PASS + task.PASS_TO_PASS
+        self._there: frozenset[str] = frozenset()
 
     def install(self, box: Sandbox) -> None:
         """Put the plugin into the sandbox; before the submission is, so that a full disk cannot keep it out.
@@ -52,6 +55,7 @@ class OfficialRunner:
         """
         if self._reports:
             box.files.write_bytes(f"{self._directory}/{self._module}.py", _PLUGIN.read_bytes(), mode=0o444)
+            self._there = _existing(box, {file_of(test) for test in self._named})
 
     def run(self, box: Sandbox) -> SuiteRun:
         """Run the tests.
@@ -80,12 +84,22 @@ class OfficialRunner:
         run = replace(run, judgement=said)
         if not said.resolved or not self._reports:
             return run
-        seen = harness.judge(task.test_parser, as_log(run.report), task.FAIL_TO_PASS, task.PASS_TO_PASS)
+        reported = self._reported()
+        lists = [[test for test in tests if test in reported] for tests in (task.FAIL_TO_PASS, task.PASS_TO_PASS)]
+        seen = harness.judge(task.test_parser, as_log(run.report), *lists)
         if seen.resolved:
             return run
         missing = (*seen.failed_fail_to_pass, *seen.failed_pass_to_pass)
         detail = f"the log says that {missing[0]} passed, and pytest's own report does not ({len(missing)} such tests)"
         return replace(run, doubt=Doubt(Reason.LOG_MISMATCH, detail))
+
+    def _reported(self) -> frozenset[str]:
+        """The named tests that pytest reports itself: those of files that there are.
+
+        The tests of pytest print what an inner pytest prints, and the lists have ids that are found in that alone.
+        """
+        files = {*self._there, *touched_files(self._task.test_patch), *self._task.hidden_files}
+        return frozenset(test for test in self._named if file_of(test) in files)
 
     def _environment(self, box: Sandbox) -> dict[str, str]:
         if not self._reports:
@@ -99,6 +113,13 @@ class OfficialRunner:
 
 _STILL_JUDGED = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS})
 """Doubts about runs whose log is read all the same: it lacks tests, which is how the benchmarks fail them."""
+
+
+def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
+    """Which of some files there are, before anything of a submission is there to say so."""
+    script = 'for file; do [ ! -f "$file" ] || printf "%s\\n" "$file"; done'
+    result = box.exec(["bash", "-c", script, "files", *sorted(filter(None, files))], timeout=60.0)
+    return frozenset(result.stdout.splitlines())
 
 
 def _about_log(result: ExecResult) -> Doubt | None:

@@ -2,7 +2,7 @@
 
 from minisandbox.tasks.jsonl import read_tasks
 from minisandbox.tasks.rows import build_spec, task_from_row
-from minisandbox.tasks.task import BuildSpec, Form, Reference, SourceSpec, Task
+from minisandbox.tasks.task import BuildSpec, Form, Reference, SourceSpec, Task, file_of
 from minisandbox.tasks.taskset import TaskSet, bundled_sets
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "TaskSet",
     "build_spec",
     "bundled_sets",
+    "file_of",
     "read_tasks",
     "task_from_row",
 ]

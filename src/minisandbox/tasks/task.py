@@ -246,13 +246,17 @@ def _build_row(build: BuildSpec) -> dict[str, object]:
     }
 
 
-def _files_of(test_ids: tuple[str, ...]) -> set[str]:
-    """Return the files named by pytest ids; other runners' ids (``test_x (module.Class)``) name none.
+def file_of(test_id: str) -> str:
+    """Return the file that a pytest id names; "" for those of other runners (``test_x (module.Class)``).
 
     With ``-c /dev/null`` pytest takes /dev for its root and writes ``../dev/tests/test_x.py``.
     """
-    pairs = [_OUTSIDE.sub("", test_id, count=1).partition("::") for test_id in test_ids]
-    return {file for file, colons, _ in pairs if (colons or file.endswith(".py")) and " " not in file}
+    file, colons, _ = _OUTSIDE.sub("", test_id, count=1).partition("::")
+    return file if (colons or file.endswith(".py")) and " " not in file else ""
+
+
+def _files_of(test_ids: tuple[str, ...]) -> set[str]:
+    return {file for test_id in test_ids if (file := file_of(test_id))}
 
 
 def _bad(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
