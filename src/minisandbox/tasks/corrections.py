@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _BETWEEN = re.compile(r"&&|;")
@@ -36,7 +37,7 @@ class Commands:
     dropped: tuple[str, ...] = ()
 
 
-def sort_commands(commands: list[str]) -> Commands:
+def sort_commands(commands: Iterable[str]) -> Commands:
     """Take out of shell commands what an image has otherwise, or cannot have.
 
     ``apt-get install`` becomes system packages; ``conda activate`` is what every image does; the locale is C.UTF-8, and

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minisandbox.errors import MiniSandboxError, MissingExtra
+from minisandbox.errors import MiniSandboxError, MissingExtra, NotFound
 
 START_TIMEOUT = 120.0
 PARSE_TIMEOUT = 60.0
@@ -47,43 +47,112 @@ class Judgement:
     failed_pass_to_pass: tuple[str, ...]
 
 
-def specifications(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what SWE-bench says of how rows are built and tested.
+@dataclass(frozen=True, slots=True)
+class Specification:
+    """What SWE-bench says of how the rows of one version of a repository are built and tested.
+
+    Attributes:
+        python: the interpreter.
+        packages: what conda installs, or the kind of file of the repository that says it: ``requirements.txt`` or
+            ``environment.yml``.
+        pip_packages: what pip installs after that.
+        commands: shell commands that install the repository.
+        before_tests: shell commands that come before the tests.
+        test_command: what runs the tests, with the files of the row.
+        requirements_files: where a ``requirements.txt`` of the repository may lie.
+    """
+
+    python: str
+    packages: str
+    pip_packages: tuple[str, ...]
+    commands: tuple[str, ...]
+    before_tests: tuple[str, ...]
+    test_command: str
+    requirements_files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What SWE-smith says of how the rows of one repository are built and tested.
+
+    Attributes:
+        name: the profile's: ``owner__name.commit``.
+        repo: ``owner/name``.
+        commit: the commit that the bugs are put into.
+        mirror: the repository that has the bugs as branches.
+        python: the interpreter.
+        commands: shell commands that install the repository.
+        test_command: what runs the tests.
+        timeout: seconds that all tests may take.
+    """
+
+    name: str
+    repo: str
+    commit: str
+    mirror: str
+    python: str
+    commands: tuple[str, ...]
+    test_command: str
+    timeout: float
+
+
+def specification(repo: str, version: str, test_patch: str) -> Specification:
+    """Return what SWE-bench says of how a row is built and tested.
 
     Args:
-        rows: SWE-bench rows: ``repo``, ``version`` and ``test_patch`` are looked at.
-
-    Returns:
-        For each row ``specification`` (None where there is none for its version), ``versions`` that there are,
-        ``requirements_files`` and ``environment_files`` of the repository, and ``directives`` (what the test command
-        is given).
+        repo: ``owner/name``.
+        version: the project's version.
+        test_patch: the row's.
 
     Raises:
+        NotFound: it has nothing for this version.
         MissingExtra: the package is not installed.
         HarnessFailed: it could not say.
     """
-    wanted = ("instance_id", "repo", "version", "test_patch")
-    slim = [{key: row.get(key, "") for key in wanted} for row in rows]
-    return list(_the_server().ask("specifications", START_TIMEOUT, rows=slim))
+    answer = _the_server().ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
+    found = answer["specification"]
+    if found is None:
+        known = ", ".join(answer["versions"]) or "none at all"
+        raise NotFound(f"swebench has no specification for {repo} {version}", reason=f"it has {known}")
+    command = found["test_cmd"] if isinstance(found["test_cmd"], str) else found["test_cmd"][-1]
+    return Specification(
+        found["python"],
+        found.get("packages", ""),
+        tuple(found.get("pip_packages", ())),
+        (*found.get("pre_install", ()), *filter(None, (found.get("install"),))),
+        tuple(found.get("eval_commands", ())),
+        " ".join((command, *answer["directives"])),
+        tuple(answer["requirements_files"]),
+    )
 
 
-def profiles(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what SWE-smith says of how rows are built and tested.
+def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Profile:
+    """Return what SWE-smith says of how a row is built and tested.
 
     Args:
-        rows: SWE-smith rows.
-
-    Returns:
-        For each row ``owner``, ``name``, ``commit``, ``mirror``, ``profile``, ``python``, ``install``,
-        ``test_command`` and ``timeout``.
+        instance_id: the row's.
+        fail_to_pass: its FAIL_TO_PASS.
+        pass_to_pass: its PASS_TO_PASS.
 
     Raises:
+        NotFound: it does not know the repository.
         MissingExtra: the package is not installed.
-        HarnessFailed: it does not know one of the repositories.
+        HarnessFailed: it could not say.
     """
-    wanted = ("instance_id", "FAIL_TO_PASS", "PASS_TO_PASS")
-    slim = [{key: row[key] for key in wanted} for row in rows]
-    return list(_the_server().ask("profiles", START_TIMEOUT, rows=slim))
+    row = {"instance_id": instance_id, "FAIL_TO_PASS": list(fail_to_pass), "PASS_TO_PASS": list(pass_to_pass)}
+    found = _the_server().ask("profile", START_TIMEOUT, row=row)
+    if found is None:
+        raise NotFound(f"swesmith has no profile for {instance_id!r}")
+    return Profile(
+        found["profile"],
+        found["repo"],
+        found["commit"],
+        found["mirror"],
+        found["python"],
+        tuple(found["install"]),
+        found["test_command"],
+        float(found["timeout"]),
+    )
 
 
 def judge(parser: str, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Judgement:

@@ -34,47 +34,37 @@ def main() -> None:
         answers.flush()
 
 
-def _specifications(rows: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What SWE-bench says of how each row is built and tested."""
+def _specification(repo: str, version: str, test_patch: str) -> dict[str, Any]:
+    """What SWE-bench says of how a row is built and tested."""
     constants = importlib.import_module("swebench.harness.constants")
     python = importlib.import_module("swebench.harness.test_spec.python")
-    found = []
-    for row in rows:
-        repo = row["repo"]
-        versions = constants.MAP_REPO_VERSION_TO_SPECS.get(repo, {})
-        found.append(
-            {
-                "specification": versions.get(row["version"]),
-                "versions": sorted(versions),
-                "requirements_files": constants.MAP_REPO_TO_REQS_PATHS.get(repo, []),
-                "environment_files": constants.MAP_REPO_TO_ENV_YML_PATHS.get(repo, []),
-                "directives": python.get_test_directives(row),
-            }
-        )
-    return found
+    versions = constants.MAP_REPO_VERSION_TO_SPECS.get(repo, {})
+    return {
+        "specification": versions.get(version),
+        "versions": sorted(versions),
+        "requirements_files": constants.MAP_REPO_TO_REQS_PATHS.get(repo, []),
+        "directives": python.get_test_directives({"repo": repo, "test_patch": test_patch}),
+    }
 
 
-def _profiles(rows: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What SWE-smith says of how each row is built and tested."""
+def _profile(row: dict[str, Any]) -> dict[str, Any] | None:
+    """What SWE-smith says of how a row is built and tested; None where it does not know its repository."""
     registry = importlib.import_module("swesmith.profiles").registry
-    found = []
-    for row in rows:
-        profile = registry.get(row["instance_id"].rsplit(".", 1)[0])
-        command, _ = profile.get_test_cmd({**row, "repo": profile.repo_name})
-        found.append(
-            {
-                "owner": profile.owner,
-                "name": profile.repo,
-                "commit": profile.commit,
-                "mirror": profile.mirror_name,
-                "profile": profile.repo_name,
-                "python": getattr(profile, "python_version", ""),
-                "install": list(getattr(profile, "install_cmds", [])),
-                "test_command": command,
-                "timeout": profile.timeout_ref,
-            }
-        )
-    return found
+    name = row["instance_id"].rsplit(".", 1)[0]
+    if name not in registry.keys():  # noqa: SIM118 - it is no dict
+        return None
+    profile = registry.get(name)
+    command, _ = profile.get_test_cmd(row)
+    return {
+        "repo": f"{profile.owner}/{profile.repo}",
+        "commit": profile.commit,
+        "mirror": profile.mirror_name,
+        "profile": profile.repo_name,
+        "python": getattr(profile, "python_version", ""),
+        "install": list(getattr(profile, "install_cmds", [])),
+        "test_command": command,
+        "timeout": profile.timeout_ref,
+    }
 
 
 def _statuses(parser: str, log: str) -> dict[str, str]:
@@ -113,8 +103,8 @@ def _parsed(parser: str, log: str) -> dict[str, Any]:
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "specifications": _specifications,
-    "profiles": _profiles,
+    "specification": _specification,
+    "profile": _profile,
     "judge": _judgement,
     "parse": _parsed,
 }

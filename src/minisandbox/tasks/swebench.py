@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from minisandbox.errors import TaskFileError
+from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.pinning import Pinned, exported, listed, requirements_text, specified
@@ -41,21 +40,17 @@ def task_from_swebench(row: Mapping[str, object], *, pins: Path | None = None, m
     fields = RowFields(row)
     lists = fields.test_lists()
     repo, version, commit = fields.text("repo"), fields.text("version"), fields.text("base_commit")
-    found = harness.specifications([row])[0]
-    specification = found["specification"]
-    if specification is None:
-        known = ", ".join(found["versions"]) or "none"
+    try:
+        said = harness.specification(repo, version, fields.text("test_patch"))
+    except NotFound as error:
         raise TaskFileError(
-            f"field 'version' is {version!r}",
+            f"field 'version' is {version!r}: {error.what}",
             field="version",
-            reason=f"swebench has no specification for this version of {repo} (known: {known})",
+            reason=error.reason,
             hint="give the row `build` and `test` of its own (docs/task-files.md)",
-        )
-    commands = sort_commands([*specification.get("pre_install", ()), specification.get("install", "")])
-    evaluation = sort_commands(list(specification.get("eval_commands", ())))
-    pinned = _pinned(row, specification, found, pins, mirrors)
-    test_command = specification["test_cmd"]
-    last = test_command if isinstance(test_command, str) else test_command[-1]
+        ) from error
+    commands = sort_commands(said.commands)
+    pinned = _pinned(row, said, pins, mirrors)
     return Task(
         instance_id=fields.text("instance_id"),
         repo=repo,
@@ -77,47 +72,36 @@ def task_from_swebench(row: Mapping[str, object], *, pins: Path | None = None, m
             environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")),
             system=commands.system,
         ),
-        test_command="; ".join((*evaluation.kept, " ".join((last, *found["directives"])))),
+        test_command="; ".join((*sort_commands(said.before_tests).kept, said.test_command)),
         test_timeout=TEST_TIMEOUT,
-        test_runner="pytest" if re.search(r"\b(?:pytest|tox)\b", last) else "log",
+        test_runner="pytest" if re.search(r"\b(?:pytest|tox)\b", said.test_command.split("/")[0]) else "log",
         test_parser=f"swebench:{repo}",
     )
 
 
-def _pinned(
-    row: Mapping[str, object],
-    specification: Mapping[str, Any],
-    found: Mapping[str, Any],
-    pins: Path | None,
-    mirrors: Path | None,
-) -> Pinned:
+def _pinned(row: Mapping[str, object], said: harness.Specification, pins: Path | None, mirrors: Path | None) -> Pinned:
     identity = str(row["instance_id"])
     repository, _, number = identity.rpartition("-")
     export = exported(pins, repository, number)
     if export is not None:
         return export
-    packages = specification.get("packages", "")
-    if packages == "requirements.txt":
-        needed = _from_repository(row, found["requirements_files"], mirrors)
-    elif packages == "environment.yml":
+    if said.packages == "environment.yml":
         raise TaskFileError(
             f"nothing says what {identity} is built with",
             field="instance_id",
             reason="its specification leaves that to conda (environment.yml), and there are no pins for it",
             hint="give --pins DIR with the exported environments of the official images",
         )
-    else:
-        needed = listed(packages)
-    return specified(
-        specification["python"], needed, listed(" ".join(map(_quoted, specification.get("pip_packages", ()))))
-    )
+    from_repository = said.packages == "requirements.txt"
+    needed = _from_repository(row, said.requirements_files, mirrors) if from_repository else listed(said.packages)
+    return specified(said.python, needed, listed(" ".join(map(_quoted, said.pip_packages))))
 
 
 def _quoted(requirement: str) -> str:
     return f"'{requirement}'"
 
 
-def _from_repository(row: Mapping[str, object], files: list[str], mirrors: Path | None) -> list[str]:
+def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: Path | None) -> list[str]:
     """The requirements that the repository itself lists, at the commit that swebench reads them from."""
     from minisandbox.images.mirrors import read_committed  # noqa: PLC0415 - reading task files must not load the sandbox
 
@@ -130,19 +114,15 @@ def _from_repository(row: Mapping[str, object], files: list[str], mirrors: Path 
             reason=f"its specification leaves that to {' or '.join(files)} in the repository",
             hint="give --pins DIR with the exported environments, or --repo-mirrors DIR with the repository",
         )
+    url = f"https://github.com/{repo}"
     for path in files:
-        folder = posixpath.dirname(path)
-        text = read_committed(mirrors, f"https://github.com/{repo}", commit, path)
-        if text is None:
-            continue
-        include = {
-            name: read_committed(
-                mirrors, f"https://github.com/{repo}", commit, posixpath.normpath(posixpath.join(folder, name))
-            )
-            or ""
-            for name in re.findall(r"^(?:-r|--requirement)[ =]?\s*(\S+)", text, re.MULTILINE)
-        }
-        return requirements_text(text, include)
+        text = read_committed(mirrors, url, commit, path)
+        if text is not None:
+            folder = posixpath.dirname(path)
+            names = re.findall(r"^(?:-r|--requirement)[ =]?\s*(\S+)", text, re.MULTILINE)
+            places = {name: posixpath.normpath(posixpath.join(folder, name)) for name in names}
+            found = {name: read_committed(mirrors, url, commit, place) or "" for name, place in places.items()}
+            return requirements_text(text, found)
     raise TaskFileError(
         f"{' and '.join(files)} of {identity} cannot be read at {commit[:12]}",
         field="environment_setup_commit",

@@ -6,10 +6,9 @@ How a row is built and tested is what the ``swesmith`` package says (version 0.0
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
-from minisandbox.errors import TaskFileError
+from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.pinning import exported, specified
@@ -36,27 +35,20 @@ def task_from_swesmith(row: Mapping[str, object], *, pins: Path | None = None) -
     lists = fields.test_lists()
     identity = fields.text("instance_id")
     try:
-        profile = harness.profiles([{"instance_id": identity, **asdict(lists)}])[0]
-    except harness.HarnessFailed as error:
+        profile = harness.profile(identity, lists.FAIL_TO_PASS, lists.PASS_TO_PASS)
+    except NotFound as error:
         raise TaskFileError(
-            f"field 'instance_id' is {identity!r}",
+            f"field 'instance_id' is {identity!r}: {error.what}",
             field="instance_id",
-            reason=error.reason,
             hint="give rows of other repositories `build` and `test` of their own (docs/task-files.md)",
         ) from error
-    commands = sort_commands(profile["install"])
-    pinned = exported(pins, profile["profile"]) or specified(profile["python"], ["pytest"], [])
-    commit = fields.text("base_commit", default="") or profile["commit"]
-    upstream = commit == profile["commit"]
-    url = (
-        f"https://github.com/{profile['owner']}/{profile['name']}"
-        if upstream
-        else f"https://github.com/{profile['mirror']}"
-    )
-    test_command = sort_commands([profile["test_command"]])
+    commands = sort_commands(profile.commands)
+    pinned = exported(pins, profile.name) or specified(profile.python, ["pytest"], [])
+    commit = fields.text("base_commit", default="") or profile.commit
+    repository = profile.repo if commit == profile.commit else profile.mirror
     return Task(
         instance_id=identity,
-        repo=f"{profile['owner']}/{profile['name']}",
+        repo=profile.repo,
         base_commit=commit,
         form=Form.SWESMITH,
         problem_statement=fields.text("problem_statement", default=""),
@@ -65,15 +57,15 @@ def task_from_swesmith(row: Mapping[str, object], *, pins: Path | None = None) -
         FAIL_TO_PASS=lists.FAIL_TO_PASS,
         PASS_TO_PASS=lists.PASS_TO_PASS,
         build=BuildSpec(
-            python=profile["python"],
+            python=profile.python,
             requirements=pinned.requirements,
             complete=pinned.complete,
-            source=SourceSpec("git", (("url", url), ("commit", commit))),
+            source=SourceSpec("git", (("url", f"https://github.com/{repository}"), ("commit", commit))),
             install=commands.kept,
             environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")),
             system=commands.system,
         ),
-        test_command=" && ".join(test_command.kept),
-        test_timeout=float(profile["timeout"]),
-        test_parser=f"swesmith:{profile['profile']}",
+        test_command=" && ".join(sort_commands([profile.test_command]).kept),
+        test_timeout=profile.timeout,
+        test_parser=f"swesmith:{profile.name}",
     )
