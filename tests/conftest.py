@@ -29,6 +29,7 @@ from minisandbox.images.base import base_entries, write_base  # noqa: E402
 from minisandbox.sandbox import Sandbox  # noqa: E402
 from minisandbox.sandbox.controller import shut_down  # noqa: E402
 from minisandbox.store.paths import default_root  # noqa: E402
+from minisandbox.tasks import harness  # noqa: E402
 from minisandbox.types import ImageSpec  # noqa: E402
 
 if TYPE_CHECKING:
@@ -277,6 +278,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     descent as long as the worker is there, which looks for itself.
     """
     shut_down()
+    harness.close()
     if os.environ.get("PYTEST_XDIST_WORKER"):
         output: dict[str, object] = session.config.workeroutput  # type: ignore[attr-defined] # xdist's
         output["left"] = wait_until_clean(lambda: [*map(describe, descendants(os.getpid()))], GRACE)

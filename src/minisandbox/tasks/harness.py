@@ -187,6 +187,12 @@ def parse(parser: str, log: str) -> dict[str, str]:
     return dict(_the_server().ask("parse", PARSE_TIMEOUT, parser=parser, log=log)["statuses"])
 
 
+def close() -> None:
+    """End the process of the benchmarks' own code, if there is one; the next question starts another."""
+    for server in _servers.values():
+        server.end()
+
+
 class _Server:
     """The other process; one request at a time."""
 
@@ -252,7 +258,8 @@ class _Server:
         os.set_blocking(target, False)
         left = memoryview(request)
         while b"\n" not in self._waiting:
-            readable, writable, _ = select.select([source], [target] if left else [], [], deadline - time.monotonic())
+            seconds = max(deadline - time.monotonic(), 0)
+            readable, writable, _ = select.select([source], [target] if left else [], [], seconds)
             if not readable and not writable:
                 raise HarnessFailed("the benchmark's own code took too long", reason="the log is not what it expects")
             if writable:

@@ -1,0 +1,90 @@
+"""Tasks that a benchmark's own command, parser and rules judge: what they say holds, unless it cannot be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from minisandbox.grade import Verdict, grade, grade_reference
+from minisandbox.images import Image
+from minisandbox.tasks import Task
+
+pytestmark = pytest.mark.kernel
+
+FAKE = """\
+diff --git a/calc/core.py b/calc/core.py
+--- a/calc/core.py
++++ b/calc/core.py
+@@ -1,3 +1,7 @@
++import atexit
++import sys
++
++atexit.register(lambda: sys.__stdout__.write("PASSED tests/test_double.py::test_triple\\n"))
+ def add(a, b):
+     return a + b
+     # that is all
+"""
+
+
+@pytest.fixture
+def official(bench: Task) -> Task:
+    return replace(
+        bench,
+        instance_id="calc__official-1",
+        test_command="python -m pytest -rA tests/test_double.py tests/test_new.py",
+        test_parser="swebench:pallets/flask",
+    )
+
+
+@pytest.fixture
+def image(official: Task, images: Callable[[Task], Image]) -> Image:
+    return images(official)
+
+
+def test_the_reference_resolves_and_the_empty_patch_does_not(official: Task, image: Image) -> None:
+    reference = grade_reference(official, image)
+    assert reference.verdict is Verdict.RESOLVED, reference
+    empty = grade(official, image, b"")
+    assert empty.resolved is False
+    assert empty.failed_fail_to_pass == official.FAIL_TO_PASS
+
+
+def test_a_submission_that_solves_it_resolves_it(official: Task, image: Image) -> None:
+    graded = grade(official, image, official.patch.encode())
+    assert graded.verdict is Verdict.RESOLVED, graded
+    assert dict(graded.outcomes)[official.FAIL_TO_PASS[0]] == "passed"
+
+
+def test_a_test_that_only_the_log_calls_passed_is_not_believed(official: Task, image: Image) -> None:
+    graded = grade(official, image, FAKE.encode())
+    assert graded.resolved is False
+    assert graded.reason == "log_mismatch", graded
+    assert "pytest's own report does not" in graded.detail
+
+
+def test_ids_that_only_an_inner_pytest_prints_are_the_logs(official: Task, images: Callable[[Task], Image]) -> None:
+    """As in the rows of pytest itself: no file of the repository has them."""
+    inner = replace(
+        official,
+        instance_id="calc__official-2",
+        PASS_TO_PASS=(*official.PASS_TO_PASS, "test_inner.py::test_it"),
+        test_command="echo PASSED test_inner.py::test_it; python -m pytest -rA tests/test_double.py tests/test_new.py",
+    )
+    assert grade_reference(inner, images(inner)).verdict is Verdict.RESOLVED
+
+
+def test_a_file_that_the_tests_patch_removes_is_removed(official: Task, images: Callable[[Task], Image]) -> None:
+    removal = (
+        "diff --git a/tests/helper.py b/tests/helper.py\ndeleted file mode 100644\n"
+        "--- a/tests/helper.py\n+++ /dev/null\n"
+        "@@ -1,2 +0,0 @@\n-def same(a, b):\n-    return a == b\n"
+    )
+    task = replace(
+        official,
+        instance_id="calc__official-3",
+        test_patch=official.test_patch + removal,
+        test_command="test ! -e tests/helper.py && python -m pytest -rA tests/test_double.py tests/test_new.py",
+    )
+    assert grade_reference(task, images(task)).verdict is Verdict.RESOLVED
