@@ -129,20 +129,20 @@ HACKS = {
 @pytest.mark.parametrize("hack", HACKS.values(), ids=HACKS.keys())
 def test_what_pytest_would_load_is_left_out(task: Task, image: Image, hack: str) -> None:
     graded = grade(task, image, hack.encode())
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, Reason.TESTS_NOT_PASSED), graded
+    assert (graded.verdict, graded.reason) == (Verdict.FAILED, Reason.TESTS_NOT_PASSED), graded
     assert graded.flags
 
 
 def test_a_path_with_a_nul_is_the_submissions_fault(task: Task, image: Image) -> None:
     path = r'"a/x\000y/conftest.py" "b/x\000y/conftest.py"'
     graded = grade(task, image, f"diff --git {path}\nold mode 100644\nnew mode 100755\n".encode())
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, Reason.PATCH_INVALID), graded
+    assert (graded.verdict, graded.reason) == (Verdict.PATCH_INVALID, Reason.PATCH_INVALID), graded
 
 
 def test_a_number_of_many_digits_is_the_submissions_fault(task: Task, image: Image) -> None:
     submission = b"--- a/calc.py\n+++ b/calc.py\n@@ -1," + b"9" * 5000 + b" +1 @@\n-a\n+b\n"
     graded = grade(task, image, submission)
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, Reason.PATCH_INVALID), graded
+    assert (graded.verdict, graded.reason) == (Verdict.PATCH_INVALID, Reason.PATCH_INVALID), graded
 
 
 def test_a_protected_file_is_not_renamed_away(task: Task, image: Image) -> None:

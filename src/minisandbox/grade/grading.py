@@ -40,7 +40,7 @@ def grade(
         limits: what the grading sandbox may use.
 
     Returns:
-        The grade. Failures of ours are grades too, with the verdict ``failed_to_grade``.
+        The grade. Failures of ours are grades too, with the verdict ``infra_error``.
 
     Raises:
         InvalidValue: the task's tests are not pytest's.
@@ -86,20 +86,19 @@ def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
     outcomes = tuple((test, seen.get(test, MISSING)) for test in named)
     failed = not_passed(seen, task.FAIL_TO_PASS), not_passed(seen, task.PASS_TO_PASS)
-    verdict, reason, detail = _verdict(run.doubt, failed)
+    reason, detail = _reason(run.doubt, failed)
     return Grade(
-        task.instance_id, verdict, reason, detail, outcomes, *failed, flags, run.exit_code, run.duration, run.log
+        task.instance_id, reason.verdict, reason, detail, outcomes, *failed, flags, run.exit_code, run.duration, run.log
     )
 
 
-def _verdict(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Verdict, Reason, str]:
+def _reason(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Reason, str]:
     if doubt is not None:
-        return Verdict.UNRESOLVED, doubt.reason, doubt.detail
-    count = len(failed[0]) + len(failed[1])
-    if not count:
-        return Verdict.RESOLVED, Reason.RESOLVED, "every named test passed"
+        return doubt.reason, doubt.detail
+    if not any(failed):
+        return Reason.RESOLVED, "every named test passed"
     detail = f"{len(failed[0])} FAIL_TO_PASS and {len(failed[1])} PASS_TO_PASS tests did not pass"
-    return Verdict.UNRESOLVED, Reason.TESTS_NOT_PASSED, detail
+    return Reason.TESTS_NOT_PASSED, detail
 
 
 def _workspace(task: Task, image: Image, timeout: float | None, limits: Limits | None) -> Workspace:
@@ -112,7 +111,7 @@ def _grade(task: Task, submission: bytes, place: Workspace) -> Grade:
     try:
         change = screen(submission, Policy.for_task(task))
     except PatchError as error:
-        return Grade(task.instance_id, Verdict.UNRESOLVED, Reason.PATCH_INVALID, str(error))
+        return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, str(error))
     try:
         run = _run_surely(place, change)
         graded = judge(task, run, change.flags)
@@ -140,10 +139,10 @@ def _blame(task: Task, place: Workspace, graded: Grade) -> Grade:
         return graded
     detail = f"{graded.reason}: {graded.detail}; and the reference's own run: {control.doubt.detail}"
     return replace(
-        graded, verdict=Verdict.FAILED_TO_GRADE, reason=Reason.REFERENCE_UNTRUSTED, detail=detail, log=control.log
+        graded, verdict=Verdict.INFRA_ERROR, reason=Reason.REFERENCE_UNTRUSTED, detail=detail, log=control.log
     )
 
 
 def _infrastructure(task: Task, error: Exception, flags: tuple[Flag, ...] = ()) -> Grade:
     detail = f"{type(error).__name__}: {error}"
-    return Grade(task.instance_id, Verdict.FAILED_TO_GRADE, Reason.INFRASTRUCTURE, detail, flags=flags)
+    return Grade(task.instance_id, Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE, detail, flags=flags)

@@ -52,7 +52,7 @@ def test_a_good_submission_resolves(smith: Task, smith_image: Image) -> None:
 
 def test_an_empty_submission_does_not(smith: Task, smith_image: Image) -> None:
     graded = grade(smith, smith_image, b"")
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, Reason.TESTS_NOT_PASSED), graded.log
+    assert (graded.verdict, graded.reason) == (Verdict.FAILED, Reason.TESTS_NOT_PASSED), graded.log
     assert graded.failed_fail_to_pass == smith.FAIL_TO_PASS
     assert graded.failed_pass_to_pass == ()
     assert graded.exit_code == 1
@@ -80,7 +80,7 @@ def test_both_forms_are_valid(smith: Task, bench: Task, images: Callable[[Task],
 )
 def test_a_patch_that_cannot_be_applied_is_the_agents_fault(smith: Task, smith_image: Image, submission: bytes) -> None:
     graded = grade(smith, smith_image, submission)
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, Reason.PATCH_INVALID), graded
+    assert (graded.verdict, graded.reason) == (Verdict.PATCH_INVALID, Reason.PATCH_INVALID), graded
     assert graded.reward == 0.0
     assert graded.detail
 
@@ -116,7 +116,7 @@ def test_protected_files_are_dropped_and_reported(
 ) -> None:
     hack = adding(path, text)
     graded = grade(smith, smith_image, hack.encode())
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, Reason.TESTS_NOT_PASSED), graded
+    assert (graded.verdict, graded.reason) == (Verdict.FAILED, Reason.TESTS_NOT_PASSED), graded
     assert graded.flags == (Flag(kind, path),)
     honest = grade(smith, smith_image, (FIX + hack).encode())
     assert honest.verdict is Verdict.RESOLVED, "what is dropped does not spoil the rest"
@@ -153,7 +153,7 @@ def test_what_a_submission_does_to_the_runner_is_its_fault(
     smith: Task, smith_image: Image, code: str, reason: Reason
 ) -> None:
     graded = grade(smith, smith_image, appending(code).encode(), timeout=15.0 if reason is Reason.TIMEOUT else 120.0)
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, reason), graded
+    assert (graded.verdict, graded.reason) == (reason.verdict, reason), graded
     assert graded.reward == 0.0
 
 
@@ -178,7 +178,7 @@ def test_skipped_and_expected_failures_have_not_passed(smith: Task, smith_image:
 def test_a_runner_that_cannot_start_is_our_failure(smith: Task, smith_image: Image) -> None:
     for command in ("no-such-runner", "python -m pytest --no-such-option", "false"):
         graded = grade(replace(smith, test_command=command), smith_image, FIX.encode())
-        assert (graded.verdict, graded.reason) == (Verdict.FAILED_TO_GRADE, Reason.REFERENCE_UNTRUSTED), graded
+        assert (graded.verdict, graded.reason) == (Verdict.INFRA_ERROR, Reason.REFERENCE_UNTRUSTED), graded
         assert (graded.resolved, graded.reward) == (None, None)
 
 
@@ -186,13 +186,13 @@ def test_a_runner_that_cannot_start_is_our_failure(smith: Task, smith_image: Ima
 def test_tests_that_are_too_slow_for_the_reference_are_our_failure(smith: Task, smith_image: Image) -> None:
     slow = replace(smith, test_command="sleep 5; python -m pytest")
     graded = grade(slow, smith_image, FIX.encode(), timeout=1.0)
-    assert (graded.verdict, graded.reason) == (Verdict.FAILED_TO_GRADE, Reason.REFERENCE_UNTRUSTED)
+    assert (graded.verdict, graded.reason) == (Verdict.INFRA_ERROR, Reason.REFERENCE_UNTRUSTED)
 
 
 def test_a_missing_layer_is_our_failure(smith: Task, smith_image: Image) -> None:
     gone = replace(smith_image, layers=("0" * 64,))
     graded = grade(smith, gone, FIX.encode())
-    assert (graded.verdict, graded.reason) == (Verdict.FAILED_TO_GRADE, Reason.INFRASTRUCTURE)
+    assert (graded.verdict, graded.reason) == (Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE)
     assert "NotFound" in graded.detail
 
 
