@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.belief import Doubt, doubt_about
-from minisandbox.grade.channel import FileChannel, ReportChannel
+from minisandbox.grade.channel import run_reported
 from minisandbox.grade.report import Report
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import ExecResult
@@ -59,7 +59,6 @@ class PytestRunner:
         self._timeout = timeout
         self._module = f"report_{secrets.token_hex(6)}"
         self._directory = f"/run/{secrets.token_hex(6)}"
-        self._channel: ReportChannel = FileChannel(self._directory)
 
     def install(self, box: Sandbox) -> None:
         """Put the plugin into the sandbox; before the submission is, so that a full disk cannot keep it out.
@@ -82,10 +81,7 @@ class PytestRunner:
             SandboxGone: the sandbox has ended.
         """
         options = ("-p", self._module, *_OPTIONS, *self._files)
-        # the command is the task's shell text; "$@" carries the arguments past the shell's own parsing
-        argv = ["bash", "-c", f'{self._command} "$@"', "tests", *options]
-        result = box.exec(argv, timeout=self._timeout, env=self._environment(box))
-        report = self._channel.collect(box)
+        result, report = run_reported(box, self._command, options, timeout=self._timeout, env=self._environment(box))
         doubt = doubt_about(result, report)
         return SuiteRun(report, doubt, result.exit_code, result.duration, log_of(result))
 
@@ -93,7 +89,6 @@ class PytestRunner:
         known = dict(box.image.environment).get("PYTHONPATH")
         path = f"{known}:{self._directory}" if known else self._directory
         return {
-            **self._channel.environment,
             "PYTHONPATH": path,
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "0",

@@ -52,6 +52,11 @@ def test_a_good_submission_resolves(smith: Task, smith_image: Image) -> None:
 
 def test_an_empty_submission_does_not(smith: Task, smith_image: Image) -> None:
     graded = grade(smith, smith_image, b"")
+    assert (graded.verdict, graded.reason, graded.reward) == (Verdict.FAILED, Reason.NOTHING_TO_TEST, 0.0)
+
+
+def test_a_submission_that_fixes_nothing_does_not(smith: Task, smith_image: Image) -> None:
+    graded = grade(smith, smith_image, appending("x = 1").encode())
     assert (graded.verdict, graded.reason) == (Verdict.FAILED, Reason.TESTS_NOT_PASSED), graded.log
     assert graded.failed_fail_to_pass == smith.FAIL_TO_PASS
     assert graded.failed_pass_to_pass == ()
@@ -116,7 +121,7 @@ def test_protected_files_are_dropped_and_reported(
 ) -> None:
     hack = adding(path, text)
     graded = grade(smith, smith_image, hack.encode())
-    assert (graded.verdict, graded.reason) == (Verdict.FAILED, Reason.TESTS_NOT_PASSED), graded
+    assert (graded.verdict, graded.reason) == (Verdict.FAILED, Reason.NOTHING_TO_TEST), graded
     assert graded.flags == (Flag(kind, path),)
     honest = grade(smith, smith_image, (FIX + hack).encode())
     assert honest.verdict is Verdict.RESOLVED, "what is dropped does not spoil the rest"
@@ -131,7 +136,14 @@ def test_names_with_wildcards_are_dropped_alone(smith: Task, smith_image: Image)
     assert graded.flags == (Flag("test_directory", "tests/*"),)
 
 
-REPORT = "import glob, os; [report] = [f for f in glob.glob('/run/*/*') if not f.endswith('.py')]"
+FORGED = """
+def forge(data):
+    for descriptor in range(3, 1024):
+        try:
+            os.write(descriptor, data)
+        except OSError:
+            pass
+"""
 
 
 @pytest.mark.once
@@ -141,11 +153,11 @@ REPORT = "import glob, os; [report] = [f for f in glob.glob('/run/*/*') if not f
         ("import os; os._exit(0)", Reason.NO_END),
         ("import os; os.kill(os.getpid(), 9)", Reason.KILLED),
         ("import time; time.sleep(600)", Reason.TIMEOUT),
-        ("import atexit, os; atexit.register(os._exit, 0)", Reason.EXIT_MISMATCH),
-        (f"{REPORT}\nopen(report, 'a').write('[1]\\n')", Reason.REPORT_DAMAGED),
-        (f"{REPORT}\nos.remove(report); os.mkfifo(report)", Reason.REPORT_DAMAGED),
-        (f"{REPORT}\nos.remove(report); os.symlink('/dev/zero', report); os._exit(0)", Reason.REPORT_DAMAGED),
-        (f"{REPORT}\nos.truncate(report, 1 << 30); os._exit(0)", Reason.REPORT_DAMAGED),
+        ("import atexit, os; atexit.register(os._exit, 0)", Reason.EXIT_FORGED),
+        ("import atexit, os; atexit.register(os._exit, 2)", Reason.EXIT_MISMATCH),
+        (f"import os{FORGED}forge(b'[1]\\n')", Reason.REPORT_DAMAGED),
+        (f"import os{FORGED}forge(b'x' * 65536 * 1100); os._exit(0)", Reason.REPORT_DAMAGED),
+        ("import os; os.closerange(3, 1024)", Reason.NO_END),
         ("raise ImportError", Reason.TESTS_NOT_PASSED),
     ],
 )
