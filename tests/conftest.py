@@ -22,8 +22,6 @@ ROOT = str(Path(__file__).resolve().parents[1])
 if ROOT not in sys.path:  # what tests share is imported by its full name
     sys.path.insert(0, ROOT)
 
-from tests.waiting import start_time, stat_fields  # noqa: E402 - after the path is set
-
 from minisandbox.host import doctor  # noqa: E402
 from minisandbox.images.base import base_entries, write_base  # noqa: E402
 from minisandbox.sandbox import Sandbox  # noqa: E402
@@ -31,6 +29,7 @@ from minisandbox.sandbox.controller import shut_down  # noqa: E402
 from minisandbox.store.paths import default_root  # noqa: E402
 from minisandbox.tasks import harness  # noqa: E402
 from minisandbox.types import ImageSpec  # noqa: E402
+from tests.waiting import start_time, stat_fields  # noqa: E402 - after the path is set
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]

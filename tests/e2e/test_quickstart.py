@@ -63,7 +63,7 @@ def test_first_run(place: Place) -> None:
     assert report["resumed"] == 0
     for task in report["tasks"]:
         assert task["status"] == "valid"
-        assert task["verdicts"] == {"oracle": "resolved", "empty": "unresolved", "replay": "resolved"}
+        assert task["verdicts"] == {"oracle": "resolved", "empty": "failed", "replay": "resolved"}
         assert task["problems"] == []
         assert task["shared_bytes"] > task["unique_bytes"] > 0
         assert 0 < task["sandbox_ready"] < 60
@@ -151,7 +151,7 @@ def test_ctrl_c_keeps_what_is_finished(place: Place) -> None:
     words = ("rollout", "quickstart", "--agent", "empty", "--out", "cut")
     with place.start(*words) as process:
         assert process.stderr is not None
-        while "unresolved" not in process.stderr.readline():
+        while ": failed" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
@@ -160,4 +160,4 @@ def test_ctrl_c_keeps_what_is_finished(place: Place) -> None:
     report = place.json(*words)
     assert isinstance(report, dict)
     assert sum(one["resumed"] for one in report["rollouts"]) >= 1
-    assert {one["verdict"] for one in report["rollouts"]} == {"unresolved"}
+    assert {one["verdict"] for one in report["rollouts"]} == {"failed"}

@@ -54,8 +54,8 @@ def test_a_repository_that_a_hook_names_is_not_the_one_that_is_read(
     monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
     assert _names(checkout) == [".gitignore", "tracked", "untracked"]
     (tmp_path / "work").mkdir()
-    _, tree = Mirrors(Store.open(tmp_path / "store")).take(GitSource(str(checkout), commit), tmp_path / "work")
-    assert len(tree) == 40
+    taken = Mirrors(Store.open(tmp_path / "store")).take(GitSource(str(checkout), commit), tmp_path / "work")
+    assert len(taken.tree) == 40
 
 
 def test_without_git_no_work_tree_is_taken_for_a_plain_directory(

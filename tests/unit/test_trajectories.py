@@ -17,7 +17,7 @@ from minisandbox.trajectories import VERSION, Failure, StepRecord, Timings, Traj
 
 GRADE = Grade(
     "a__b-1",
-    Verdict.UNRESOLVED,
+    Verdict.FAILED,
     Reason.TESTS_NOT_PASSED,
     "1 test",
     (("t.py::a[\udcff]", "failed"),),
@@ -74,13 +74,13 @@ def test_missing_parts_survive() -> None:
 def test_finished_means_a_verdict_about_the_work() -> None:
     assert TRAJECTORY.finished
     assert not replace(TRAJECTORY, grade=None).finished
-    assert not replace(TRAJECTORY, grade=replace(GRADE, verdict=Verdict.FAILED_TO_GRADE)).finished
+    assert not replace(TRAJECTORY, grade=replace(GRADE, verdict=Verdict.INFRA_ERROR)).finished
 
 
 def test_rewards() -> None:
     assert (GRADE.resolved, GRADE.reward) == (False, 0.0)
     assert replace(GRADE, verdict=Verdict.RESOLVED).reward == 1.0
-    ours = replace(GRADE, verdict=Verdict.FAILED_TO_GRADE)
+    ours = replace(GRADE, verdict=Verdict.INFRA_ERROR)
     assert (ours.resolved, ours.reward) == (None, None)
 
 
@@ -115,6 +115,36 @@ def test_what_is_refused(change: Callable[[Body], object], words: str) -> None:
         Trajectory.from_text(text, name="run/x.json")
     assert words in str(caught.value)
     assert "run/x.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "reason", "new"),
+    [
+        ("resolved", "resolved", Verdict.RESOLVED),
+        ("unresolved", "tests_not_passed", Verdict.FAILED),
+        ("unresolved", "patch_invalid", Verdict.PATCH_INVALID),
+        ("unresolved", "report_damaged", Verdict.TAMPERED),
+        ("unresolved", "timeout", Verdict.TIMEOUT),
+        ("failed_to_grade", "infrastructure", Verdict.INFRA_ERROR),
+    ],
+)
+def test_version_1_is_read(old: str, reason: str, new: Verdict) -> None:
+    body = json.loads(TRAJECTORY.to_text())
+    body["version"] = 1
+    body["grade"] |= {"verdict": old, "reason": reason}
+    for flag in body["grade"]["flags"]:
+        del flag["detail"]
+    read = Trajectory.from_text(json.dumps(body))
+    assert read == replace(TRAJECTORY, grade=replace(GRADE, verdict=new, reason=Reason(reason)))
+
+
+@pytest.mark.parametrize(
+    "grade", [[], {"verdict": [], "reason": {}, "flags": 3}, {"verdict": "unresolved", "reason": "x"}]
+)
+def test_damage_in_version_1(grade: object) -> None:
+    body = json.loads(TRAJECTORY.to_text()) | {"version": 1, "grade": grade}
+    with pytest.raises(TrajectoryError):
+        Trajectory.from_text(json.dumps(body))
 
 
 def test_unknown_fields_below_are_refused() -> None:

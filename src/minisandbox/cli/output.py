@@ -144,7 +144,7 @@ _NARROW = 16
 _STYLES = {
     "ok": "green", "valid": "green", "resolved": "green", "as expected": "green",
     "degraded": "yellow", "untried": "yellow", "missing": "bold red", "invalid": "bold red", "error": "bold red",
-    "failed_to_grade": "bold red", "NOT as expected": "bold red",
+    "infra_error": "bold red", "tampered": "bold red", "NOT as expected": "bold red",
 }  # fmt: skip
 
 

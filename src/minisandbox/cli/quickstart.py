@@ -177,7 +177,7 @@ def _row(
 
 
 def _problems(validation: Validation, rollouts: Mapping[str, Summary]) -> Sequence[str]:
-    expected = {"oracle": Verdict.RESOLVED, "empty": Verdict.UNRESOLVED, "replay": rollouts["oracle"].verdict}
+    expected = {"oracle": Verdict.RESOLVED, "empty": Verdict.FAILED, "replay": rollouts["oracle"].verdict}
     problems = [] if validation.valid else [f"the task is {validation.status}: {detail(validation)}"]
     problems += [
         f"{agent} is {summary.verdict or 'not graded'}, not {expected[agent]}: {summary.detail}"

@@ -47,10 +47,12 @@ def doubt_about(result: ExecResult, report: Report) -> Doubt | None:
     """
     if result.outcome is Outcome.TIMEOUT:
         return Doubt(Reason.TIMEOUT, f"the tests {result.fate}")
-    if result.exit_code is None or result.exit_code > 128:  # a shell reports a signal as 128 + its number
-        return Doubt(Reason.KILLED, f"the test runner ended with {result.fate}")
     if report.damage is not None:
         return Doubt(Reason.REPORT_DAMAGED, report.damage)
+    if "memory" in result.limits_hit and (report.end is None or report.end.exit_status != result.exit_code):
+        return Doubt(Reason.OUT_OF_MEMORY, f"the sandbox ran out of memory; the test runner: {result.fate}")
+    if result.exit_code is None or result.exit_code > 128:  # a shell reports a signal as 128 + its number
+        return Doubt(Reason.KILLED, f"the test runner ended with {result.fate}")
     if not report.started:
         return _not_started(result.exit_code)
     return _about_end(result.exit_code, report)
@@ -69,7 +71,7 @@ def _about_end(exit_code: int, report: Report) -> Doubt | None:
         return Doubt(Reason.NO_END, f"the run ended before pytest finished (exit status {exit_code})")
     if end.exit_status != exit_code:
         detail = f"pytest was to exit with {end.exit_status}, the process exited with {exit_code}"
-        return Doubt(Reason.EXIT_MISMATCH, detail)
+        return Doubt(Reason.EXIT_FORGED if exit_code == 0 else Reason.EXIT_MISMATCH, detail)
     if exit_code in _UNUSABLE:
         reason, detail = _UNUSABLE[exit_code]
         return Doubt(reason, f"{detail} (exit status {exit_code})")

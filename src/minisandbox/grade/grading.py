@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,13 @@ from minisandbox.grade.belief import Doubt
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.report import MISSING, not_passed
 from minisandbox.grade.runner import SuiteRun, files_of
+from minisandbox.grade.scan import scan
+from minisandbox.grade.sentinels import make_sentinels
 from minisandbox.grade.submission import Change, screen
+from minisandbox.grade.testfiles import hidden_files
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace, workspace
-from minisandbox.tasks import Task
+from minisandbox.tasks import Task, file_of
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 # Nothing but the submission itself can cause these, so that no second run is needed to blame it.
 _CERTAINLY_THE_SUBMISSION = frozenset({Reason.PATCH_INVALID, Reason.REPORT_DAMAGED})
+_SEEN_FAILING = frozenset({"failed", "error"})
+UNCONFIRMED = "unconfirmed"
+"""The kind of a flag: no test could be made to fail, so that the pass is believed on the report alone."""
 
 
 def grade(
@@ -30,7 +37,8 @@ def grade(
     """Grade a submission: apply it to clean code in a fresh sandbox and run the task's tests.
 
     A run that cannot be believed is repeated with the reference in place of the submission: if that one is believed,
-    the submission is at fault, else we are. So nothing a submission does can turn its failure into ours.
+    the submission is at fault, else we are. So nothing a submission does can turn its failure into ours. A run in which
+    everything passed is followed by one with :mod:`.sentinels`, tests that have to fail.
 
     Args:
         task: the task.
@@ -40,7 +48,7 @@ def grade(
         limits: what the grading sandbox may use.
 
     Returns:
-        The grade. Failures of ours are grades too, with the verdict ``failed_to_grade``.
+        The grade. Failures of ours are grades too, with the verdict ``infra_error``.
 
     Raises:
         InvalidValue: the task's tests are not pytest's.
@@ -90,48 +98,96 @@ def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
         seen = run.report.outcomes()
         failed = not_passed(seen, task.FAIL_TO_PASS), not_passed(seen, task.PASS_TO_PASS)
     outcomes = tuple((test, seen.get(test, MISSING)) for test in named)
-    verdict, reason, detail = _verdict(run.doubt, failed)
+    reason, detail = _reason(run.doubt, failed)
     return Grade(
-        task.instance_id, verdict, reason, detail, outcomes, *failed, flags, run.exit_code, run.duration, run.log
+        task.instance_id, reason.verdict, reason, detail, outcomes, *failed, flags, run.exit_code, run.duration, run.log
     )
 
 
-def _verdict(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Verdict, Reason, str]:
+def _reason(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[Reason, str]:
     if doubt is not None:
-        return Verdict.UNRESOLVED, doubt.reason, doubt.detail
-    count = len(failed[0]) + len(failed[1])
-    if not count:
-        return Verdict.RESOLVED, Reason.RESOLVED, "every named test passed"
+        return doubt.reason, doubt.detail
+    if not any(failed):
+        return Reason.RESOLVED, "every named test passed"
     detail = f"{len(failed[0])} FAIL_TO_PASS and {len(failed[1])} PASS_TO_PASS tests did not pass"
-    return Verdict.UNRESOLVED, Reason.TESTS_NOT_PASSED, detail
+    return Reason.TESTS_NOT_PASSED, detail
 
 
 def _workspace(task: Task, image: Image, timeout: float | None, limits: Limits | None) -> Workspace:
-    files = () if task.test_parser else files_of(task.FAIL_TO_PASS + task.PASS_TO_PASS)
+    named = task.FAIL_TO_PASS + task.PASS_TO_PASS
+    files = tuple(sorted({*filter(None, map(file_of, named))})) if task.test_parser else files_of(named)
     seconds = task.test_timeout if timeout is None else timeout
     return workspace(image, task, files, timeout=seconds, limits=limits)
 
 
 def _grade(task: Task, submission: bytes, place: Workspace) -> Grade:
+    policy = Policy.for_task(task)
     try:
-        change = screen(submission, Policy.for_task(task))
+        change = screen(submission, policy)
     except PatchError as error:
-        return Grade(task.instance_id, Verdict.UNRESOLVED, Reason.PATCH_INVALID, str(error))
+        return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, str(error))
+    reference = reference_change(task)
+    flags = change.flags + scan(submission, change.only or (), reference.patch, reverse=reference.reverse)
+    if all(policy.is_beside_the_point(path) for path in change.only or ()):
+        detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
+        return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)
     try:
         run = _run_surely(place, change)
-        graded = judge(task, run, change.flags)
-        if run.doubt is None or run.doubt.reason in _CERTAINLY_THE_SUBMISSION:
-            return graded
-        return _blame(task, place, graded)
+        graded = judge(task, run, flags)
+        if run.doubt is not None:
+            return graded if run.doubt.reason in _CERTAINLY_THE_SUBMISSION else _blame(task, place, graded)
+        return _confirm(task, place, change, run, graded) if graded.resolved else graded
     except (MiniSandboxError, OSError) as error:
-        return _infrastructure(task, error, change.flags)
+        return _infrastructure(task, error, flags)
 
 
-def _run_surely(place: Workspace, change: Change) -> SuiteRun:
+def _confirm(task: Task, place: Workspace, change: Change, run: SuiteRun, graded: Grade) -> Grade:
+    """Look for what a pass may have been made of: a changed runner, and tests that pass whatever they say."""
+    if run.report.changed:
+        control = place.run(reference_change(task))
+        foreign = tuple(name for name in run.report.changed if name not in control.report.changed)
+        if foreign:
+            return _tampered(graded, Reason.RUNNER_CHANGED, f"while the tests ran, it changed {_some(foreign)}")
+    sentinels = make_sentinels(hidden_files(place.image.tests_dir(), place.files), task.FAIL_TO_PASS)
+    if not sentinels.tests:
+        return _unconfirmed(graded, "the FAIL_TO_PASS tests are in no file of the tests layer")
+    spared = _not_seen_failing(_run_surely(place, change, sentinels.files), sentinels.tests)
+    if not spared:
+        return graded
+    control_spared = _not_seen_failing(place.run(reference_change(task), sentinels.files), sentinels.tests)
+    foreign = tuple(test for test in spared if test not in control_spared)
+    if foreign:
+        return _tampered(graded, Reason.SENTINEL_WRONG, f"tests that had to fail did not: {_some(foreign)}")
+    if len(control_spared) == len(sentinels.tests):
+        return _unconfirmed(graded, "no FAIL_TO_PASS test could be changed so that it fails")
+    return graded
+
+
+def _not_seen_failing(run: SuiteRun, tests: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the tests that were not seen failing; all of them, if the run is not believed."""
+    seen = run.report.outcomes() if run.doubt is None else {}
+    # the benchmarks' lists have ids that their parsers cut off at the first space
+    seen = {**{test.split()[0]: outcome for test, outcome in seen.items() if test.strip()}, **seen}
+    return tuple(test for test in tests if seen.get(test) not in _SEEN_FAILING)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _tampered(graded: Grade, reason: Reason, detail: str) -> Grade:
+    return replace(graded, verdict=reason.verdict, reason=reason, detail=detail)
+
+
+def _unconfirmed(graded: Grade, detail: str) -> Grade:
+    return replace(graded, flags=(*graded.flags, Flag(UNCONFIRMED, "", detail)))
+
+
+def _run_surely(place: Workspace, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
     """Run once more where the sandbox ended: that may have been the host's fault, once, or the tests', twice."""
     for _ in range(2):
         try:
-            return place.run(change)
+            return place.run(change, edited)
         except SandboxGone as error:
             gone = error
     return SuiteRun.not_run(Doubt(Reason.SANDBOX_DIED, f"twice: {gone}"))
@@ -144,10 +200,10 @@ def _blame(task: Task, place: Workspace, graded: Grade) -> Grade:
         return graded
     detail = f"{graded.reason}: {graded.detail}; and the reference's own run: {control.doubt.detail}"
     return replace(
-        graded, verdict=Verdict.FAILED_TO_GRADE, reason=Reason.REFERENCE_UNTRUSTED, detail=detail, log=control.log
+        graded, verdict=Verdict.INFRA_ERROR, reason=Reason.REFERENCE_UNTRUSTED, detail=detail, log=control.log
     )
 
 
 def _infrastructure(task: Task, error: Exception, flags: tuple[Flag, ...] = ()) -> Grade:
     detail = f"{type(error).__name__}: {error}"
-    return Grade(task.instance_id, Verdict.FAILED_TO_GRADE, Reason.INFRASTRUCTURE, detail, flags=flags)
+    return Grade(task.instance_id, Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE, detail, flags=flags)

@@ -49,6 +49,8 @@ _RUNNER_IMPORTS = frozenset(
         "zipp",
     }
 )
+_DOCUMENTS = (".md", ".rst")
+_DOCUMENT_NAMES = frozenset({"AUTHORS", "CHANGELOG", "CHANGES", "COPYING", "HISTORY", "LICENSE", "NEWS", "README"})
 _TEST_DIRECTORIES = frozenset({"test", "tests"})
 _IMPORT_ROOTS = frozenset({"", "src", "lib"})
 _NEW = frozenset({FileStatus.ADDED, FileStatus.RENAMED, FileStatus.COPIED})
@@ -97,6 +99,14 @@ class Policy:
             if kind is not None:
                 return kind
         return None
+
+    def is_beside_the_point(self, path: str) -> bool:
+        """Whether a file cannot matter to the task's tests: a test or a document that the reference does not touch."""
+        parts = path.split("/")
+        name = parts[-1]
+        is_test = "tests" in parts[:-1] or (name.endswith(".py") and (name.startswith("test_") or name == "tests.py"))
+        is_document = name.endswith(_DOCUMENTS) or name.partition(".")[0] in _DOCUMENT_NAMES
+        return path not in self.allowed and (is_test or is_document)
 
     def _kind(self, path: str, *, new: bool) -> str | None:
         if path in self.test_files or any(file.startswith(path + "/") for file in self.test_files):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Iterable
@@ -53,6 +54,7 @@ class Report:
         end: the last line, or None where the run ended before it.
         damage: why the text cannot be the plugin's alone, or None.
         versions: of Python and pytest inside, for people.
+        changed: functions and plugins that judge the tests and were replaced or added while the tests ran.
     """
 
     records: tuple[Record, ...] = ()
@@ -60,25 +62,28 @@ class Report:
     end: End | None = None
     damage: str | None = None
     versions: str = ""
+    changed: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, data: bytes, nonce: str) -> Report:
+    def parse(cls, data: bytes, key: bytes) -> Report:
         """Read a report.
 
         Args:
-            data: the report file's content.
-            nonce: what every line has to begin with.
+            data: the lines.
+            key: the secret of this run, on which every line's hash depends.
 
         Returns:
             The report up to its first damaged line; ``damage`` says what is wrong with that one.
         """
-        draft = _Draft(nonce)
+        draft = _Draft(key)
         for number, line in enumerate(io.BytesIO(data), start=1):  # one line at a time: there may be millions
+            if not line.endswith(b"\n"):  # the plugin was cut off while it wrote; nothing follows, an end neither
+                break
             draft.take(line, number)
             if draft.damage:
                 break
         draft.check_count()
-        return cls(tuple(draft.records), draft.started, draft.end, draft.damage, draft.versions)
+        return cls(tuple(draft.records), draft.started, draft.end, draft.damage, draft.versions, tuple(draft.changed))
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -122,8 +127,9 @@ def _outcome(seen: dict[str, set[str]]) -> str:
 class _Draft:
     """A report while it is read."""
 
-    def __init__(self, nonce: str) -> None:
-        self.nonce = nonce
+    def __init__(self, key: bytes) -> None:
+        self.state = key
+        self.changed: dict[str, None] = {}
         self.records: list[Record] = []
         self.started = False
         self.end: End | None = None
@@ -132,14 +138,17 @@ class _Draft:
         self.lines = 0
 
     def take(self, line: bytes, number: int) -> None:
+        mark, _, text = line.removesuffix(b"\n").partition(b" ")
+        if mark != hashlib.sha256(b"line" + self.state + text).hexdigest().encode():
+            self.damage = f"line {number} of the report is not the plugin's"
+            return
+        self.state = hashlib.sha256(b"next" + self.state + text).digest()
         try:
-            nonce, test, when, value = json.loads(line)
+            test, when, value = json.loads(text)
         except (ValueError, TypeError, RecursionError):
             self.damage = f"line {number} of the report is not a record"
             return
-        if nonce != self.nonce:
-            self.damage = f"line {number} of the report has another nonce"
-        elif self.end is not None:
+        if self.end is not None:
             self.damage = f"line {number} of the report comes after its end"
         elif not self._place(test, when, value):
             self.damage = f"line {number} of the report makes no sense"
@@ -157,6 +166,9 @@ class _Draft:
         return True
 
     def _frame(self, when: object, value: object) -> bool:
+        if when == "changed" and isinstance(value, list):
+            self.changed |= dict.fromkeys(str(name)[:200] for name in value)
+            return True
         if not isinstance(value, dict):
             return False
         if when == "start" and not self.started:

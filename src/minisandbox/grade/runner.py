@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.belief import Doubt, doubt_about
-from minisandbox.grade.channel import FileChannel, ReportChannel
+from minisandbox.grade.channel import run_reported
 from minisandbox.grade.report import Report
+from minisandbox.grade.reporter import Kind, Reporter
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks.harness import Judgement
 from minisandbox.types import ExecResult
 
-_PLUGIN = Path(__file__).with_name("inside") / "report_plugin.py"
 _LOG_TAIL = 16_000
 _OPTIONS = ("-p", "no:cacheprovider", "--continue-on-collection-errors")
 """A file that cannot be collected costs its own tests only: the same for the lists as they were measured."""
@@ -62,20 +60,11 @@ class PytestRunner:
         self._command = command
         self._files = tuple(files)
         self._timeout = timeout
-        self._module = f"report_{secrets.token_hex(6)}"
-        self._directory = f"/run/{secrets.token_hex(6)}"
-        self._channel: ReportChannel = FileChannel(self._directory)
+        self._reporter = Reporter.make(Kind.PYTEST)
 
     def install(self, box: Sandbox) -> None:
-        """Put the plugin into the sandbox; before the submission is, so that a full disk cannot keep it out.
-
-        It is written, not mounted: the host's file may be readable to its owner only.
-
-        Raises:
-            FileAccessError: it cannot be written.
-            SandboxGone: the sandbox has ended.
-        """
-        box.files.write_bytes(f"{self._directory}/{self._module}.py", _PLUGIN.read_bytes(), mode=0o444)
+        """Put the plugin into the sandbox; see :meth:`.Reporter.install`."""
+        self._reporter.install(box)
 
     def run(self, box: Sandbox) -> SuiteRun:
         """Run the tests.
@@ -86,23 +75,13 @@ class PytestRunner:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        options = ("-p", self._module, *_OPTIONS, *self._files)
-        # the command is the task's shell text; "$@" carries the arguments past the shell's own parsing
-        argv = ["bash", "-c", f'{self._command} "$@"', "tests", *options]
-        result = box.exec(argv, timeout=self._timeout, env=self._environment(box))
-        report = self._channel.collect(box)
+        options = ("-p", self._reporter.module, *_OPTIONS, *self._files)
+        result, report = run_reported(box, self._command, options, timeout=self._timeout, env=self._environment(box))
         doubt = doubt_about(result, report)
         return SuiteRun(report, doubt, result.exit_code, result.duration, log_of(result))
 
     def _environment(self, box: Sandbox) -> dict[str, str]:
-        known = dict(box.image.environment).get("PYTHONPATH")
-        path = f"{known}:{self._directory}" if known else self._directory
-        return {
-            **self._channel.environment,
-            "PYTHONPATH": path,
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHASHSEED": "0",
-        }
+        return {**self._reporter.environment(box), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
 
 
 def log_of(result: ExecResult) -> str:

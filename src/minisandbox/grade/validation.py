@@ -105,7 +105,7 @@ def validate(
         )
     except (MiniSandboxError, OSError) as error:
         return _error(task, f"{type(error).__name__}: {error}", reference)
-    broken = next((one for one in reference if one.verdict is Verdict.FAILED_TO_GRADE), None)
+    broken = next((one for one in reference if one.verdict is Verdict.INFRA_ERROR), None)
     if broken is not None:
         return _error(task, broken.detail, reference)
     finding = _finding(task, reference, empty)

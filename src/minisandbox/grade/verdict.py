@@ -7,11 +7,17 @@ from dataclasses import dataclass
 
 
 class Verdict(enum.StrEnum):
-    """The three outcomes of grading."""
+    """What grading says of a submission. Only ``infra_error`` is not about the submission, and has no reward."""
 
     RESOLVED = "resolved"
-    UNRESOLVED = "unresolved"
-    FAILED_TO_GRADE = "failed_to_grade"
+    FAILED = "failed"
+    """The tests ran or could have run, and the submission does not do what they ask."""
+    TAMPERED = "tampered"
+    """The submission changed how it was judged, or tried to."""
+    PATCH_INVALID = "patch_invalid"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    INFRA_ERROR = "infra_error"
     """Our own failure: never a statement about the submission, never a reward of 0."""
 
 
@@ -20,17 +26,17 @@ class Reason(enum.StrEnum):
 
     RESOLVED = "resolved"
     TESTS_NOT_PASSED = "tests_not_passed"
+    NOTHING_TO_TEST = "nothing_to_test"
 
     PATCH_INVALID = "patch_invalid"
     PATCH_STEP_FAILED = "patch_step_failed"
     RESTORE_FAILED = "restore_failed"
 
     TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
     KILLED = "killed"
     NOT_STARTED = "runner_not_started"
     NO_END = "ended_early"
-    REPORT_DAMAGED = "report_damaged"
-    LOG_MISMATCH = "log_mismatch"
     EXIT_MISMATCH = "exit_status_mismatch"
     INTERRUPTED = "runner_interrupted"
     INTERNAL_ERROR = "runner_internal_error"
@@ -38,8 +44,36 @@ class Reason(enum.StrEnum):
     NO_TESTS = "no_tests_collected"
     SANDBOX_DIED = "sandbox_died"
 
+    REPORT_DAMAGED = "report_damaged"
+    EXIT_FORGED = "exit_status_forged"
+    LOG_MISMATCH = "log_mismatch"
+    RUNNER_CHANGED = "runner_changed"
+    SENTINEL_WRONG = "sentinel_wrong"
+    TESTS_CHANGED = "tests_changed"
+
     INFRASTRUCTURE = "infrastructure"
     REFERENCE_UNTRUSTED = "reference_untrusted"
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict that goes with it; most reasons are ways to fail."""
+        return _VERDICTS.get(self, Verdict.FAILED)
+
+
+_VERDICTS = {
+    Reason.RESOLVED: Verdict.RESOLVED,
+    Reason.PATCH_INVALID: Verdict.PATCH_INVALID,
+    Reason.TIMEOUT: Verdict.TIMEOUT,
+    Reason.OUT_OF_MEMORY: Verdict.OOM,
+    Reason.REPORT_DAMAGED: Verdict.TAMPERED,
+    Reason.EXIT_FORGED: Verdict.TAMPERED,
+    Reason.LOG_MISMATCH: Verdict.TAMPERED,
+    Reason.RUNNER_CHANGED: Verdict.TAMPERED,
+    Reason.SENTINEL_WRONG: Verdict.TAMPERED,
+    Reason.TESTS_CHANGED: Verdict.TAMPERED,
+    Reason.INFRASTRUCTURE: Verdict.INFRA_ERROR,
+    Reason.REFERENCE_UNTRUSTED: Verdict.INFRA_ERROR,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +83,12 @@ class Flag:
     Attributes:
         kind: what it is, e.g. ``pytest_config``.
         path: the file of the submission.
+        detail: what in it, where a word does not say it: a line of code.
     """
 
     kind: str
     path: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +97,14 @@ class Grade:
 
     Attributes:
         instance_id: the task's id.
-        verdict: resolved, unresolved or failed_to_grade.
+        verdict: resolved, failed, tampered, patch_invalid, timeout, oom or infra_error.
         reason: why, as a word that programs can compare.
         detail: why, in a sentence.
         outcomes: each named test with its outcome (``missing`` where none was reported), FAIL_TO_PASS first.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not pass.
         failed_pass_to_pass: the PASS_TO_PASS tests that did not pass.
-        flags: files of the submission that were not applied because they are protected.
+        flags: files of the submission that were not applied because they are protected, and code in it that people
+            should look at.
         exit_code: the test runner's exit status, or None where it had none.
         duration: seconds that grading took.
         log: the end of the runner's output, for people; nothing is read from it.
@@ -88,7 +125,7 @@ class Grade:
     @property
     def resolved(self) -> bool | None:
         """Whether the submission resolves the task; None where we failed."""
-        return None if self.verdict is Verdict.FAILED_TO_GRADE else self.verdict is Verdict.RESOLVED
+        return None if self.verdict is Verdict.INFRA_ERROR else self.verdict is Verdict.RESOLVED
 
     @property
     def reward(self) -> float | None:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from minisandbox.errors import FileAccessError
 from minisandbox.grade.belief import Doubt
 from minisandbox.grade.official import LOG_LIMIT, OfficialRunner
 from minisandbox.grade.runner import PytestRunner, SuiteRun, log_of
 from minisandbox.grade.submission import Change
+from minisandbox.grade.testfiles import HIDDEN, LaidOut, lay_out
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
-from minisandbox.types import ExecResult, Limits, Mount, Network, Outcome
+from minisandbox.types import ExecResult, Limits, Network, Outcome
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-_HIDDEN = PurePosixPath("/hidden")
 _STEP_TIMEOUT = 120.0
 # Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
-_RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(_HIDDEN))
+_RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
 _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
 _GIT_REFUSED = frozenset({1, 128})
 
@@ -47,8 +47,12 @@ class Workspace:
     timeout: float
     limits: Limits
 
-    def run(self, change: Change) -> SuiteRun:
+    def run(self, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
         """Run the tests on clean code with a change, in a fresh sandbox.
+
+        Args:
+            change: what is applied to the code.
+            edited: test files that are not to be the task's own, with their content.
 
         Returns:
             What they showed; a step that failed before them is a doubt.
@@ -56,14 +60,15 @@ class Workspace:
         Raises:
             MiniSandboxError: the sandbox could not be made, or ended.
         """
-        hidden = self.image.tests_dir()
-        mounts = () if hidden is None else (Mount(hidden, _HIDDEN),)
         runner = self._runner()
         limits = replace(self.limits, output=LOG_LIMIT) if self.task.test_parser else self.limits
-        with Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=mounts) as box:
+        with (
+            lay_out(self.image.tests_dir(), self.files, edited or {}, self.image.workdir) as tests,
+            Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=tests.mounts) as box,
+        ):
             runner.install(box)
-            failed = _apply(box, change) or (_restore(box, self.task) if hidden is not None else None)
-            return failed or runner.run(box)
+            failed = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
+            return failed or _unless_changed(box, runner.run(box), tests)
 
     def _runner(self) -> OfficialRunner | PytestRunner:
         if self.task.test_parser:
@@ -116,6 +121,19 @@ def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
         return None
     said = result.stderr.strip().replace("\n", "; ")[:500]
     return SuiteRun.not_run(Doubt(Reason.RESTORE_FAILED, f"test files: {result.fate}: {said}"), log_of(result))
+
+
+def _unless_changed(box: Sandbox, run: SuiteRun, tests: LaidOut) -> SuiteRun:
+    """Disbelieve a run after which a test file is not what it was."""
+    for path, content in tests.checked.items():
+        try:
+            same = box.files.read_bytes(box.image.workdir / path, limit=len(content) + 1) == content
+        except FileAccessError:
+            same = False
+        if not same:
+            doubt = Doubt(Reason.TESTS_CHANGED, f"{path} was changed while the tests ran")
+            return run if run.doubt else replace(run, doubt=doubt)
+    return run
 
 
 def workspace(

@@ -52,7 +52,7 @@ class Summary:
     @property
     def finished(self) -> bool:
         """Whether there is a verdict about the agent's work."""
-        return self.verdict in {Verdict.RESOLVED, Verdict.UNRESOLVED}
+        return self.verdict not in {None, Verdict.INFRA_ERROR}
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def task_from_swebench(row: Mapping[str, object], *, pins: Path | None = None, m
         ),
         test_command="; ".join((*sort_commands(said.before_tests).kept, said.test_command)),
         test_timeout=TEST_TIMEOUT,
-        test_runner="pytest" if re.search(r"\b(?:pytest|tox)\b", said.test_command.split("/")[0]) else "log",
+        test_runner="pytest" if re.search(r"\b(?:pytest|tox)\b", said.test_command.split("/")[0]) else "other",
         test_parser=f"swebench:{repo}",
     )
 

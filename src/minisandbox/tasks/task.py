@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]*")
 _OUTSIDE = re.compile(r"(?:\.\./)+[^/]+/")
-RUNNERS = ("pytest", "log")
+RUNNERS = ("pytest", "other")
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]*")
 
 
@@ -131,8 +131,8 @@ class Task:
         build: how the image is made.
         test_command: shell command that runs the tests at /testbed; the grader adds files and its own options.
         test_timeout: seconds that the tests of one grading may take.
-        test_runner: what the command runs, and so by which channel its outcomes come: ``pytest``, or ``log`` for
-            whatever only prints.
+        test_runner: what the command runs, and so by which channel its outcomes come: ``pytest``, or ``other``
+            for unittest, Django and SymPy.
         test_parser: who reads what the command prints: ``swebench:...`` or ``swesmith:...`` for the benchmarks' own
             parsers and rules; "" for pytest's own reports and exact ids.
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import TrajectoryError
-from minisandbox.grade import Grade
+from minisandbox.grade import Grade, Reason
 from minisandbox.trajectories.codec import from_json, to_json
 
-VERSION = 1
+VERSION = 2
 """Of the file format. A change that an older reader would misread makes it the next number."""
 
 _FORMAT = "minisandbox-trajectory"
@@ -147,6 +147,8 @@ class Trajectory:
                 reason="a newer MiniSandbox wrote it",
                 hint="update MiniSandbox",
             )
+        if version == 1:
+            _name_verdict(body)
         return from_json(cls, body, place=name)
 
     @classmethod
@@ -168,3 +170,17 @@ def _body(text: str, name: str) -> dict[str, object]:
     if not isinstance(body, dict):
         raise TrajectoryError(f"{name} is not a trajectory", reason="it is not a JSON object")
     return body
+
+
+def _name_verdict(body: dict[str, object]) -> None:
+    """Bring a body of version 1 up to date: it knew three verdicts, and flags without details."""
+    grade = body.get("grade")
+    if not isinstance(grade, dict):
+        return
+    reason = grade.get("reason")
+    if grade.get("verdict") in ("unresolved", "failed_to_grade") and reason in tuple(Reason):
+        grade["verdict"] = str(Reason(reason).verdict)
+    flags = grade.get("flags")
+    for flag in flags if isinstance(flags, list) else ():
+        if isinstance(flag, dict):
+            flag.setdefault("detail", "")

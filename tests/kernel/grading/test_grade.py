@@ -52,7 +52,12 @@ def test_a_good_submission_resolves(smith: Task, smith_image: Image) -> None:
 
 def test_an_empty_submission_does_not(smith: Task, smith_image: Image) -> None:
     graded = grade(smith, smith_image, b"")
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, Reason.TESTS_NOT_PASSED), graded.log
+    assert (graded.verdict, graded.reason, graded.reward) == (Verdict.FAILED, Reason.NOTHING_TO_TEST, 0.0)
+
+
+def test_a_submission_that_fixes_nothing_does_not(smith: Task, smith_image: Image) -> None:
+    graded = grade(smith, smith_image, appending("x = 1").encode())
+    assert (graded.verdict, graded.reason) == (Verdict.FAILED, Reason.TESTS_NOT_PASSED), graded.log
     assert graded.failed_fail_to_pass == smith.FAIL_TO_PASS
     assert graded.failed_pass_to_pass == ()
     assert graded.exit_code == 1
@@ -80,7 +85,7 @@ def test_both_forms_are_valid(smith: Task, bench: Task, images: Callable[[Task],
 )
 def test_a_patch_that_cannot_be_applied_is_the_agents_fault(smith: Task, smith_image: Image, submission: bytes) -> None:
     graded = grade(smith, smith_image, submission)
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, Reason.PATCH_INVALID), graded
+    assert (graded.verdict, graded.reason) == (Verdict.PATCH_INVALID, Reason.PATCH_INVALID), graded
     assert graded.reward == 0.0
     assert graded.detail
 
@@ -116,7 +121,7 @@ def test_protected_files_are_dropped_and_reported(
 ) -> None:
     hack = adding(path, text)
     graded = grade(smith, smith_image, hack.encode())
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, Reason.TESTS_NOT_PASSED), graded
+    assert (graded.verdict, graded.reason) == (Verdict.FAILED, Reason.NOTHING_TO_TEST), graded
     assert graded.flags == (Flag(kind, path),)
     honest = grade(smith, smith_image, (FIX + hack).encode())
     assert honest.verdict is Verdict.RESOLVED, "what is dropped does not spoil the rest"
@@ -131,7 +136,14 @@ def test_names_with_wildcards_are_dropped_alone(smith: Task, smith_image: Image)
     assert graded.flags == (Flag("test_directory", "tests/*"),)
 
 
-REPORT = "import glob, os; [report] = [f for f in glob.glob('/run/*/*') if not f.endswith('.py')]"
+FORGED = """
+def forge(data):
+    for descriptor in range(3, 1024):
+        try:
+            os.write(descriptor, data)
+        except OSError:
+            pass
+"""
 
 
 @pytest.mark.once
@@ -141,11 +153,11 @@ REPORT = "import glob, os; [report] = [f for f in glob.glob('/run/*/*') if not f
         ("import os; os._exit(0)", Reason.NO_END),
         ("import os; os.kill(os.getpid(), 9)", Reason.KILLED),
         ("import time; time.sleep(600)", Reason.TIMEOUT),
-        ("import atexit, os; atexit.register(os._exit, 0)", Reason.EXIT_MISMATCH),
-        (f"{REPORT}\nopen(report, 'a').write('[1]\\n')", Reason.REPORT_DAMAGED),
-        (f"{REPORT}\nos.remove(report); os.mkfifo(report)", Reason.REPORT_DAMAGED),
-        (f"{REPORT}\nos.remove(report); os.symlink('/dev/zero', report); os._exit(0)", Reason.REPORT_DAMAGED),
-        (f"{REPORT}\nos.truncate(report, 1 << 30); os._exit(0)", Reason.REPORT_DAMAGED),
+        ("import atexit, os; atexit.register(os._exit, 0)", Reason.EXIT_FORGED),
+        ("import atexit, os; atexit.register(os._exit, 2)", Reason.EXIT_MISMATCH),
+        (f"import os{FORGED}forge(b'[1]\\n')", Reason.REPORT_DAMAGED),
+        (f"import os{FORGED}forge(b'x' * 65536 * 1100); os._exit(0)", Reason.REPORT_DAMAGED),
+        ("import os; os.closerange(3, 1024)", Reason.NO_END),
         ("raise ImportError", Reason.TESTS_NOT_PASSED),
     ],
 )
@@ -153,7 +165,7 @@ def test_what_a_submission_does_to_the_runner_is_its_fault(
     smith: Task, smith_image: Image, code: str, reason: Reason
 ) -> None:
     graded = grade(smith, smith_image, appending(code).encode(), timeout=15.0 if reason is Reason.TIMEOUT else 120.0)
-    assert (graded.verdict, graded.reason) == (Verdict.UNRESOLVED, reason), graded
+    assert (graded.verdict, graded.reason) == (reason.verdict, reason), graded
     assert graded.reward == 0.0
 
 
@@ -178,7 +190,7 @@ def test_skipped_and_expected_failures_have_not_passed(smith: Task, smith_image:
 def test_a_runner_that_cannot_start_is_our_failure(smith: Task, smith_image: Image) -> None:
     for command in ("no-such-runner", "python -m pytest --no-such-option", "false"):
         graded = grade(replace(smith, test_command=command), smith_image, FIX.encode())
-        assert (graded.verdict, graded.reason) == (Verdict.FAILED_TO_GRADE, Reason.REFERENCE_UNTRUSTED), graded
+        assert (graded.verdict, graded.reason) == (Verdict.INFRA_ERROR, Reason.REFERENCE_UNTRUSTED), graded
         assert (graded.resolved, graded.reward) == (None, None)
 
 
@@ -186,13 +198,13 @@ def test_a_runner_that_cannot_start_is_our_failure(smith: Task, smith_image: Ima
 def test_tests_that_are_too_slow_for_the_reference_are_our_failure(smith: Task, smith_image: Image) -> None:
     slow = replace(smith, test_command="sleep 5; python -m pytest")
     graded = grade(slow, smith_image, FIX.encode(), timeout=1.0)
-    assert (graded.verdict, graded.reason) == (Verdict.FAILED_TO_GRADE, Reason.REFERENCE_UNTRUSTED)
+    assert (graded.verdict, graded.reason) == (Verdict.INFRA_ERROR, Reason.REFERENCE_UNTRUSTED)
 
 
 def test_a_missing_layer_is_our_failure(smith: Task, smith_image: Image) -> None:
     gone = replace(smith_image, layers=("0" * 64,))
     graded = grade(smith, gone, FIX.encode())
-    assert (graded.verdict, graded.reason) == (Verdict.FAILED_TO_GRADE, Reason.INFRASTRUCTURE)
+    assert (graded.verdict, graded.reason) == (Verdict.INFRA_ERROR, Reason.INFRASTRUCTURE)
     assert "NotFound" in graded.detail
 
 

@@ -58,7 +58,7 @@ def test_the_empty_agent_resolves_nothing(smith: Task, smith_image: Image) -> No
     done = rollout(smith, smith_image, EmptyAgent(), attempt=2)
     assert (done.submission, done.attempt, done.steps) == (b"", 2, ())
     assert done.grade is not None
-    assert done.grade.verdict is Verdict.UNRESOLVED
+    assert done.grade.verdict is Verdict.FAILED
     assert done.finished
 
 
@@ -136,7 +136,7 @@ def test_nothing_of_the_agents_lives_on_when_it_is_graded(smith: Task, smith_ima
     rewriter = f"setsid sh -c {shlex.quote(loop)} >/dev/null 2>&1 &"
     done = rollout(smith, smith_image, ReplayAgent([rewriter, "sleep 0.2"]))
     assert done.grade is not None
-    assert done.grade.verdict is Verdict.UNRESOLVED
+    assert done.grade.verdict is Verdict.FAILED
     assert [flag.path for flag in done.grade.flags] == ["tests/test_add.py"]
 
 
@@ -185,7 +185,7 @@ def test_one_bad_task_loses_nothing(smith: Task, smith_image: Image, tmp_path: P
 def test_what_we_failed_to_grade_is_done_again(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     broken = replace(smith, test_command="no-such-runner")
     [found] = run_batch([broken], OracleAgent(), tmp_path, image_of=lambda task: smith_image)
-    assert (found.verdict, found.reason) == (Verdict.FAILED_TO_GRADE, Reason.REFERENCE_UNTRUSTED)
+    assert (found.verdict, found.reason) == (Verdict.INFRA_ERROR, Reason.REFERENCE_UNTRUSTED)
     [again] = run_batch([smith], OracleAgent(), tmp_path, image_of=lambda task: smith_image)
     assert (again.verdict, again.resumed) == (Verdict.RESOLVED, False)
 
@@ -194,7 +194,7 @@ def test_what_we_failed_to_grade_is_done_again(smith: Task, smith_image: Image, 
 def test_a_task_that_cannot_be_graded_is_named_and_left(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     other = replace(smith, instance_id="calc__other", FAIL_TO_PASS=("not pytest's",))
     found = run_batch([other, smith], EmptyAgent(), tmp_path, image_of=lambda task: smith_image)
-    assert [(one.verdict, one.finished) for one in found] == [(None, False), (Verdict.UNRESOLVED, True)]
+    assert [(one.verdict, one.finished) for one in found] == [(None, False), (Verdict.FAILED, True)]
     assert (found[0].reason, found[0].exit_status) == ("InvalidValue", "submitted")
     assert "pytest node id" in found[0].detail
 
@@ -232,7 +232,7 @@ def test_several_workers_really_overlap(smith: Task, smith_image: Image, tmp_pat
         return AgentResult()
 
     found = run_batch([smith], Scripted(work), tmp_path, image_of=lambda task: smith_image, attempts=3, workers=3)
-    assert [one.verdict for one in found] == [Verdict.UNRESOLVED] * 3
+    assert [one.verdict for one in found] == [Verdict.FAILED] * 3
 
 
 BATCH = """

@@ -18,8 +18,8 @@ VARIABLE = "MINISANDBOX_REPORT"
 def _watch_unittest_results(module, channel):
     """unittest.result: every kind of result goes through these methods of the base class, whoever derives from it."""
     outcomes = {
-        "addSuccess": "passed", "addFailure": "failed", "addError": "error", "addSkip": "skipped",
-        "addExpectedFailure": "xfailed", "addUnexpectedSuccess": "xpassed",
+        "addSuccess": "passed", "addFailure": "failed", "addError": "failed", "addSkip": "skipped",
+        "addExpectedFailure": "xfailed", "addUnexpectedSuccess": "failed",
     }  # fmt: skip
 
     def wrap(name, outcome):
@@ -76,7 +76,7 @@ def _watch_sympy(module, channel):
     """sympy.testing.runtests (sympy.utilities.runtests before 1.6): its reporter is told of each test in turn."""
     reporter = module.PyTestReporter
     outcomes = {
-        "test_pass": "passed", "test_fail": "failed", "test_exception": "error", "test_skip": "skipped",
+        "test_pass": "passed", "test_fail": "failed", "test_exception": "failed", "test_skip": "skipped",
         "test_xfail": "xfailed", "test_xpass": "xpassed",
     }  # fmt: skip
 
@@ -172,6 +172,11 @@ def _begin():
     if not any(os.path.basename(word) == program for word in words[1:]):
         return
     del os.environ[VARIABLE]
+    here = os.path.dirname(os.path.abspath(__file__))
+    kept = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != here]
+    os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+    if not kept:
+        del os.environ["PYTHONPATH"]
     lines = __import__(__name__ + "_lines")
     sys.meta_path.insert(0, _Finder(_Channel(*lines.make_writer(place))))
 

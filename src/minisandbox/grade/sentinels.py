@@ -1,0 +1,295 @@
+"""Sentinels: the task's own tests, changed so that they have to fail.
+
+A run in which everything passes says little where the code under test sits in the process that judges it. So whoever
+seems to have solved a task is run once more, the same way, on test files in which each FAIL_TO_PASS test expects
+something else: another number, another word, the opposite. Nothing else differs, names and places are the same, and
+hidden tests are not known to who wrote the submission. Objects that equal everything, values read from the stack,
+patched reports and patched asserts let such a test pass, or keep it from being seen to fail; a solution does not.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+_EQUALITIES = frozenset(
+    {
+        "assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSetEqual",
+        "assertSequenceEqual", "assertMultiLineEqual", "assertCountEqual", "assertItemsEqual", "assertAlmostEqual",
+        "assert_equal", "eq_", "assert_array_equal", "assert_almost_equal", "assert_allclose",
+    }
+)  # fmt: skip
+_PLAIN_EQUALITIES = frozenset({"assertEqual", "assertEquals", "eq_"})
+"""Those that tell a value from a list of it; numpy's do not."""
+_OPPOSITES = {
+    "assertTrue": "assertFalse",
+    "assertIn": "assertNotIn",
+    "assertIs": "assertIsNot",
+    "assertIsNone": "assertIsNotNone",
+}
+_OPPOSITES |= {after: before for before, after in _OPPOSITES.items()}
+_EXPECTS_FAILURE = re.compile("raises|warns|suppress|fail|skip|patch", re.IGNORECASE)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Dice = random.Random
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinels:
+    """Test files with tests that have to fail.
+
+    Attributes:
+        files: their paths in the repository, with their content.
+        tests: ids of the tests that have to fail.
+    """
+
+    files: Mapping[str, bytes]
+    tests: tuple[str, ...]
+
+
+def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str]) -> Sentinels:
+    """Change tests so that they have to fail.
+
+    Args:
+        files: test files, by path, with their content.
+        tests: pytest ids; those in other files are left alone.
+
+    Returns:
+        The changed files. Where no test of a file could be changed, the file has one more test.
+    """
+    dice = _Dice(secrets.randbits(64))
+    changed: dict[str, bytes] = {}
+    named: list[str] = []
+    for path, content in files.items():
+        mine = [test for test in tests if test.partition("::")[0] == path]
+        if mine and path.endswith(".py"):
+            changed[path], failing = _change(path, content, mine, dice)
+            named += failing
+    return Sentinels(changed, tuple(named))
+
+
+def _change(path: str, content: bytes, tests: Sequence[str], dice: _Dice) -> tuple[bytes, Sequence[str]]:
+    """Change one file; returns it with the ids of the tests that have to fail."""
+    source = _Source.read(content)
+    functions = dict(source.functions()) if source else {}
+    edits: dict[str, _Edit] = {}
+    for base in dict.fromkeys(test.partition("[")[0] for test in tests):
+        function = functions.get(base.partition("::")[2])
+        if source and function and (edit := _sentinel(source, function, dice)):
+            edits[base] = edit
+    text = _apply(content, edits.values())
+    if edits and _Source.read(text):
+        return text, [test for test in tests if test.partition("[")[0] in edits]
+    name = f"test_{''.join(dice.choices('abcdefghilmnoprstu', k=7))}"
+    return content + f"\n\ndef {name}():\n    assert {_false(dice)}\n".encode(), [f"{path}::{name}"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    """Text in place of a range of bytes; the strongest of a test is made.
+
+    Attributes:
+        strength: how much of a submission's tricks a test with this edit would show.
+    """
+
+    start: int
+    end: int
+    text: str
+    strength: int
+
+
+_VALUE, _WRAPPED, _OPPOSITE, _APPENDED = 3, 2, 1, 0
+
+
+def _apply(content: bytes, edits: Iterable[_Edit]) -> bytes:
+    for edit in sorted(edits, key=lambda one: one.start, reverse=True):
+        content = content[: edit.start] + edit.text.encode() + content[edit.end :]
+    return content
+
+
+class _Source:
+    """A test file as bytes and as a tree."""
+
+    def __init__(self, content: bytes, tree: ast.Module) -> None:
+        self.content = content
+        self._tree = tree
+        lengths = [len(line) for line in content.split(b"\n")]
+        self._starts = [sum(lengths[:number]) + number for number in range(len(lengths))]
+
+    @classmethod
+    def read(cls, content: bytes) -> Self | None:
+        """Read a file; None for what this Python cannot parse (Python 2's own syntax), or is not plain UTF-8."""
+        if content.startswith(b"\xef\xbb\xbf") or b"\r" in content or b"\f" in content:
+            return None
+        try:
+            return cls(content, ast.parse(content.decode()))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+    def functions(self) -> Iterator[tuple[str, _Function]]:
+        """Yield test functions and methods by what pytest calls them."""
+        return _functions(self._tree.body, "")
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """Return where a node lies, in bytes."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return (
+            self._starts[node.lineno - 1] + node.col_offset,
+            self._starts[node.end_lineno - 1] + node.end_col_offset,
+        )
+
+    def text(self, node: ast.expr) -> str:
+        """Return a node's own text."""
+        start, end = self.span(node)
+        return self.content[start:end].decode()
+
+    def indent(self, statement: ast.stmt) -> str | None:
+        """Return what stands before a statement, or None if that is not white space alone."""
+        start = self._starts[statement.lineno - 1]
+        before = self.content[start : start + statement.col_offset].decode()
+        return before if not before.strip() else None
+
+    def line_end(self, position: int) -> int:
+        """Return where the line of a position ends."""
+        found = self.content.find(b"\n", position)
+        return len(self.content) if found < 0 else found
+
+
+def _functions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, _Function]]:
+    for node in body:
+        if isinstance(node, _Function):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, f"{prefix}{node.name}::")
+        elif isinstance(node, ast.If | ast.Try):
+            yield from _functions(node.body, prefix)
+
+
+def _sentinel(source: _Source, function: _Function, dice: _Dice) -> _Edit | None:
+    """Return the edit after which a test has to fail: the strongest, and of those the last, so that most of it runs."""
+    edits = [edit for statement in _straight(function.body) if (edit := _edit(source, statement, dice))]
+    strongest = max((edit.strength for edit in edits), default=None)
+    if strongest is None:
+        return _appended(source, function, dice)
+    return [edit for edit in edits if edit.strength == strongest][-1]
+
+
+def _straight(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run when a test passes."""
+    for statement in body:
+        if isinstance(statement, ast.For) or (
+            isinstance(statement, ast.With | ast.AsyncWith)
+            and not any(_EXPECTS_FAILURE.search(ast.unparse(item.context_expr)) for item in statement.items)
+        ):
+            yield from _straight(statement.body)
+        else:
+            yield statement
+
+
+def _edit(source: _Source, statement: ast.stmt, dice: _Dice) -> _Edit | None:
+    if isinstance(statement, ast.Assert):
+        return _contradicted(source, statement.test, dice)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return _call(source, statement.value, dice)
+    return None
+
+
+def _contradicted(source: _Source, test: ast.expr, dice: _Dice) -> _Edit:
+    """Have an expression that was true be false."""
+    part = test.values[-1] if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else test
+    if isinstance(part, ast.Compare) and isinstance(part.ops[-1], ast.Eq):
+        left = part.comparators[-2] if len(part.comparators) > 1 else part.left
+        return _unequal(source, part.comparators[-1], left, dice) or _wrapped(source, part.comparators[-1])
+    return _Edit(*source.span(part), f"not ({source.text(part)})", _OPPOSITE)
+
+
+def _wrapped(source: _Source, node: ast.expr) -> _Edit:
+    return _Edit(*source.span(node), f"[{source.text(node)}]", _WRAPPED)
+
+
+def _unequal(source: _Source, right: ast.expr, left: ast.expr, dice: _Dice) -> _Edit | None:
+    """Change a literal on either side of an equality."""
+    for side in (right, left):
+        literals = list(_literals(side))
+        if literals:
+            node = dice.choice(literals)
+            return _Edit(*source.span(node), _other(source.text(node), ast.literal_eval(node), dice), _VALUE)
+    return None
+
+
+def _literals(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the values written out in an expression, those in lists and the like too."""
+    if isinstance(node, ast.Constant):
+        if node.value is not Ellipsis:
+            yield node
+    elif isinstance(node, ast.UnaryOp):
+        if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            yield node
+    elif isinstance(node, ast.List | ast.Tuple | ast.Set):
+        for element in node.elts:
+            yield from _literals(element)
+    elif isinstance(node, ast.Dict):
+        for value in node.values:
+            yield from _literals(value)
+
+
+def _other(text: str, value: object, dice: _Dice) -> str:
+    """Return a literal of the same kind with another value, which looks no odder than the first."""
+    if isinstance(value, str):
+        return (text[0] if text[:1] in ("u", "U") else "") + repr(_respelled(value, dice))
+    if isinstance(value, bytes):
+        return repr(_respelled(value.decode("latin-1"), dice).encode("latin-1"))
+    other: object = 0  # in place of None
+    if isinstance(value, bool):
+        other = not value
+    elif isinstance(value, int):
+        other = value + dice.choice((1, 2, 3))
+    elif isinstance(value, float | complex):
+        other = value * 1.25 + 1.5 if abs(value) < 1e300 else 1.5
+    return repr(other)
+
+
+def _respelled(text: str, dice: _Dice) -> str:
+    """Change a letter or a digit of a text."""
+    places = [place for place, sign in enumerate(text) if sign.isascii() and sign.isalnum()]
+    if not places:
+        return text + dice.choice("abcdefgh")
+    place = dice.choice(places)
+    kind = "0123456789" if text[place].isdigit() else "abcdefghijklmnopqrstuvwxyz"
+    kind = kind.upper() if text[place].isupper() else kind
+    return text[:place] + dice.choice(kind.replace(text[place], "")) + text[place + 1 :]
+
+
+def _call(source: _Source, call: ast.Call, dice: _Dice) -> _Edit | None:
+    """Change a call of an assertion method."""
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+    if not call.args or any(isinstance(argument, ast.Starred) for argument in call.args):
+        return None
+    if name in _EQUALITIES and len(call.args) > 1:
+        edit = _unequal(source, call.args[1], call.args[0], dice)
+        return edit or (_wrapped(source, call.args[1]) if name in _PLAIN_EQUALITIES else None)
+    if name == "assertTrue" and isinstance(call.args[0], ast.Compare):
+        return _contradicted(source, call.args[0], dice)
+    if name in _OPPOSITES:
+        end = source.span(call.func)[1]
+        return _Edit(end - len(name), end, _OPPOSITES[name], _OPPOSITE)
+    return None
+
+
+def _appended(source: _Source, function: _Function, dice: _Dice) -> _Edit | None:
+    """Have a test assert something false at its end."""
+    indent = source.indent(function.body[0])
+    if indent is None:
+        return None
+    end = source.line_end(source.span(function.body[-1])[1])
+    return _Edit(end, end, f"\n{indent}assert {_false(dice)}", _APPENDED)
+
+
+def _false(dice: _Dice) -> str:
+    word = "".join(dice.choices("abcdefgh", k=dice.randrange(3, 9)))
+    return f'len("{word}") == {len(word) + dice.choice((1, 2))}'

@@ -1,0 +1,85 @@
+"""The task's own test files, laid out for one grading sandbox."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from minisandbox.types import Mount
+
+HIDDEN = PurePosixPath("/hidden")
+"""Where the files that are copied into place lie inside."""
+_MOST_MOUNTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """Test files as one sandbox gets them.
+
+    Attributes:
+        mounts: for its creation.
+        copied: whether there are files at :data:`HIDDEN` to be copied into place.
+        checked: named files, with the content that they must still have after the run.
+    """
+
+    mounts: tuple[Mount, ...] = ()
+    copied: bool = False
+    checked: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def hidden_files(hidden: Path | None, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of those of the named files that are in the tests layer.
+
+    Args:
+        hidden: the tests layer, or None.
+        names: paths in the repository.
+    """
+    if hidden is None:
+        return {}
+    return {name: (hidden / name).read_bytes() for name in names if _is_plain(hidden, name)}
+
+
+def _is_plain(hidden: Path, name: str) -> bool:
+    """Whether a path leads to a regular file without a link on the way."""
+    place = hidden / name
+    return place.is_file() and Path(os.path.realpath(place)) == Path(os.path.realpath(hidden)) / name
+
+
+@contextmanager
+def lay_out(
+    hidden: Path | None, names: Sequence[str], edited: Mapping[str, bytes], workdir: PurePosixPath
+) -> Iterator[LaidOut]:
+    """Lay out the tests layer for the time of one sandbox.
+
+    The files that hold the task's tests are mounted where they belong, read-only, each by itself: what a project
+    writes beside them it can still write. All other files are copied into place inside. Both are copies of the layer's,
+    so that a sandbox with edited files is like one without.
+
+    Args:
+        hidden: the tests layer, or None.
+        names: files that hold the task's tests.
+        edited: files that are to have another content.
+        workdir: the repository inside.
+    """
+    if hidden is None:
+        yield LaidOut()
+        return
+    with tempfile.TemporaryDirectory(prefix="minisandbox-tests-") as directory:
+        rest, fixed = Path(directory, "rest"), Path(directory, "fixed")
+        shutil.copytree(hidden, rest, symlinks=True)
+        named = {**hidden_files(hidden, names), **edited}
+        mounts: list[Mount] = []
+        for path, content in named.items():
+            (rest / path).unlink(missing_ok=True)
+            target = fixed if path.endswith(".py") and len(mounts) < _MOST_MOUNTS else rest
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_bytes(content)
+            shutil.copymode(hidden / path, target / path)
+            if target is fixed:
+                mounts.append(Mount(fixed / path, workdir / path))
+        yield LaidOut((Mount(rest, HIDDEN), *mounts), True, named)
