@@ -13,6 +13,16 @@ from minisandbox.tasks import Task
 
 pytestmark = pytest.mark.kernel
 
+UNHELPFUL = """\
+diff --git a/calc/core.py b/calc/core.py
+--- a/calc/core.py
++++ b/calc/core.py
+@@ -1,3 +1,3 @@
+ def add(a, b):
+     return a + b
+-    # that is all
++    # that is not all
+"""
 FAKE = """\
 diff --git a/calc/core.py b/calc/core.py
 --- a/calc/core.py
@@ -46,9 +56,10 @@ def image(official: Task, images: Callable[[Task], Image]) -> Image:
 def test_the_reference_resolves_and_the_empty_patch_does_not(official: Task, image: Image) -> None:
     reference = grade_reference(official, image)
     assert reference.verdict is Verdict.RESOLVED, reference
-    empty = grade(official, image, b"")
-    assert empty.resolved is False
-    assert empty.failed_fail_to_pass == official.FAIL_TO_PASS
+    assert grade(official, image, b"").resolved is False
+    unhelpful = grade(official, image, UNHELPFUL.encode())
+    assert (unhelpful.resolved, unhelpful.reason) == (False, "tests_not_passed")
+    assert unhelpful.failed_fail_to_pass == official.FAIL_TO_PASS
 
 
 def test_a_submission_that_solves_it_resolves_it(official: Task, image: Image) -> None:
