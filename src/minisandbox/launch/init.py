@@ -30,7 +30,7 @@ _MOST_AT_ONCE = 1000
 """Children that are collected before anything else is looked at."""
 _LONGEST_WAIT = 3600.0
 _FIRST_LOOK, _LONGEST_PAUSE = 1.0, 16.0
-"""Seconds after which a worker that is busy is looked at, and at most between two looks; each pause is twice the last."""
+"""Seconds after which a busy worker is looked at, and at most between two looks; each pause is twice the last."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -209,8 +209,8 @@ class Init:
     def _look_at_busy(self) -> None:
         """End workers that wait for a child which was stopped before it became a command.
 
-        Such a worker is held in the kernel until its child executes something (vfork(2)), and can keep no deadline. That
-        child has the worker's arguments still, and nobody of ours ever stops one.
+        Such a worker is held in the kernel until its child executes something (vfork(2)), and can keep no deadline.
+        That child has the worker's arguments still, and nobody of ours ever stops one.
         """
         now = time.monotonic()
         for pid in [pid for pid, (due, _) in self._looks.items() if due <= now]:
