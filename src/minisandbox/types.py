@@ -165,7 +165,7 @@ class Network:
 
         Args:
             hosts: each a name (``packages.example.org``), every name below one (``*.example.org``) or an IP address,
-                with a port (``:8080``) or without (80 and 443).
+                with a port (``:8080``), which then carries anything, or without (80 for HTTP and 443 for TLS).
             private: whether they may have loopback and private addresses, such as a package index of one's own.
                 Link-local ones, a cloud's metadata service among them, are refused even so.
 
