@@ -305,7 +305,9 @@ class ExecResult:
         left_running: background processes of the command that were alive when its leader ended.
         limits_hit: which of the sandbox's limits refused something while it ran: ``memory`` (processes were killed for
             it), ``processes`` (a fork failed; told where control groups count it), ``disk`` (it is full), ``file_size``
-            (SIGXFSZ ended it, or a shell says so of its last command by status 153), ``output``.
+            (SIGXFSZ ended it, or a shell says so of its last command by status 153), ``output``. Of the others the
+            kernel counts no refusals: too many processes without control groups, open files and inotify instances show
+            in the program's own error alone (EAGAIN, EMFILE).
     """
 
     command: str | tuple[str, ...]
