@@ -161,10 +161,10 @@ class CommandFailed(MiniSandboxError):
 
     exit_code = 14
 
-    def __init__(self, result: ExecResult) -> None:
+    def __init__(self, result: ExecResult, *, hint: str | None = None) -> None:
         command = result.command if isinstance(result.command, str) else " ".join(result.command)
         tail = (result.stderr or result.stdout).strip()[-2000:]
-        super().__init__(f"command {command[:200]!r}: {result.fate}", reason=tail or None)
+        super().__init__(f"command {command[:200]!r}: {result.fate}", reason=tail or None, hint=hint)
         self.result = result
 
 

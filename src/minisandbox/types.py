@@ -165,7 +165,7 @@ class Network:
 
         Args:
             hosts: each a name (``packages.example.org``), every name below one (``*.example.org``) or an IP address,
-                with a port (``:8080``) or without (80 and 443).
+                with a port (``:8080``), which then carries anything, or without (80 for HTTP and 443 for TLS).
             private: whether they may have loopback and private addresses, such as a package index of one's own.
                 Link-local ones, a cloud's metadata service among them, are refused even so.
 
@@ -305,7 +305,9 @@ class ExecResult:
         left_running: background processes of the command that were alive when its leader ended.
         limits_hit: which of the sandbox's limits refused something while it ran: ``memory`` (processes were killed for
             it), ``processes`` (a fork failed; told where control groups count it), ``disk`` (it is full), ``file_size``
-            (SIGXFSZ ended it, or a shell says so of its last command by status 153), ``output``.
+            (SIGXFSZ ended it, or a shell says so of its last command by status 153), ``output``. Of the others the
+            kernel counts no refusals: too many processes without control groups, open files and inotify instances show
+            in the program's own error alone (EAGAIN, EMFILE).
     """
 
     command: str | tuple[str, ...]

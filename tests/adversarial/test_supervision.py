@@ -151,3 +151,41 @@ def test_nonsense_from_a_worker_is_an_error_of_ours(answer: bytes) -> None:
     call = ExecCall("true", env={}, cwd="/", timeout=None, stdin=None, output=1000)
     with pytest.raises(SandboxGone):
         call.feed(answer)
+
+
+STOPPER = """
+import os, signal
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as source:
+        return map(int, source.read().split())
+open("/tmp/ready", "w").close()
+while True:
+    for worker in children(1):
+        try:
+            for pid in children(worker):
+                if pid != os.getpid():
+                    os.kill(pid, signal.SIGSTOP)
+        except OSError:
+            pass
+"""
+
+
+def test_a_stopped_supervisor_is_no_longer_waited_for(box: Sandbox) -> None:
+    result = box.exec("kill -STOP $PPID; sleep 600", timeout=None)
+    assert (result.outcome, result.signal) == (Outcome.SIGNALED, signal.SIGKILL)
+    assert box.exec("pgrep -c sleep").stdout == "0\n", "what it had started is ended"
+
+
+@pytest.mark.parametrize("user", [None, 1100])
+def test_a_command_stopped_before_it_runs_is_no_longer_waited_for(box: Sandbox, user: int | None) -> None:
+    """A program is looked for along PATH: each place where it is not is a process that has its supervisor wait."""
+    if user is not None and current_controller().launcher.ids == 1:
+        pytest.skip("this sandbox has one id")
+    box.files.write_text("/tmp/stopper.py", STOPPER)
+    path = ":".join(f"/none/{number}" for number in range(5000)) + ":/usr/bin:/bin"
+    with box.start(["python3", "/tmp/stopper.py"]) as stopper:
+        until(lambda: any(found.path.name == "ready" for found in box.files.list("/tmp")))
+        result = box.exec(["sleep", "600"], env={"PATH": path}, user=user, timeout=PATIENCE)
+        assert (result.outcome, result.signal) == (Outcome.SIGNALED, signal.SIGKILL)
+        stopper.kill()
+    assert box.exec("echo alive").stdout == "alive\n"

@@ -10,7 +10,7 @@ import pytest
 from minisandbox.errors import CommandFailed, FileAccessError
 from minisandbox.sandbox import Sandbox, handles
 from minisandbox.sandbox.drive import converse
-from minisandbox.types import ImageSpec
+from minisandbox.types import ImageSpec, Outcome
 
 pytestmark = pytest.mark.kernel
 
@@ -100,7 +100,7 @@ def test_a_patch_larger_than_the_limit_is_an_error(repo: Sandbox) -> None:
 
 def test_who_is_interrupted_can_let_go_of_a_patch_at_any_call(repo: Sandbox) -> None:
     for carried_out in range(3):
-        operation = handles.make_patch(repo._core, None, base=None, limit=None)
+        operation = handles.make_patch(repo._core, None, base=None, limit=None, timeout=None)
         for _ in range(carried_out):
             with repo._core.open_job() as connection:
                 converse(next(operation), connection)
@@ -189,11 +189,20 @@ printf 'c\r\n' >> run.bat; printf 'c\r\nd' >> mixed.raw; printf 'only\r\n' > new
     assert repo.exec(listing).check().stdout == before
 
 
-def test_a_git_that_hangs_leaves_nothing_behind(repo: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "_PATCH_TIMEOUT", 1.0)
+def test_a_git_that_hangs_leaves_nothing_behind(repo: Sandbox) -> None:
     repo.exec(
         "git config filter.slow.clean 'sleep 600'; echo '*.txt filter=slow' > .gitattributes; echo x > a.txt"
     ).check()
     with pytest.raises(CommandFailed, match="timed out"):
-        repo.patch()
+        repo.patch(timeout=1)
+    assert repo.exec("ls -A /tmp").stdout == ""
+
+
+@pytest.mark.parametrize("name", [".git/config", ".git/info/exclude"])
+def test_a_fifo_in_place_of_a_file_of_git_costs_the_timeout_and_no_more(repo: Sandbox, name: str) -> None:
+    repo.exec(f"rm -f {name}; mkfifo {name}").check()
+    with pytest.raises(CommandFailed, match=r"'git diff': timed out after 2.*FIFO") as caught:
+        repo.patch(timeout=2)
+    assert caught.value.result.outcome is Outcome.TIMEOUT
+    assert repo.exec("pgrep -c git").stdout == "0\n"
     assert repo.exec("ls -A /tmp").stdout == ""

@@ -16,6 +16,7 @@ import pytest
 
 from minisandbox.launch import seccomp
 from minisandbox.launch.seccomp_tables import NEWEST
+from minisandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in seccomp.AUDIT_ARCHITECTURES, reason="there is no system-call filter for this machine"
@@ -433,3 +434,42 @@ def test_sanitizers_work(tmp_path: Path) -> None:
     if subprocess.run(build, cwd=tmp_path, capture_output=True, check=False).returncode != 0:
         pytest.skip("there is no AddressSanitizer here")
     run_ok("./a", cwd=tmp_path)
+
+
+ACCESS_LISTS = """
+import errno, os, struct
+def access_list(entries):
+    rows = [(1, 7, -1), *[(2, 7, 0)] * entries, (4, 5, -1), (16, 7, -1), (32, 5, -1)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *row) for row in rows)
+for entries in (1, 100, 8000):
+    try:
+        os.setxattr(".", "system.posix_acl_access", access_list(entries))
+        print("taken")
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"""
+
+
+def test_long_access_control_lists_are_refused(box: Sandbox) -> None:
+    """The kernel keeps each in memory that no limit sees: 128 KiB for one of 8,000 entries."""
+    result = box.exec(["python3", "-c", ACCESS_LISTS], cwd="/tmp").check()
+    assert result.stdout.split() in (["taken", "taken", "ENOSPC"], ["ENOTSUP", "ENOTSUP", "ENOSPC"])
+
+
+HUGE_PAGES = """
+import ctypes, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+for flags in (0x22, 0x40022):
+    print(libc.mmap(None, ctypes.c_size_t(2 << 20), 3, flags, -1, ctypes.c_size_t(0)) != ctypes.c_void_p(-1).value)
+for attempt in (lambda: os.memfd_create("huge", 4), lambda: os.memfd_create("plain")):
+    try:
+        print(attempt() > 0)
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+def test_huge_pages_are_not_to_be_had(box: Sandbox) -> None:
+    result = box.exec(["python3", "-c", HUGE_PAGES]).check()
+    assert result.stdout.splitlines() == ["True", "False", "Invalid argument", "True"]

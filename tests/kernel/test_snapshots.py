@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.waiting import PATIENCE, until
 
-from minisandbox.errors import InvalidValue, SandboxGone
+from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import current_controller
 from minisandbox.sandbox.snapshots import MOST_TREES
@@ -98,10 +98,46 @@ def test_names_that_are_no_text_and_very_many_files(box: Sandbox) -> None:
     assert {"caf\udce9", "new\nline", "-rf"} < {path.name for path in paths}
 
 
-def test_a_tree_too_deep_to_compare_is_an_error_not_a_hang(box: Sandbox) -> None:
-    box.exec("cd /testbed; for i in $(seq 300); do mkdir d; cd d; done").check()
-    with pytest.raises(OSError, match="nested"):
+DEEP = """
+import os
+os.chdir("/testbed")
+for _ in range({depth}):
+    os.mkdir("d")
+    os.chdir("d")
+open("deepest", "w").close()
+"""
+
+
+BETWEEN = """
+import os
+os.chdir("/testbed")
+open("shallow", "w").close()
+for _ in range(700):
+    os.chdir("d")
+open("between", "w").close()
+"""
+
+
+def test_changes_are_found_at_any_depth(layered: ImageSpec) -> None:
+    """Over several trees, one of which has less of the depth than the others; and as it is beside a shallow change."""
+    with Sandbox.create(layered) as box:
+        box.exec(["python3", "-c", DEEP.format(depth=1500)]).check()
+        box.snapshot().close()
+        box.exec(["python3", "-c", BETWEEN]).check()
+        paths = [change.path for change in box.changes()]
+        assert len(paths) == 1500 + 3
+        assert paths == sorted(paths)
+        assert PurePosixPath("/testbed", *["d"] * 1500, "deepest") in paths
+        assert PurePosixPath("/testbed", *["d"] * 700, "between") in paths
+        assert PurePosixPath("/testbed/shallow") in paths
+
+
+def test_a_path_too_long_for_an_answer_is_an_error_not_a_hang(box: Sandbox) -> None:
+    box.exec(["python3", "-c", DEEP.format(depth=9_000)]).check()
+    with pytest.raises(FileAccessError, match="characters of paths"):
         box.changes()
+    with pytest.raises(FileAccessError, match=r"not done within 0\.001 s"):
+        box.changes(timeout=0.001)
     assert box.exec("true").ok
 
 

@@ -16,7 +16,7 @@ import pytest
 from minisandbox import errors
 from minisandbox.cli import exits
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
-from minisandbox.cli.output import clean, human_seconds, human_size, plain
+from minisandbox.cli.output import Column, clean, clean_line, human_seconds, human_size, plain, print_table
 from minisandbox.cli.parallel import in_parallel
 from minisandbox.cli.sandbox_options import parse_limits
 from minisandbox.types import Outcome
@@ -381,3 +381,12 @@ def test_in_parallel_raises_the_first_error_without_waiting() -> None:
     for worker in workers:
         worker.join(60)
     assert {*begun} <= {0, 1}, "what nobody will look at is not begun"
+
+
+def test_a_name_from_inside_stays_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\nminisandbox: all is well\x1b[2J"
+    assert clean_line(name).isprintable()
+    [line] = describe(errors.FileAccessError(f"cannot download {name}: no", path=name))
+    assert line == clean_line(f"minisandbox: cannot download {name}: no")
+    print_table([Column("file")], [[name]])
+    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -271,6 +272,49 @@ def test_the_way_through_a_proxy_of_this_machine() -> None:
                     assert b" 403 " in await ask(door, b"CONNECT %b HTTP/1.1\r\n\r\n" % target)
                 assert seen == []
                 assert len(told) == 2
+
+    run(work())
+
+
+def hello(name: str | None) -> bytes:
+    """What a TLS client sends first."""
+    context, sent = ssl.create_default_context(), ssl.MemoryBIO()
+    context.check_hostname = False
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname=name).do_handshake()
+    return sent.read()
+
+
+def test_a_tunnel_carries_what_its_port_is_for() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.write(b"got " + await reader.read())
+
+    async def work() -> None:
+        connected = b"HTTP/1.1 200 Connection established\r\n\r\n"
+        good, other, http = hello("a.example.org"), hello("b.example.org"), b"GET / HTTP/1.1\r\n\r\n"
+        async with server(serve) as port:
+            beyond = Upstream(f"http://127.0.0.1:{port}")
+            hosts = ("a.example.org", "named.example.org:443")
+            async with tenant(*hosts, private=False, upstream=beyond) as (door, told):
+                for target, data in (("a:443", good), ("a:443", hello(None)), ("a:80", http), ("named:443", b"SSH-2")):
+                    host, _, number = target.partition(":")
+                    request = f"CONNECT {host}.example.org:{number} HTTP/1.1\r\n\r\n".encode()
+                    assert await ask(door, request + data) == connected + b"got " + data
+                    assert await ask(door, request, data[:3], data[3:]) == connected + b"got " + data
+                assert told == []
+                for target, data in (
+                    ("443", other),
+                    ("443", b"SSH-2.0-x\r\n"),
+                    ("443", http),
+                    ("80", good),
+                    ("80", b"\0"),
+                ):
+                    request = f"CONNECT a.example.org:{target} HTTP/1.1\r\n\r\n".encode()
+                    assert (await ask(door, request, data)).endswith(b"(reset)")
+                assert len(told) == 5
+                assert "asks for b.example.org" in str(told[0]["why"])
 
     run(work())
 

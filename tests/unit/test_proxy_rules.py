@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 
 import pytest
@@ -21,6 +22,7 @@ from minisandbox.launch.proxy_rules import (
     accepted,
     answer,
     chunk_size,
+    opens,
     parse_authority,
     parse_hop,
     parse_request,
@@ -339,3 +341,74 @@ def test_what_the_command_line_says() -> None:
     for words in (("--allow-private",), ("--network", "host", "--allow", "a.org"), ("--allow", "*")):
         with pytest.raises(InvalidValue):
             network(*words)
+
+
+# --- what a tunnel begins with ---------------------------------------------------------------------------------------
+
+
+def client_hello(name: bytes = b"", *, pieces: int = 1) -> bytes:
+    """A ClientHello (RFC 8446, section 4.1.2), in one record or more."""
+    entry = b"\0" + len(name).to_bytes(2) + name
+    names = len(entry).to_bytes(2) + entry
+    server_name = b"\0\0" + len(names).to_bytes(2) + names if name else b""
+    extensions = b"\0\x17\0\0" + server_name
+    body = b"\3\3" + b"r" * 32 + b"\0" + b"\0\2\x13\1" + b"\1\0" + len(extensions).to_bytes(2) + extensions
+    message = b"\1" + len(body).to_bytes(3) + body
+    size = -(-len(message) // pieces)
+    parts = [message[start : start + size] for start in range(0, len(message), size)]
+    return b"".join(b"\x16\3\1" + len(part).to_bytes(2) + part for part in parts)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 50])
+@pytest.mark.parametrize("name", [b"", b"a.example.org", b"A.Example.ORG."])
+def test_a_tls_tunnel_is_known_by_its_first_message(name: bytes, pieces: int) -> None:
+    hello = client_hello(name, pieces=pieces)
+    assert [opens("https", "a.example.org", hello[:size]) for size in range(len(hello))] == [False] * len(hello)
+    assert opens("https", "a.example.org", hello)
+    assert opens("https", "a.example.org", hello + b"more")
+
+
+def test_a_tls_tunnel_asks_for_the_host_that_was_allowed() -> None:
+    with pytest.raises(RefusedError, match=r"asks for b\.example\.org"):
+        opens("https", "a.example.org", client_hello(b"b.example.org"))
+    with pytest.raises(RefusedError, match="asks for"):
+        opens("https", "a.example.org", client_hello(b"a.example.org\0.b"))
+    assert opens("https", "192.0.2.7", client_hello(b"b.example.org"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"SSH-2.0", b"GET / HTTP/1.1", b"\x16\2\1\0\5", b"\x17\3\1\0\5", b"\x16\3\1\0\0", b"\x16\3\1\0\5\2"],
+)
+def test_what_is_no_tls_is_refused(data: bytes) -> None:
+    with pytest.raises(RefusedError, match="no TLS"):
+        opens("https", "a.example.org", data)
+
+
+def test_a_damaged_hello_is_refused_or_waited_for_and_nothing_else() -> None:
+    chance = random.Random(7)
+    whole = client_hello(b"a.example.org")
+    for _ in range(5000):
+        damaged = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        with contextlib.suppress(RefusedError):
+            assert opens("https", "a.example.org", bytes(damaged)) in (True, False)
+    with pytest.raises(RefusedError):  # a message that never ends
+        opens("https", "a.example.org", (b"\x16\3\1\x40\0" + b"\1\xff\xff\xff" + b"x" * 16380) * 5)
+
+
+def test_a_tunnel_to_port_80_carries_http() -> None:
+    assert opens("http", "a.example.org", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert not opens("http", "a.example.org", b"GET / HT")
+    for data in (b"SSH-2.0-x\r\n", b"\x16\3\1", b"PRI * HTTP/2.0\r\n", b"A" * MOST_HEAD):
+        with pytest.raises(RefusedError, match="no HTTP"):
+            opens("http", "a.example.org", data)
+
+
+def test_a_port_that_was_named_carries_anything() -> None:
+    rules = Rules(("a.example.org", "*.b.org:443", "c.org", "c.org:80", "[2001:db8::1]"))
+    asked = [("a.example.org", 443), ("a.example.org", 80), ("x.b.org", 443), ("c.org", 80), ("c.org", 443)]
+    assert [rules.expects(Target(*one)) for one in asked] == ["https", "http", "", "", "https"]
+    assert rules.expects(Target("2001:db8::1", 443)) == "https"
+    assert opens("", "a.example.org", b"")

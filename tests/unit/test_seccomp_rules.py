@@ -36,7 +36,7 @@ DOCKER_DENIES = """
 STRICTER = """
     io_setup
     adjtimex clock_adjtime epoll_ctl_old epoll_wait_old fanotify_mark listmount memfd_secret modify_ldt
-    name_to_handle_at process_mrelease process_vm_readv process_vm_writev statmount
+    name_to_handle_at process_mrelease process_vm_readv process_vm_writev setxattrat statmount
 """
 NEEDED = """
     openat2 pidfd_open pidfd_send_signal prctl kill waitid wait4 memfd_create setresuid setresgid setgroups getxattr
@@ -453,6 +453,23 @@ def test_the_interpreter_refuses_what_the_kernel_would() -> None:
             seccomp_bpf.run(program, 7, 0, ())
 
 
+@both
+def test_huge_pages_are_refused_and_other_memory_is_not(architecture: str) -> None:
+    anonymous, huge, of_1_gib = 0x22, 0x40000, 30 << 26
+    assert ask(architecture, "mmap", 0, 4096, 3, anonymous, -1, 0) == "allowed"
+    assert ask(architecture, "mmap", 0, 4096, 3, anonymous | huge, -1, 0) == "ENOMEM"
+    assert ask(architecture, "mmap", 0, 4096, 3, anonymous | huge | of_1_gib | GARBAGE, -1, 0) == "ENOMEM"
+    assert [ask(architecture, "memfd_create", 0, flags) for flags in (3, 4, 7)] == ["allowed", "EINVAL", "EINVAL"]
+    assert [ask(architecture, "shmget", 0, 4096, flags) for flags in (0o1600, 0o5600)] == ["allowed", "EPERM"]
+
+
+@both
+@pytest.mark.parametrize("name", ["setxattr", "lsetxattr", "fsetxattr"])
+def test_attributes_have_a_largest_size(architecture: str, name: str) -> None:
+    verdicts = [ask(architecture, name, 0, 0, 0, size, 0) for size in (0, 44, 1023, 1024, 1025, 2048, 65536)]
+    assert verdicts == ["allowed"] * 4 + ["ENOSPC"] * 3
+
+
 # --- for people ------------------------------------------------------------------------------------------------------
 
 
@@ -464,7 +481,7 @@ def test_the_description_names_every_call_once(architecture: str) -> None:
     ]
     assert numbers == sorted(known_calls(architecture))
     assert all(len(line) <= 160 for line in lines)
-    assert sum(line.endswith("- otherwise") for line in lines) == 14
+    assert sum(line.endswith("- otherwise") for line in lines) == 20
 
 
 def test_another_architecture_cannot_be_installed() -> None:

@@ -44,6 +44,18 @@ def test_depth_costs_no_stack(tmp_path: Path) -> None:
     assert not root.exists()
 
 
+def test_what_is_deeper_than_a_path_can_say_is_measured(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "beside").mkdir(parents=True)
+    (root / "beside" / "file").write_bytes(b"x" * 10_000)
+    _deep(root, 6000)
+    before = sorted(os.listdir("/proc/self/fd"))
+    assert measure_tree(root).files == 2
+    assert measure_tree(root).bytes >= 10_000
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    remove_tree(root)
+
+
 def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -16,6 +16,8 @@ from minisandbox.cli.output import (
     Column,
     Progress,
     add_json_option,
+    clean,
+    clean_line,
     human_seconds,
     human_size,
     print_json,
@@ -182,10 +184,10 @@ def run_show(args: argparse.Namespace) -> int:
         return exits.OK
     print(f"{image.name}   {image.key}")
     for note, text in image.notes.items():
-        print(f"{note}: {text}")
+        print(clean(f"{note}: {text}"))
     print(f"workdir: {image.workdir}   commit: {image.commit or 'no repository'}")
     for name, value in image.environment:
-        print(f"{name}={value}")
+        print(clean_line(f"{name}={value}"))
     print()
     columns = ("layer", "key", "size", "files", "made in", "made")
     print_table(

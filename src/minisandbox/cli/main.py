@@ -14,7 +14,7 @@ from types import FrameType
 
 from minisandbox import __version__
 from minisandbox.cli import exits
-from minisandbox.cli.output import say
+from minisandbox.cli.output import clean_line, say
 from minisandbox.errors import MiniSandboxError
 
 # noun -> what its help line says; each is a module of this package with `configure(parser)`
@@ -133,7 +133,7 @@ def _on_sigterm() -> signal.Handlers | None:
 
 def describe(error: MiniSandboxError) -> list[str]:
     """An error as lines: what failed, the likely reason, what to do."""
-    lines = [f"minisandbox: {error.what}"]
+    lines = [clean_line(f"minisandbox: {error.what}")]
     for label, text in (("likely reason", error.reason), ("what to do", error.hint)):
         if text:
             first, *rest = text.splitlines() or [""]
@@ -167,7 +167,8 @@ def _refused(error: OSError, debug: bool) -> int:
     _trace(debug)
     _drop_output()
     where = f"{error.filename}: " if error.filename else ""
-    say(f"minisandbox: {where}{error.strerror or error}", "  what to do: run it again with --debug to see where")
+    what = clean_line(f"minisandbox: {where}{error.strerror or error}")
+    say(what, "  what to do: run it again with --debug to see where")
     return exits.SYSTEM
 
 

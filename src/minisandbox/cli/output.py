@@ -87,6 +87,11 @@ def clean(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def clean_line(text: str) -> str:
+    """As :func:`clean`, and in one line: a name with a line break in it must not look like another line of ours."""
+    return clean(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.
@@ -113,7 +118,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
     from rich.table import Table  # noqa: PLC0415 - the same
     from rich.text import Text  # noqa: PLC0415 - the same
 
-    rows = [[clean(cell) for cell in row] for row in rows]
+    rows = [[clean_line(cell) for cell in row] for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         justify = "right" if column.number else "left"

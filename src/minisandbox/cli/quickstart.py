@@ -20,6 +20,7 @@ from minisandbox.cli.output import (
     Column,
     Progress,
     add_json_option,
+    clean,
     human_seconds,
     human_size,
     print_json,
@@ -238,7 +239,7 @@ def _report(report: Report, as_json: bool) -> None:
     )
     for row in report.rows:
         for problem in row.problems:
-            print(f"\n{row.task}: {problem}")
+            print(clean(f"\n{row.task}: {problem}"))
     disk, rollouts = human_size(total_size(report.images)), sum(len(row.rollouts) for row in report.rows)
     print(f"\n{report.good} of {len(report.rows)} tasks as expected; images take {disk} together")
     before = f", {report.resumed} of them finished before (--fresh does them again)" if report.resumed else ""

@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 
 from minisandbox.cli import exits
 from minisandbox.cli import sandbox_options as options
-from minisandbox.cli.output import Column, add_json_option, clean, human_seconds, plain, print_json, print_table, say
+from minisandbox.cli.output import (
+    Column,
+    add_json_option,
+    clean_line,
+    human_seconds,
+    plain,
+    print_json,
+    print_table,
+    say,
+)
 from minisandbox.cli.sandbox_options import Start
 from minisandbox.cli.streams import follow, has_terminal, window
 from minisandbox.errors import InvalidValue, NotFound
@@ -207,7 +216,7 @@ def run_prune(args: argparse.Namespace) -> int:
         rows.append({"kind": one.kind, "path": one.path, "owner": one.owner, "removed": removed})
         if not args.json:
             word = "removed" if removed else "would remove" if args.dry_run else "could not remove"
-            print(f"{word} {one.kind} {clean(str(one.path))}", flush=True)
+            print(f"{word} {one.kind} {clean_line(str(one.path))}", flush=True)
     if args.json:
         print_json(rows)
     elif not found:

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from .trees import identity
+
 if TYPE_CHECKING:
     from .worker import Job
 
@@ -30,7 +32,8 @@ _TRIES = 16
 """How often a path is looked at again that vanishes meanwhile."""
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _CHUNK = 1 << 16
-_DEEPEST = 200
+_MOST_OPEN = 1000
+"""Directories that are kept open. The workspace may move one meanwhile, which then does no harm."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {
@@ -92,20 +95,46 @@ def _compare_all(base: str, uppers: list[str], prefix: str) -> Iterator[Row]:
 
 
 class _Directory:
-    """An open directory of one tree."""
+    """An open directory of one tree, which may be left for a while and be come back to from one below it."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, above: _Directory | None) -> None:
         self.descriptor = descriptor
+        self._above = above
+        self._left: tuple[int, int] | None = None
 
     @classmethod
     def open(cls, parent: _Directory | None, name: str) -> _Directory:
-        return cls(os.open(name, _DIRECTORY, dir_fd=None if parent is None else parent.descriptor))
+        return cls(os.open(name, _DIRECTORY, dir_fd=None if parent is None else parent.descriptor), parent)
+
+    def leave_above(self) -> None:
+        """Close the directory above."""
+        if (above := self._above) is not None and above.descriptor >= 0:
+            above._left = identity(os.fstat(above.descriptor))
+            above.close()
+
+    def come_back(self) -> None:
+        """Open the directory above again, if it was left.
+
+        Raises:
+            OSError: this one lies elsewhere by now (ESTALE).
+        """
+        if (above := self._above) is None or above._left is None:
+            return
+        above.descriptor = os.open("..", _DIRECTORY, dir_fd=self.descriptor)
+        if identity(os.fstat(above.descriptor)) != above._left:
+            raise OSError(errno.ESTALE, "a directory was moved while it was looked at")
+        above._left = None
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
+        self.close()
 
     def look(self, name: str) -> os.stat_result | None:
         try:
@@ -135,6 +164,10 @@ class _Views:
     below: _Directory | None
     base: _Directory | None
 
+    @property
+    def directories(self) -> tuple[_Directory, ...]:
+        return self.uppers if self.base is None else (*self.uppers, self.base)
+
 
 @dataclass(frozen=True, slots=True)
 class _Now:
@@ -153,21 +186,67 @@ class _Now:
     through: bool = False
 
 
+@dataclass(slots=True)
+class _Level:
+    """A directory that is being looked at.
+
+    Attributes:
+        prefix: its path, with a slash.
+        views: the directory.
+        names: what is still to be looked at in it, the next one last.
+        opened: closes what was opened for it.
+    """
+
+    prefix: str
+    views: _Views
+    names: list[str]
+    opened: contextlib.ExitStack
+
+    @classmethod
+    def of(cls, prefix: str, views: _Views, opened: contextlib.ExitStack) -> _Level:
+        return cls(prefix, views, sorted(_names(views), reverse=True), opened)
+
+    def leave_above(self) -> None:
+        for directory in self.views.directories:
+            directory.leave_above()
+
+    def close(self) -> None:
+        with self.opened:
+            for directory in self.views.directories:
+                directory.come_back()
+
+
 def _changes_below(prefix: str, views: _Views) -> Iterator[Row]:
-    if prefix.count("/") > _DEEPEST:
-        raise OSError(errno.ENAMETOOLONG, f"directories are nested more than {_DEEPEST} deep", prefix)
+    """Depth costs neither stack nor, beyond some, open files: what lies far above is come back to by ``..``."""
+    levels = [_Level.of(prefix, views, contextlib.ExitStack())]
+    try:
+        while levels:
+            level = levels[-1]
+            if not level.names:
+                level.close()
+                levels.pop()
+                continue
+            name = level.names.pop()
+            with contextlib.ExitStack() as opened:
+                row, below = _compare(level.prefix + name, name, level.views, opened)
+                if row is not None:
+                    yield row
+                if below is not None:
+                    levels.append(_Level.of(f"{level.prefix}{name}/", below, opened.pop_all()))
+            if below is not None and len(levels) * len(views.directories) > _MOST_OPEN:
+                levels[-1].leave_above()
+    finally:
+        for level in levels:
+            level.opened.close()
+
+
+def _names(views: _Views) -> set[str]:
     names: set[str] = set()
     for upper in views.uppers:
         names.update(os.listdir(upper.descriptor))
     if views.base is not views.below and views.base is not None:  # replaced: what was there may be gone
         names.update(os.listdir(views.base.descriptor))
-    for name in sorted(names):
-        with contextlib.ExitStack() as stack:
-            row, below = _compare(prefix + name, name, views, stack)
-            if row is not None:
-                yield row
-            if below is not None:
-                yield from _changes_below(f"{prefix}{name}/", below)
+    return names
 
 
 def _resolve(views: _Views, name: str) -> _Now:

@@ -19,7 +19,7 @@ import time
 
 from . import limits, maker, seccomp, watchdog, worker
 from . import syscalls as sc
-from .descendants import child_processes
+from .descendants import child_processes, stat_fields
 from .identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
 from .ledger import Ledger
 
@@ -29,6 +29,8 @@ _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
 """Children that are collected before anything else is looked at."""
 _LONGEST_WAIT = 3600.0
+_FIRST_LOOK, _LONGEST_PAUSE = 1.0, 16.0
+"""Seconds after which a busy worker is looked at, and at most between two looks; each pause is twice the last."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -142,6 +144,7 @@ class Init:
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
         self._rlimits = tuple(numbers.items())
         self._workers: set[int] = set()
+        self._looks: dict[int, tuple[float, float]] = {}  # of busy workers: when, and the pause after it
         self._waiting: set[int] = set()
         self._primary = 0
         self._failures = 0
@@ -169,6 +172,8 @@ class Init:
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()
+            if self._looks:
+                self._look_at_busy()
             if self._notes in events:
                 self._take_notes(os.read(self._notes, 4096))
             elif (events.get(_CONTROL, 0) | events.get(self._door.fileno(), 0)) & select.POLLIN:
@@ -182,6 +187,8 @@ class Init:
             if left <= 0:
                 os._exit(0)
             waits.append(min(left, _LONGEST_WAIT))
+        if self._looks:
+            waits.append(max(0.0, min(due for due, _ in self._looks.values()) - time.monotonic()))
         return min(waits) * 1000 + 1 if waits else None
 
     def _take_notes(self, notes: bytes) -> None:
@@ -191,10 +198,27 @@ class Init:
                 continue
             if note == worker.IDLE:
                 self._waiting.add(pid)
+                self._looks.pop(pid, None)
             else:
                 self._waiting.discard(pid)
+            if note == worker.BUSY:
+                self._looks[pid] = (time.monotonic() + _FIRST_LOOK, _FIRST_LOOK)
             if note == worker.RETIRED and pid == self._primary:
                 self._primary = 0
+
+    def _look_at_busy(self) -> None:
+        """End workers that wait for a child which was stopped before it became a command.
+
+        Such a worker is held in the kernel until its child executes something (vfork(2)), and can keep no deadline.
+        That child has the worker's arguments still, and nobody of ours ever stops one.
+        """
+        now = time.monotonic()
+        for pid in [pid for pid, (due, _) in self._looks.items() if due <= now]:
+            pause = min(2 * self._looks[pid][1], _LONGEST_PAUSE)
+            self._looks[pid] = (now + pause, pause)
+            with contextlib.suppress(OSError):  # it has just ended, or no descriptor is left
+                if any(map(_is_held, child_processes(pid))):
+                    os.kill(pid, signal.SIGKILL)  # what it leaves falls to us, and is ended when this one is reaped
 
     def _reap(self) -> None:
         """Collect what has ended; then look for orphans, once: a killed worker can leave thousands of processes."""
@@ -222,6 +246,7 @@ class Init:
         """A child has ended: a worker that was idle for a while, or killed from inside, or an orphan."""
         self._workers.discard(pid)
         self._waiting.discard(pid)
+        self._looks.pop(pid, None)
         if pid == self._primary:
             self._primary = 0
 
@@ -269,3 +294,11 @@ class Init:
         self._waiting.add(pid)
         if primary:
             self._primary = pid
+
+
+def _is_held(pid: int) -> bool:
+    """Whether a process was stopped while it was a copy of ours."""
+    if stat_fields(pid)[:1] != [b"T"]:
+        return False
+    with open(f"/proc/{pid}/cmdline", "rb") as its, open("/proc/self/cmdline", "rb") as ours:
+        return its.read() == ours.read()

@@ -18,6 +18,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from . import proxy_rules as rules
@@ -243,7 +244,8 @@ class _Tenant:
             async with asyncio.timeout(_IDLE_PATIENCE) as deadline:
                 relay = _Relay(client, server, deadline)
                 if request.method == "CONNECT":
-                    await relay.both_ways(rest, b"HTTP/1.1 200 Connection established\r\n\r\n" + early)
+                    opening = _Opening(request.target.host, self._allowed.expects(request.target), self._report)
+                    await relay.both_ways(rest, b"HTTP/1.1 200 Connection established\r\n\r\n" + early, opening)
                 else:
                     head = request.head(absolute=hop is not None, authorization=hop.authorization if hop else "")
                     await relay.one_request(head, _Body(client, rest, request.length), self._report)
@@ -456,6 +458,41 @@ class _Body:
         self._data += piece
 
 
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """What a tunnel must begin with.
+
+    Attributes:
+        host: where it goes.
+        expected: what it must carry (:meth:`.proxy_rules.Rules.expects`).
+        report: is told of a refusal.
+    """
+
+    host: str
+    expected: str
+    report: Callable[[str], None]
+
+    async def complete(self, source: socket.socket, data: bytes) -> bytes:
+        """What a client has sent, once it is enough to see what it is; nothing, if it closes without a word.
+
+        Raises:
+            EOFError: the client closed in the middle of it.
+            RefusedError: it is something else.
+        """
+        try:
+            while not rules.opens(self.expected, self.host, data):
+                if piece := await asyncio.get_running_loop().sock_recv(source, _CHUNK):
+                    data += piece
+                elif data:
+                    raise EOFError
+                else:
+                    break
+        except rules.RefusedError as refused:
+            self.report(str(refused))
+            raise
+        return data
+
+
 class _Relay:
     """Bytes between a client and a server; where nothing moves for a while, both are cut off.
 
@@ -471,15 +508,15 @@ class _Relay:
         self._deadline = deadline
         self._loop = asyncio.get_running_loop()
 
-    async def both_ways(self, to_server: bytes, to_client: bytes) -> None:
+    async def both_ways(self, to_server: bytes, to_client: bytes, opening: _Opening) -> None:
         """Carry everything until both have closed their sides, and first what is given."""
         try:
             await self._send(self._client, to_client)
-            await self._send(self._server, to_server)
+            await self._send(self._server, await opening.complete(self._client, to_server))
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._copy(self._client, self._server))
                 group.create_task(self._copy(self._server, self._client))
-        except* OSError:
+        except* (OSError, EOFError, rules.RefusedError):
             _reset(self._client)
 
     async def one_request(self, head: bytes, body: _Body, report: Callable[[str], None]) -> None:

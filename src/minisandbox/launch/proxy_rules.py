@@ -19,6 +19,8 @@ MOST_CHUNK_LINE = 1024
 _MOST_LENGTH = 1 << 62
 _LONGEST_NAME = 253
 _DEFAULT_PORTS = (80, 443)
+_LONGEST_RECORD = 1 << 14
+_NO_TLS = "a tunnel to port 443 that carries no TLS"
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]{0,31}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)")
@@ -140,6 +142,16 @@ class Rules:
         if not any(_fits(pattern, target) for pattern in self.hosts):
             raise RefusedError(f"{target} is not on this sandbox's allow-list")
 
+    def expects(self, target: Target) -> str:
+        """What a tunnel must carry: ``https``, ``http``, or "" where the caller named the port, and so means it.
+
+        Args:
+            target: what was allowed.
+        """
+        if any(_names_port(pattern) and _fits(pattern, target) for pattern in self.hosts):
+            return ""
+        return "https" if target.port == _DEFAULT_PORTS[1] else "http"
+
     def check_address(self, address: str, *, own: bool = False) -> None:
         """Refuse an address that is not a public one, or not one that was opted in to.
 
@@ -158,9 +170,13 @@ class Rules:
             raise RefusedError(f"the address {address} is refused: {kind}{hint}")
 
 
+def _names_port(pattern: str) -> bool:
+    return not pattern.endswith("]") and ":" in pattern
+
+
 def _fits(pattern: str, target: Target) -> bool:
     name, port = pattern, ""
-    if not pattern.endswith("]") and ":" in pattern:
+    if _names_port(pattern):
         name, _, port = pattern.rpartition(":")
     if target.port != int(port) if port else target.port not in _DEFAULT_PORTS:
         return False
@@ -409,3 +425,85 @@ def parse_hop(url: str) -> Hop:
 def accepted(head: bytes) -> bool:
     """Whether a proxy's answer to CONNECT is a yes."""
     return re.match(rb"HTTP/1\.[01] 2[0-9][0-9](?: |\r|$)", head) is not None
+
+
+# --- what a tunnel begins with ---------------------------------------------------------------------------------------
+
+
+def opens(expected: str, host: str, data: bytes) -> bool:
+    """Whether the first bytes of a tunnel are enough to see that it carries what it may.
+
+    Args:
+        expected: as :meth:`Rules.expects` says.
+        host: the host that was asked for.
+        data: what the client has sent so far.
+
+    Raises:
+        RefusedError: it carries something else, or asks for another host.
+    """
+    if expected == "https":
+        hello = _client_hello(data)
+        if hello is not None and (name := _server_name(hello)) not in ("", host) and not is_address(host):
+            raise RefusedError(f"a tunnel to {host} that asks for {shown(name)}")
+        return hello is not None
+    if expected == "http":
+        line, end, _ = data.partition(b"\r\n")
+        if end and _REQUEST_LINE.fullmatch(line):
+            return True
+        if end or len(data) >= MOST_HEAD or not (b"A" <= data[:1] <= b"Z" or not data):
+            raise RefusedError(f"a tunnel to port 80 of {host} that carries no HTTP")
+        return False
+    return True
+
+
+def _client_hello(data: bytes) -> bytes | None:
+    """The ClientHello that TLS begins with, or None as long as it is not whole; it may come in several records.
+
+    RFC 8446, sections 4.1.2 and 5.1.
+    """
+    message, position = b"", 0
+    while len(data) >= position + 5:
+        kind, major, length = data[position], data[position + 1], int.from_bytes(data[position + 3 : position + 5])
+        record = data[position + 5 : position + 5 + length]
+        message += record
+        if (kind, major) != (22, 3) or not 0 < length <= _LONGEST_RECORD or message[:1] not in (b"", b"\x01"):
+            raise RefusedError(_NO_TLS)
+        if len(message) >= 4 and len(message) >= (end := 4 + int.from_bytes(message[1:4])):
+            return message[4:end]
+        if len(record) < length:
+            break
+        position += 5 + length
+    if data[:1] not in (b"", b"\x16") or len(data) > MOST_HEAD:
+        raise RefusedError(_NO_TLS)
+    return None
+
+
+def _server_name(hello: bytes) -> str:
+    """The host that a ClientHello names, "" if it names none (RFC 6066, section 3)."""
+    _, rest = _cut(hello, 34)  # version, random
+    for width in (1, 2, 1):  # session, cipher suites, compression methods
+        _, rest = _field(rest, width)
+    extensions, _ = _field(rest, 2) if rest else (b"", b"")
+    while extensions:
+        kind, extensions = _cut(extensions, 2)
+        content, extensions = _field(extensions, 2)
+        if kind == b"\0\0":
+            names, _ = _field(content, 2)
+            name_kind, rest = _cut(names, 1)
+            name, more = _field(rest, 2)
+            if name_kind != b"\0" or more:
+                raise RefusedError(_NO_TLS)
+            return name.decode("latin-1").lower().removesuffix(".")
+    return ""
+
+
+def _field(data: bytes, width: int) -> tuple[bytes, bytes]:
+    """A field that tells its length in so many bytes, and what is behind it."""
+    length, rest = _cut(data, width)
+    return _cut(rest, int.from_bytes(length))
+
+
+def _cut(data: bytes, size: int) -> tuple[bytes, bytes]:
+    if len(data) < size:
+        raise RefusedError(_NO_TLS)
+    return data[:size], data[size:]

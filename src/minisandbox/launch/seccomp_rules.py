@@ -78,6 +78,10 @@ def _refuse(names: str, verdict: int, reason: str, *clauses: Clause) -> Rule:
     return Rule(tuple(names.split()), verdict, reason, clauses)
 
 
+def _has(argument: int, flag: int) -> Test:
+    return Test(argument, (flag,), flag)
+
+
 _CLONE_NEW = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET; NEWTIME is no flag of clone(2)
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SCHED_CORE = 62
@@ -86,6 +90,8 @@ _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # LINUX, LINUX32, both 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DGRAM, _RAW, _PACKET, _TYPE_MASK = 1, 2, 3, 10, 0xF
 _TCP, _UDP, _ROUTE = 6, 17, 0
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
+_ABOVE_1023 = 0xFFFFFC00
 _PROCESS, _USER, _IO_PROCESS, _IO_USER = 0, 2, 1, 3
 
 _INTERNET = Test(0, (_INET, _INET6))
@@ -118,10 +124,18 @@ RULES = (
     ),
     _allow("mknod mknodat", "makes FIFOs and sockets; the kernel refuses devices without CAP_MKNOD"),
     _allow(
-        "setxattr lsetxattr fsetxattr setxattrat getxattr lgetxattr fgetxattr getxattrat listxattr llistxattr "
-        "flistxattr listxattrat removexattr lremovexattr fremovexattr removexattrat",
+        "getxattr lgetxattr fgetxattr getxattrat listxattr llistxattr flistxattr listxattrat removexattr lremovexattr "
+        "fremovexattr removexattrat",
         "extended attributes; the kernel keeps trusted.* and security.* to itself",
     ),
+    _refuse(
+        "setxattr lsetxattr fsetxattr",
+        errno.ENOSPC,
+        "long access control lists are memory that nobody counts; ext4 says the same where an inode has no room",
+        Clause("less than 1 KiB", (Test(3, (0,), _ABOVE_1023),), ALLOW),
+        Clause("1 KiB", (Test(3, (1024,)),), ALLOW),
+    ),
+    _refuse("setxattrat", errno.ENOSYS, "how long the value is a filter cannot see; libraries fall back to setxattr"),
     _allow("inotify_init inotify_init1 inotify_add_watch inotify_rm_watch", "watching files; instances are limited"),
     # --- waiting, time -----------------------------------------------------------------------------------------------
     _allow(
@@ -138,9 +152,19 @@ RULES = (
     ),
     # --- memory ------------------------------------------------------------------------------------------------------
     _allow(
-        "mmap munmap mremap mprotect pkey_mprotect pkey_alloc pkey_free brk madvise mincore msync mlock mlock2 munlock "
-        "mlockall munlockall remap_file_pages membarrier map_shadow_stack mseal memfd_create",
+        "munmap mremap mprotect pkey_mprotect pkey_alloc pkey_free brk madvise mincore msync mlock mlock2 munlock "
+        "mlockall munlockall remap_file_pages membarrier map_shadow_stack mseal",
         "the process's own memory",
+    ),
+    _allow(
+        "mmap",
+        "the process's own memory",
+        Clause("MAP_HUGETLB: the host's pool, in no account of memory", (_has(3, _MAP_HUGETLB),), errno.ENOMEM),
+    ),
+    _allow(
+        "memfd_create",
+        "files in memory",
+        Clause("MFD_HUGETLB: the host's pool, in no account of memory", (_has(1, _MFD_HUGETLB),), errno.EINVAL),
     ),
     # --- processes ---------------------------------------------------------------------------------------------------
     _allow(
@@ -210,9 +234,14 @@ RULES = (
     ),
     # --- talking -----------------------------------------------------------------------------------------------------
     _allow(
-        "shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink "
+        "shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink "
         "mq_timedsend mq_timedreceive mq_notify mq_getsetattr",
         "System V and POSIX queues, in the sandbox's own namespace",
+    ),
+    _allow(
+        "shmget",
+        "System V shared memory, in the sandbox's own namespace",
+        Clause("SHM_HUGETLB: the host's pool, in no account of memory", (_has(2, _SHM_HUGETLB),), errno.EPERM),
     ),
     _refuse("socket", errno.EAFNOSUPPORT, "what programs seldom need loads kernel modules on request", *_SOCKETS),
     _refuse(

@@ -170,14 +170,20 @@ class AsyncSandbox:
         return await AsyncShell._opened(self._core, handles.shell_channel(self._core, cwd=cwd, env=env, user=user))
 
     async def patch(
-        self, path: str | PurePosixPath | None = None, *, base: str | None = None, limit: int | None = 100 * MiB
+        self,
+        path: str | PurePosixPath | None = None,
+        *,
+        base: str | None = None,
+        limit: int | None = 100 * MiB,
+        timeout: float | None = 300.0,
     ) -> bytes:
         """As :meth:`.Sandbox.patch`. A cancellation ends git inside."""
-        return await carry_out(self._core, handles.make_patch(self._core, path, base=base, limit=limit))
+        operation = handles.make_patch(self._core, path, base=base, limit=limit, timeout=timeout)
+        return await carry_out(self._core, operation)
 
-    async def changes(self) -> tuple[Change, ...]:
+    async def changes(self, *, timeout: float | None = 300.0) -> tuple[Change, ...]:
         """As :meth:`.Sandbox.changes`."""
-        return await in_thread(self._core.changes)
+        return await in_thread(self._core.changes, timeout)
 
     async def snapshot(self) -> Snapshot:
         """As :meth:`.Sandbox.snapshot`. It is done to its end even if this is cancelled."""

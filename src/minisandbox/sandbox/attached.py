@@ -159,7 +159,7 @@ class AttachedCore:
         """
         self._refuse("reset")
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self, timeout: float | None) -> tuple[Change, ...]:  # noqa: ARG002 - the same method as an owner's
         """Refused.
 
         Raises:

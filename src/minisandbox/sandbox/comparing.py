@@ -5,11 +5,13 @@ Nothing of the workspace takes part: its processes cannot hide a change, and the
 
 from __future__ import annotations
 
+import errno
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from minisandbox.errors import SandboxGone
+from minisandbox.errors import FileAccessError, SandboxGone
 from minisandbox.launch import frames
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox.drive import converse
@@ -19,8 +21,6 @@ from minisandbox.sandbox.plans import Request, make_viewer_plan
 from minisandbox.sandbox.snapshots import Tree
 from minisandbox.sandbox.wire import Call
 from minisandbox.types import Change, ChangeKind, FileType
-
-_TIMEOUT = 300.0
 
 
 class ChangesCall(Call):
@@ -55,16 +55,17 @@ class ChangesCall(Call):
         return tuple(sorted(self._changes, key=lambda change: change.path))
 
 
-def changes(launcher: Launcher, request: Request, trees: Sequence[Tree]) -> tuple[Change, ...]:
+def changes(launcher: Launcher, request: Request, trees: Sequence[Tree], timeout: float | None) -> tuple[Change, ...]:
     """Compare what lies in sealed trees, or is being written to the last of them, with an image.
 
     Args:
         launcher: who makes the sandbox that looks.
         request: what the workspace is.
         trees: what was written, the lowest first.
+        timeout: wall seconds that comparing may take, or None.
 
     Raises:
-        FileAccessError: something could not be compared.
+        FileAccessError: something could not be compared, or not in time.
         SandboxCreationError: the sandbox that looks could not be made.
     """
     plan: Plan = make_viewer_plan(request, len(trees))
@@ -73,17 +74,19 @@ def changes(launcher: Launcher, request: Request, trees: Sequence[Tree]) -> tupl
     door, outside = socket.socketpair()  # a door at which nobody can knock
     with door, outside:
         life = Life(launcher, plan, door, trees, "comparison")
-        _ask(life, call)
+        _ask(life, call, timeout)
     if not call.done:
         raise SandboxGone("the comparison was cut off", reason="its process was killed from outside")
     return call.result()
 
 
-def _ask(life: Life, call: Call) -> None:
+def _ask(life: Life, call: Call, timeout: float | None) -> None:
     try:
         life.await_ready()
         with life.open_job() as job:
-            job.settimeout(_TIMEOUT)
-            converse(call, job)
+            converse(call, job, None if timeout is None else time.monotonic() + timeout)
+    except TimeoutError:
+        what = f"cannot compare the workspace with its image: not done within {timeout:g} s"
+        raise FileAccessError(what, path="/", errno=errno.ETIMEDOUT) from None
     finally:
         life.end()

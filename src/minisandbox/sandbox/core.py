@@ -27,6 +27,7 @@ from minisandbox.sandbox.life import Life
 from minisandbox.sandbox.network import check_network
 from minisandbox.sandbox.plans import Request, check_mounts, make_plan
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree
+from minisandbox.sandbox.wire import check_timeout
 from minisandbox.store.leases import Lease, layer_of, stamp
 from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
@@ -244,11 +245,12 @@ class Core:
 
     # --- its state ---------------------------------------------------------------------------------------------------
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self, timeout: float | None) -> tuple[Change, ...]:
         """What differs from the image; see :meth:`minisandbox.Sandbox.changes`."""
+        check_timeout(timeout)
         life = self._living("changes")
         trees = (*self._trees, life.tree)
-        return comparing.changes(self._controller.launcher, self._request, trees)
+        return comparing.changes(self._controller.launcher, self._request, trees, timeout)
 
     def snapshot(self) -> Snapshot:
         """Seal what was written, and go on over it; see :meth:`minisandbox.Sandbox.snapshot`."""

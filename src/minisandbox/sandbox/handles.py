@@ -23,8 +23,6 @@ from minisandbox.types import Change, ExecResult, ImageSpec, Limits, Refusals, S
 
 T = TypeVar("T")
 
-_PATCH_TIMEOUT = 300.0
-
 
 class SandboxCore(Protocol):
     """The life of a sandbox as the handles see it: :class:`.core.Core`, an attached one's, or a test's fake."""
@@ -88,7 +86,7 @@ class SandboxCore(Protocol):
     def reset(self, to: Snapshot | None) -> None:
         """Go back."""
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self, timeout: float | None) -> tuple[Change, ...]:
         """What differs from its image."""
 
     def processes(self) -> tuple[str, ...]:
@@ -226,12 +224,17 @@ def shell_channel(
 
 
 def make_patch(
-    core: SandboxCore, path: str | PurePosixPath | None, *, base: str | None, limit: int | None
+    core: SandboxCore,
+    path: str | PurePosixPath | None,
+    *,
+    base: str | None,
+    limit: int | None,
+    timeout: float | None,
 ) -> Operation[bytes]:
     """Compare a repository with a commit; see :meth:`minisandbox.Sandbox.patch`."""
     work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - in the sandbox; nobody knows it beforehand
     command = ["bash", "-c", PATCH_SCRIPT, "patch", base or core.image.base_commit, work]
-    result = yield from run(core, command, cwd=path, timeout=_PATCH_TIMEOUT)
+    result = yield from run(core, command, cwd=path, timeout=timeout)
     sink = io.BytesIO()
     discard = transfers.remove(work, cwd="/", recursive=True, missing_ok=True)
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from minisandbox.errors import CommandFailed
-from minisandbox.types import ExecResult
+from minisandbox.types import ExecResult, Outcome
 
 # A temporary index leaves the agent's own alone; it and the finished patch lie in a directory that the caller names and
 # removes: what a timeout ends cannot tidy up.
@@ -45,6 +47,12 @@ rm -f "$GIT_INDEX_FILE"
 """
 
 
+_HELD = (
+    "something may hold git for ever, such as a FIFO in place of a file of the repository; changes() asks nothing "
+    "inside; a large repository may need a larger timeout"
+)
+
+
 def checked_patch(result: ExecResult, patch: bytes) -> bytes:
     """The patch, if the script that made it succeeded.
 
@@ -52,5 +60,6 @@ def checked_patch(result: ExecResult, patch: bytes) -> bytes:
         CommandFailed: it did not.
     """
     if not result.ok:
-        raise CommandFailed(result)
+        shown = replace(result, command="git diff")  # what was run is pages long
+        raise CommandFailed(shown, hint=_HELD if result.outcome is Outcome.TIMEOUT else None)
     return patch

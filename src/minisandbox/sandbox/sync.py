@@ -271,7 +271,12 @@ class Sandbox:
         return Shell._opened(self._core, handles.shell_channel(self._core, cwd=cwd, env=env, user=user))
 
     def patch(
-        self, path: str | PurePosixPath | None = None, *, base: str | None = None, limit: int | None = 100 * MiB
+        self,
+        path: str | PurePosixPath | None = None,
+        *,
+        base: str | None = None,
+        limit: int | None = 100 * MiB,
+        timeout: float | None = 300.0,
     ) -> bytes:
         """A git patch of everything in a repository that differs from a commit: new, deleted and binary files included.
 
@@ -281,28 +286,34 @@ class Sandbox:
             path: the repository; the image's workdir if None.
             base: the commit to compare with; the one the image was made of if None.
             limit: most bytes; a larger patch is an error. None: no limit.
+            timeout: wall seconds that git has; what an agent left in the repository can hold it. None: no limit.
 
         Returns:
             The patch; empty if nothing differs.
 
         Raises:
             FileAccessError: the patch is larger than the limit.
-            CommandFailed: git could not compute it, for example because the repository was destroyed.
+            CommandFailed: git could not compute it, for example because the repository was destroyed, or not in time.
             SandboxGone: the sandbox has ended.
         """
-        return carry_out(self._core, handles.make_patch(self._core, path, base=base, limit=limit))
+        return carry_out(self._core, handles.make_patch(self._core, path, base=base, limit=limit, timeout=timeout))
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self, *, timeout: float | None = 300.0) -> tuple[Change, ...]:
         """Every path that differs from the image.
+
+        Args:
+            timeout: wall seconds that comparing may take. None: no limit.
 
         Returns:
             The changes, sorted by path.
 
         Raises:
+            FileAccessError: something could not be compared, or not in time (``errno`` is ETIMEDOUT).
+            InvalidValue: the timeout is not a positive number.
             OwnerOnly: the sandbox was attached.
             SandboxGone: the sandbox has ended.
         """
-        return self._core.changes()
+        return self._core.changes(timeout)
 
     def snapshot(self) -> Snapshot:
         """Seal what was written so far, without copying it.

@@ -44,6 +44,7 @@ from minisandbox.sandbox.environment import command_environment
 from minisandbox.sandbox.life import new_job, readable
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.sandbox.sync import Sandbox
+from minisandbox.sandbox.wire import check_timeout
 from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
 _BOOTSTRAP = (
@@ -280,8 +281,9 @@ class FakeCore:
         self._living()
         return doors.process_ids(self._place / "doors", self.id)
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self, timeout: float | None) -> tuple[Change, ...]:
         """What differs in the workdir from the image."""
+        check_timeout(timeout)
         self._living()
         return tuple(fakefiles.compare(self._bottom.path, self._place / "work", self.image.workdir))
 

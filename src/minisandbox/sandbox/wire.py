@@ -233,6 +233,15 @@ def check_command(command: str | tuple[str, ...], env: Mapping[str, str], timeou
         raise InvalidValue("a NUL character in a command or its environment", hint="pass such data by stdin or a file")
     if any(not name or "=" in name for name in env):
         raise InvalidValue("an environment variable's name is empty or contains '='")
+    check_timeout(timeout)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse what is no number of seconds to wait.
+
+    Raises:
+        InvalidValue: it is none.
+    """
     if timeout is not None and not 0 < timeout <= _LONGEST_TIMEOUT:
         hint = f"give at most {_LONGEST_TIMEOUT:.0f}, or None for no limit"
         raise InvalidValue(f"timeout {timeout!r} is not a positive number of seconds", hint=hint)

@@ -184,7 +184,7 @@ def _measured(directory: Path) -> tuple[int, int]:
                     count += not entry.is_dir(follow_symlinks=False)
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(Path(entry.path))
-        except (FileNotFoundError, PermissionError):  # being made or removed right now; a build's own closed directory
+        except OSError:  # being made or removed right now; a build's own closed directory, or one too deep for a path
             continue
     return count, sum(inodes.values())
 

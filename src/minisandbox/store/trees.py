@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minisandbox.launch.trees import Cursor
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -137,11 +139,34 @@ def measure_tree(path: Path) -> TreeSize:
 
 
 def _walk_stats(path: Path) -> Iterator[os.stat_result]:
-    waiting = [os.fspath(path)]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                info = entry.stat(follow_symlinks=False)
-                yield info
-                if stat.S_ISDIR(info.st_mode):
-                    waiting.append(entry.path)
+    """What lstat(2) says of everything below a directory; depth costs neither stack nor open files nor PATH_MAX."""
+    cursor = Cursor(os.open(path, _DIRECTORY & ~os.O_NOFOLLOW))
+    try:
+        found, names = _look(cursor.fd)
+        yield from found
+        waiting = [names]  # for each directory on the way down, the subdirectories that are still to be entered
+        while waiting:
+            if waiting[-1]:
+                cursor.down(waiting[-1].pop())
+                found, names = _look(cursor.fd)
+                yield from found
+                waiting.append(names)
+            else:
+                waiting.pop()
+                if waiting:
+                    cursor.up()
+    finally:
+        cursor.close()
+
+
+def _look(fd: int) -> tuple[list[os.stat_result], list[str]]:
+    """What lstat(2) says of everything in a directory, and the names of its subdirectories."""
+    found: list[os.stat_result] = []
+    names: list[str] = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            info = entry.stat(follow_symlinks=False)
+            found.append(info)
+            if stat.S_ISDIR(info.st_mode):
+                names.append(entry.name)
+    return found, names
