@@ -17,7 +17,8 @@ from minisandbox.tasks import Layout, TaskSet, read_tasks
 from minisandbox.tasks.reading import open_source
 
 pyarrow = pytest.importorskip("pyarrow")
-pytest.importorskip("datasets")
+pyarrow_parquet = pytest.importorskip("pyarrow.parquet")
+datasets = pytest.importorskip("datasets")
 
 ROWS = [
     row(),
@@ -42,9 +43,7 @@ def lines(rows: list[Row]) -> str:
 
 
 def parquet(path: Path, rows: list[Row]) -> Path:
-    import pyarrow.parquet  # noqa: PLC0415 - an extra
-
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    pyarrow_parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
 
 
@@ -147,8 +146,6 @@ def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
 
 
 def test_folders_of_datasets(tmp_path: Path) -> None:
-    import datasets  # noqa: PLC0415 - an extra
-
     whole = datasets.Dataset.from_list(own(ROWS))
     whole.save_to_disk(str(tmp_path / "whole"))
     datasets.DatasetDict({"train": whole.select([0, 2]), "test": whole.select([1])}).save_to_disk(
@@ -262,15 +259,12 @@ def test_a_name_without_ending_gets_the_format_of_the_set(tmp_path: Path) -> Non
 
 
 def test_columns_are_written_with_their_types(tmp_path: Path) -> None:
-    import datasets  # noqa: PLC0415 - an extra
-    import pyarrow.parquet  # noqa: PLC0415 - an extra
-
     rows = [{**one, "created_at": None, "FAIL_TO_PASS": ["a"], "PASS_TO_PASS": []} for one in own(ROWS)]
     texts = pyarrow.list_(pyarrow.string())
     kinds = {"FAIL_TO_PASS": texts, "PASS_TO_PASS": texts, "created_at": pyarrow.timestamp("us")}
     schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in rows[0]])
     table = pyarrow.Table.from_pylist(rows, schema=schema)
-    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    pyarrow_parquet.write_table(table, tmp_path / "t.parquet")
     datasets.Dataset(table).save_to_disk(str(tmp_path / "disk"))
     for name in ("t.parquet", "disk"):
         tasks = TaskSet.load(tmp_path / name)
@@ -294,8 +288,6 @@ def test_the_ending_of_a_name_decides_the_format(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     TaskSet.load(parquet(tmp_path / "t.parquet", own(ROWS)))
-    import datasets  # noqa: PLC0415 - an extra
-
     datasets.Dataset.from_list(own(ROWS)).save_to_disk(str(tmp_path / "disk"))
     tasks = TaskSet.load(tmp_path / "disk")
     with pytest.raises(InvalidValue, match="is there already"):

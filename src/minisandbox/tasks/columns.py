@@ -88,7 +88,8 @@ def read_hub(name: str, split: str | None) -> Table:
             f"no file is called {name}, and the dataset of that name cannot be had from the Hugging Face hub",
             path=place,
             reason=_first_line(error),
-            hint="check the name and the network; or download it elsewhere, copy it here, and give its path",
+            hint="check the name and the network (HF_HUB_OFFLINE=1 asks the cache at once); or download it elsewhere, "
+            "and give the path of the copy",
         ) from error
     return _table(_one_split(found, split, f"hub:{name}"), place)
 
