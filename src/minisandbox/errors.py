@@ -57,7 +57,13 @@ class InvalidValue(MiniSandboxError, ValueError):
 
 
 class TaskFileError(MiniSandboxError, ValueError):
-    """A task file cannot be read: bad line, missing or unknown field, wrong type, duplicate id, empty file."""
+    """A task file cannot be read: bad line, missing or unknown field, wrong type, duplicate id, empty file.
+
+    Attributes:
+        path: the file, or None.
+        line: the line, from 1; the row's number where a file has no lines; None where it is about the whole.
+        field: the row's field that is wrong, or None.
+    """
 
     exit_code = 4
 

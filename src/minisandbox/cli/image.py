@@ -25,7 +25,7 @@ from minisandbox.cli.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.tasks import add_tasks_arguments, load
+from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.images import Budget, Image, Lock, Recipe, image_sizes, load_image, read_lock, total_size
 from minisandbox.store import Store
@@ -70,12 +70,6 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
     )
     make.add_argument(
         "--exclude-newer", metavar="DATE", help="packages uploaded on this day or later are not there, as 2024-03-01"
-    )
-    make.add_argument(
-        "--repo-mirrors",
-        metavar="DIR",
-        type=Path,
-        help="git repositories to take commits from before the network is asked",
     )
     add_json_option(make)
     make.set_defaults(run=run_build, kept=KEPT)

@@ -20,7 +20,7 @@ from minisandbox.cli.output import (
     say,
 )
 from minisandbox.cli.output import Progress as Output
-from minisandbox.cli.tasks import add_tasks_arguments, load
+from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.errors import GradingError, InvalidValue
 from minisandbox.rollouts import Progress, Summary, run_batch
 from minisandbox.store import Store
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs", f"{tasks.name or 'tasks'}-{agent.name}")
     config = {"tasks": args.tasks} | ({"recording": str(args.recording)} if args.recording else {})
     with Output() as output:
-        builder = Builder(Store.open(), output)
+        builder = Builder(Store.open(), output, args.repo_mirrors)
         summaries = run_batch(
             tasks,
             agent,

@@ -1,12 +1,13 @@
-"""``minisandbox tasks ls|show``."""
+"""``minisandbox tasks ls|show|filter|unique-images|merge``."""
 
 from __future__ import annotations
 
 import argparse
 
-from minisandbox.cli import exits
+from minisandbox.cli import exits, tasks_filter, tasks_merge
 from minisandbox.cli.output import Column, add_json_option, clean, print_json, print_table
-from minisandbox.tasks import Task, TaskSet
+from minisandbox.cli.task_sets import add_source_options, add_tasks_arguments, load
+from minisandbox.tasks import BuildSpec, Task
 
 DEFAULT = "quickstart"
 
@@ -18,29 +19,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_tasks_arguments(ls, default=DEFAULT)
     add_json_option(ls)
     ls.set_defaults(run=run_ls)
-    show = verbs.add_parser("show", help="print one task")
-    show.add_argument("tasks", metavar="TASKS", help="a JSONL file, or the name of a bundled set")
+    show = verbs.add_parser("show", help="print one task: what an agent sees, how it is built, what decides")
+    add_source_options(show)
     show.add_argument("id", metavar="ID", help="the task's instance_id")
     add_json_option(show)
     show.set_defaults(run=run_show)
-
-
-def add_tasks_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """Declare what every command over tasks takes: the set, and which of its tasks."""
-    what = "a JSONL file, or the name of a bundled set"
-    if default is None:
-        parser.add_argument("tasks", metavar="TASKS", help=what)
-    else:
-        parser.add_argument("tasks", metavar="TASKS", nargs="?", default=default, help=f"{what} (default: {default})")
-    parser.add_argument(
-        "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be given several times"
-    )
-
-
-def load(args: argparse.Namespace) -> TaskSet:
-    """Read the tasks that :func:`add_tasks_arguments` let the user choose."""
-    tasks = TaskSet.load(args.tasks)
-    return tasks.select(args.only) if args.only else tasks
+    tasks_filter.configure(verbs)
+    tasks_merge.configure(verbs)
 
 
 def run_ls(args: argparse.Namespace) -> int:
@@ -70,19 +55,18 @@ def _summary(task: Task) -> dict[str, object]:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print one task: for people what an agent sees, then what decides; as JSON the whole row."""
-    task = TaskSet.load(args.tasks)[args.id]
+    task = load(args)[args.id]
     if args.json:
         print_json(task.to_row())
         return exits.OK
-    build = task.build
     lines = [
         f"{task.instance_id}   {task.repo} {task.version} at {task.base_commit} ({task.form})",
         "",
         task.problem_statement.strip(),
         "",
-        f"python: {build.python or 'the host'}   requirements: {', '.join(build.requirements) or 'none'}",
-        *(f"install: {command}" for command in build.install),
+        *_build_lines(task.build),
         f"tests: {task.test_command}   (at most {task.test_timeout:g} s)",
+        f"runner: {task.test_runner}   read by: {task.test_parser or 'its own reports, exact ids'}",
         f"hidden from the agent: {', '.join(task.hidden_files) or ('test_patch' if task.test_patch else 'nothing')}",
         f"FAIL_TO_PASS ({len(task.FAIL_TO_PASS)}):",
         *(f"  {test}" for test in task.FAIL_TO_PASS),
@@ -93,3 +77,21 @@ def run_show(args: argparse.Namespace) -> int:
     ]
     print("\n".join(clean(line) for text in lines for line in text.split("\n")))
     return exits.OK
+
+
+def _build_lines(build: BuildSpec) -> list[str]:
+    """The recipe; of a complete listing of an environment its length."""
+    requirements = ", ".join(build.requirements) or "none"
+    if build.complete:
+        requirements = f"{len(build.requirements)} that are all there is"
+    source = "none" if build.source is None else " ".join(value for _, value in build.source.fields)
+    return [
+        f"python: {build.python or 'the host'}   requirements: {requirements}",
+        *([f"over these: {', '.join(build.overrides)}"] if build.overrides else []),
+        *([f"system packages: {', '.join(build.system)}"] if build.system else []),
+        f"source: {'' if build.source is None else build.source.kind + ' '}{source}",
+        *(f"install: {command}" for command in build.install),
+        *([f"network of these: {build.network}"] if build.network != "index" else []),
+        *([f"packages uploaded before: {build.exclude_newer}"] if build.exclude_newer else []),
+        *(f"environment: {name}={value}" for name, value in build.environment),
+    ]

@@ -10,7 +10,7 @@ from minisandbox.cli.builds import Builder
 from minisandbox.cli.image import KEPT
 from minisandbox.cli.output import Column, Progress, add_json_option, print_json, print_table, require_positive
 from minisandbox.cli.parallel import in_parallel
-from minisandbox.cli.tasks import add_tasks_arguments, load
+from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.errors import GradingError, MiniSandboxError
 from minisandbox.grade import Cause, Status, Validation, validate
 from minisandbox.store import Store
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Validate tasks: 0 if all are valid, 1 if one is not, 30 if we could not find out about one."""
     require_positive(args, "runs", "workers", "timeout")
     with Progress() as progress:
-        builder = Builder(Store.open(), progress)
+        builder = Builder(Store.open(), progress, args.repo_mirrors)
         found = validate_all(list(load(args)), builder, runs=args.runs, timeout=args.timeout, workers=args.workers)
     if args.json:
         print_json([_summary(one) for one in found])

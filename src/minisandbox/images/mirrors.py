@@ -142,6 +142,31 @@ def read_committed(folder: Path, url: str, commit: str, path: str) -> str | None
     return None
 
 
+def find_commit(folder: Path, url: str, revision: str) -> str | None:
+    """Return the full commit that a revision names in repositories made elsewhere; None where none knows it.
+
+    Args:
+        folder: the directory with the repositories, as ``--repo-mirrors`` names it.
+        url: where the repository comes from; those that are called like it are looked in first.
+        revision: a branch, or ``COMMIT^`` for the commit before one.
+    """
+    source = GitSource(url, "0" * 40)
+    for repository in sorted(_repositories(folder), key=_likeness(source)):
+        command = [
+            "-C",
+            str(repository),
+            "rev-parse",
+            "--verify",
+            "--quiet",
+            "--end-of-options",
+            revision + "^{commit}",
+        ]
+        done = _run(command, source, timeout=FETCH_TIMEOUT, check=False)
+        if done.returncode == 0:
+            return done.stdout.decode().strip()
+    return None
+
+
 def mirror_name(url: str) -> str:
     """Return what the mirror of a repository is called: readable, and its own for every URL."""
     plain = without_credentials(url).removesuffix("/").removesuffix(".git")

@@ -8,5 +8,14 @@ from minisandbox.patches.parsing import (
     removed_files,
     touched_files,
 )
+from minisandbox.patches.reversing import reversed_patch
 
-__all__ = ["FileChange", "FileStatus", "explain_line_endings", "parse_patch", "removed_files", "touched_files"]
+__all__ = [
+    "FileChange",
+    "FileStatus",
+    "explain_line_endings",
+    "parse_patch",
+    "removed_files",
+    "reversed_patch",
+    "touched_files",
+]

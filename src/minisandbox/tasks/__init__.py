@@ -1,13 +1,21 @@
 """Tasks: dataset rows, how to build and test them, and the files they are read from."""
 
-from minisandbox.tasks.jsonl import read_tasks
-from minisandbox.tasks.rows import build_spec, task_from_row
+from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.dialects import DIALECTS, task_from_row
+from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.loading import read_tasks
+from minisandbox.tasks.rows import build_spec
+from minisandbox.tasks.statuses import STATUSES_NAME, read_statuses, write_statuses
 from minisandbox.tasks.task import BuildSpec, Form, Reference, SourceSpec, Task, file_of
 from minisandbox.tasks.taskset import TaskSet, bundled_sets
 
 __all__ = [
+    "DIALECTS",
+    "STATUSES_NAME",
     "BuildSpec",
     "Form",
+    "Layout",
+    "LoadContext",
     "Reference",
     "SourceSpec",
     "Task",
@@ -15,6 +23,8 @@ __all__ = [
     "build_spec",
     "bundled_sets",
     "file_of",
+    "read_statuses",
     "read_tasks",
     "task_from_row",
+    "write_statuses",
 ]

@@ -1,76 +1,64 @@
-"""Task files: one JSON object per line, UTF-8."""
+"""JSON Lines: one JSON object per line, UTF-8."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.errors import PatchError, TaskFileError
-from minisandbox.tasks.rows import task_from_row
-from minisandbox.tasks.task import Task
+from minisandbox.errors import TaskFileError
+
+_BOM = b"\xef\xbb\xbf"
+_NOT_TEXT = (b"\x1f\x8b", b"PAR1")
 
 
-def read_tasks(path: Path) -> tuple[Task, ...]:
-    """Read a task file.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row, as it was read.
+
+    Attributes:
+        values: its columns.
+        path: the file.
+        number: its line; where a file has no lines, its place among the rows. From 1.
+        unit: which of these: ``line`` or ``row``.
+    """
+
+    values: dict[str, object]
+    path: Path
+    number: int
+    unit: str = "row"
+
+    @property
+    def place(self) -> str:
+        """The file and the line, for messages."""
+        return f"{self.path}, {self.unit} {self.number}"
+
+
+def json_lines(lines: Iterable[bytes], path: Path) -> Iterator[Row]:
+    """Read JSON Lines, one by one as they are asked for.
 
     Args:
-        path: the file; blank lines are skipped. Relative paths of local sources start at its directory.
-
-    Returns:
-        Its tasks, in the file's order.
+        lines: the lines; blank ones are skipped.
+        path: what errors call the file.
 
     Raises:
-        TaskFileError: the file is missing, unreadable, empty or not UTF-8, or a line is not a task; ``path``, ``line``
-            and ``field`` say where.
-        PatchError: a task's patch is malformed or unsafe.
+        TaskFileError: a line is not a JSON object; ``line`` says which.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        hint = "check the path; the bundled set is called 'quickstart'" if missing else None
-        raise TaskFileError(
-            f"task file {path} cannot be read", path=path, reason=error.strerror or str(error), hint=hint
-        ) from error
-    return tasks_from_bytes(data, path)
+    for number, raw in enumerate(lines, start=1):
+        if number == 1:
+            refuse_what_is_not_text(raw, path)
+        if raw.strip():
+            yield Row(_object(raw.removesuffix(b"\n"), path, number), path, number, "line")
 
 
-def tasks_from_bytes(data: bytes, path: Path) -> tuple[Task, ...]:
-    """Read a task file's content; see :func:`read_tasks`.
-
-    Args:
-        data: the content.
-        path: what errors call it, and where relative paths start.
+def refuse_what_is_not_text(data: bytes, path: Path) -> None:
+    """Refuse what begins as no text file of rows does.
 
     Raises:
-        TaskFileError: as :func:`read_tasks` raises it.
-        PatchError: as :func:`read_tasks` raises it.
+        TaskFileError: it has a byte order mark, or is compressed, or Parquet.
     """
-    tasks: list[Task] = []
-    lines: dict[str, int] = {}
-    for number, row in _rows(data, path):
-        task = _task(row, path, number)
-        if task.instance_id in lines:
-            raise TaskFileError(
-                f"{path}, line {number}: instance_id {task.instance_id!r} is on line {lines[task.instance_id]} already",
-                path=path,
-                line=number,
-                field="instance_id",
-                reason="two files were put together, or a row was copied",
-                hint="give each task an id of its own",
-            )
-        lines[task.instance_id] = number
-        tasks.append(task)
-    if not tasks:
-        raise TaskFileError(
-            f"task file {path} is empty", path=path, reason="whatever wrote it failed", hint="write one task per line"
-        )
-    return tuple(tasks)
-
-
-def _rows(data: bytes, path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    if data.startswith(b"\xef\xbb\xbf"):
+    if data.startswith(_BOM):
         raise TaskFileError(
             f"{path}, line 1: it begins with a byte order mark",
             path=path,
@@ -78,37 +66,67 @@ def _rows(data: bytes, path: Path) -> Iterator[tuple[int, dict[str, object]]]:
             reason="an editor saved it as 'UTF-8 with BOM'",
             hint="save it as plain UTF-8",
         )
-    if data.startswith((b"\x1f\x8b", b"PAR1")):
+    if data.startswith(_NOT_TEXT):
         raise TaskFileError(
             f"task file {path} is not text",
             path=path,
             reason="it is compressed, or a Parquet file",
             hint="convert it to JSON Lines",
         )
-    for number, raw in enumerate(data.split(b"\n"), start=1):
-        if raw.strip():
-            yield number, _row(raw, path, number)
 
 
-def _row(raw: bytes, path: Path, number: int) -> dict[str, object]:
-    def bad(what: str, reason: str | None = None, hint: str | None = None) -> TaskFileError:
-        return TaskFileError(f"{path}, line {number}: {what}", path=path, line=number, reason=reason, hint=hint)
+def json_value(raw: bytes, path: Path, *, line: int | None) -> object:
+    """Read one JSON value, of a line or of a whole file.
+
+    Args:
+        raw: its text.
+        path: what errors call the file.
+        line: the line; None for a whole file.
+
+    Raises:
+        TaskFileError: it is not JSON, or has a key twice; ``line`` says where.
+    """
+
+    def bad(what: str, reason: str | None = None, hint: str | None = None, *, at: int | None = line) -> TaskFileError:
+        where = str(path) if at is None else f"{path}, line {at}"
+        return TaskFileError(f"{where}: {what}", path=path, line=at, reason=reason, hint=hint)
+
+    def line_of(offset: int) -> int:
+        return (line or 1) + raw.count(b"\n", 0, offset)
 
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as error:
-        raise bad(f"byte {error.start + 1} is not UTF-8", error.reason, "save the file as UTF-8") from None
+        byte = error.start - raw.rfind(b"\n", 0, error.start)
+        what = f"byte {byte} is not UTF-8"
+        raise bad(what, error.reason, "save the file as UTF-8", at=line_of(error.start)) from None
     except json.JSONDecodeError as error:
-        raise bad(f"not JSON at column {error.colno} ({error.msg})", *_json_advice(raw, error)) from None
+        what = f"not JSON at column {error.colno} ({error.msg})"
+        advice = _json_advice(raw, error) if line is not None else _document_advice(error)
+        raise bad(what, *advice, at=(line or 1) + error.lineno - 1) from None
     except _DuplicateKeyError as error:
         raise bad(f"the key {error.args[0]!r} is there twice", None, "keep one of them") from None
     except ValueError as error:  # an integer of more digits than Python reads
         raise bad(f"a number in it cannot be read ({error})", None, "write a number that a task can need") from None
     except RecursionError:
         raise bad("its JSON is nested too deeply", "it is not a task", None) from None
+
+
+def _object(raw: bytes, path: Path, number: int) -> dict[str, object]:
+    value = json_value(raw, path, line=number)
     if not isinstance(value, dict):
-        hint = "write one object per line, without brackets around all of them" if isinstance(value, list) else None
-        raise bad("not a JSON object", "it is JSON, but not JSON Lines", hint)
+        hint = (
+            "write one object per line, without brackets around all of them, or call the file .json"
+            if isinstance(value, list)
+            else None
+        )
+        raise TaskFileError(
+            f"{path}, line {number}: not a JSON object",
+            path=path,
+            line=number,
+            reason="it is JSON, but not JSON Lines",
+            hint=hint,
+        )
     return value
 
 
@@ -116,10 +134,19 @@ def _json_advice(raw: bytes, error: json.JSONDecodeError) -> tuple[str | None, s
     """Return the likely reason and what to do."""
     text = raw.strip()
     if text in {b"[", b"{"}:
-        return "it is one pretty-printed JSON document, not JSON Lines", "write one object per line"
+        return (
+            "it is one pretty-printed JSON document, not JSON Lines",
+            "write one object per line, or call the file .json",
+        )
     if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string"):
         return "the line was cut off", "write the file again"
     return None, "write one JSON object per line"
+
+
+def _document_advice(error: json.JSONDecodeError) -> tuple[str | None, str]:
+    if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string"):
+        return "the file was cut off", "write the file again"
+    return None, "write a list of objects, or one object per line"
 
 
 class _DuplicateKeyError(ValueError):
@@ -127,28 +154,8 @@ class _DuplicateKeyError(ValueError):
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table: dict[str, object] = {}
-    for key, value in pairs:
-        if key in table:
-            raise _DuplicateKeyError(key)
-        table[key] = value
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        seen: set[str] = set()
+        raise _DuplicateKeyError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value] # add() gives None
     return table
-
-
-def _task(row: dict[str, object], path: Path, number: int) -> Task:
-    """Make the task of one line; errors get the file, the line and the id."""
-    name = row.get("instance_id")
-    place = f"{path}, line {number}" + (f" ({name[:200]})" if isinstance(name, str) and name else "")
-    try:
-        return task_from_row(row, base=path.parent)
-    except TaskFileError as error:
-        raise TaskFileError(
-            f"{place}: {error.what}",
-            path=path,
-            line=number,
-            field=error.field,
-            reason=error.reason,
-            hint=error.hint,
-        ) from None
-    except PatchError as error:
-        raise PatchError(f"{place}: {error.what}", reason=error.reason, hint=error.hint) from None

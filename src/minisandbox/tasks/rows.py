@@ -1,4 +1,4 @@
-"""From a dataset row (a JSON object) to a Task, with every wrong field named."""
+"""From a row in MiniSandbox's own layout (a JSON object) to a Task, with every wrong field named."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def task_from_row(row: Mapping[str, object], *, base: Path | None = None) -> Task:
-    """Make a task of a dataset row.
+def task_from_own_row(row: Mapping[str, object], *, base: Path | None = None) -> Task:
+    """Make a task of a row in MiniSandbox's own layout.
 
     Args:
         row: SWE-bench's fields, ``form``, ``build`` and ``test``; ``FAIL_TO_PASS`` and ``PASS_TO_PASS`` as lists, or as
@@ -64,7 +64,7 @@ def task_from_row(row: Mapping[str, object], *, base: Path | None = None) -> Tas
         base: directory that a relative path of a local source starts from; None: the current directory.
 
     Returns:
-        The task; ``task_from_row(task.to_row())`` equals it.
+        The task; ``task_from_own_row(task.to_row())`` equals it.
 
     Raises:
         TaskFileError: a field is missing, unknown, or has a value that cannot be used; ``field`` names it.

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.tasks.jsonl import read_tasks, tasks_from_bytes
+from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.dialects import checked_form
+from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.jsonl import json_lines
+from minisandbox.tasks.loading import Refused, tasks_of
+from minisandbox.tasks.reading import Source, layout_of_name, open_source
+from minisandbox.tasks.saving import write_rows
 from minisandbox.tasks.task import Task
 
 _SUFFIX = ".jsonl"
@@ -23,15 +30,29 @@ class TaskSet:
     Args:
         tasks: the tasks.
         name: what people and logs call the set.
+        rows: the rows that tasks were made of, by ``instance_id``; where there is none, a task is its own row.
+        layout: how the rows were stored.
+        schema: the ``pyarrow.Schema`` that they had, or None.
 
     Raises:
         InvalidValue: two tasks have the same id.
     """
 
-    __slots__ = ("_by_id", "name")
+    __slots__ = ("_by_id", "_rows", "_schema", "layout", "name")
 
-    def __init__(self, tasks: Iterable[Task], *, name: str = "") -> None:
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        *,
+        name: str = "",
+        rows: Mapping[str, Mapping[str, object]] | None = None,
+        layout: Layout = Layout.JSONL,
+        schema: object = None,
+    ) -> None:
         self.name = name
+        self.layout = layout
+        self._rows = rows or {}
+        self._schema = schema
         self._by_id: dict[str, Task] = {}
         for task in tasks:
             if task.instance_id in self._by_id:
@@ -39,22 +60,43 @@ class TaskSet:
             self._by_id[task.instance_id] = task
 
     @classmethod
-    def load(cls, source: str | Path) -> TaskSet:
-        """Read a bundled set by its name, or a task file by its path.
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        pins: Path | None = None,
+        repo_mirrors: Path | None = None,
+        form: str | None = None,
+        on_refused: Callable[[Refused], None] | None = None,
+    ) -> TaskSet:
+        """Read a bundled set by its name, or tasks from wherever they are.
 
         Args:
-            source: a name of :func:`bundled_sets`, such as ``"quickstart"``, or the path of a JSONL file. A name wins
-                over a file of the same name in the current directory (``./quickstart`` is the file).
+            source: a name of :func:`bundled_sets`, such as ``"quickstart"``; a file of rows: JSON Lines, JSON (a
+                list, or an object of rows by their ids) or Parquet, each gzipped or not; a folder that
+                ``datasets.load_from_disk`` reads; a directory of such files; or a dataset of the Hugging Face hub,
+                ``"hub:owner/name"``, or ``"owner/name"`` where no such file is. ``":split"`` after a folder, directory
+                or dataset names one part of it. A bundled set wins over a file of the same name in the current
+                directory (``./quickstart`` is the file).
+            pins: a directory with the exported environments of the datasets' official images, or None.
+            repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
+            form: the layout of all rows, a name that ``--dataset`` takes; None: the columns of each decide.
+            on_refused: is told why a row is no task, which is then left out; None: it is raised.
 
         Raises:
             TaskFileError: there is no such file, or it cannot be read; ``path``, ``line`` and ``field`` say where.
             PatchError: a task's patch is malformed or unsafe.
+            InvalidValue: there is no such layout as ``form``.
+            MissingExtra: a package that it takes is not installed; the message says which extra has it.
         """
-        if isinstance(source, str) and source in bundled_sets():
-            data = _data_directory().joinpath(source + _SUFFIX).read_bytes()
-            return cls(tasks_from_bytes(data, Path(source + _SUFFIX)), name=source)
-        path = Path(source)
-        return cls(read_tasks(path), name=path.name.removesuffix(_SUFFIX))
+        if form is not None:
+            checked_form(form)
+        bundled = isinstance(source, str) and source in bundled_sets()
+        found = _bundled(str(source)) if bundled else open_source(source)
+        context = LoadContext(found.base, pins, repo_mirrors)
+        pairs = list(tasks_of(found.rows, Path(str(source)), context, form=form, on_refused=on_refused))
+        rows = {task.instance_id: row.values for task, row in pairs}
+        return cls((task for task, _ in pairs), name=found.name, rows=rows, layout=found.layout, schema=found.schema)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -78,7 +120,44 @@ class TaskSet:
             if not matches:
                 raise self._unknown(pattern)
             chosen |= matches
-        return TaskSet((task for task in self if task.instance_id in chosen), name=self.name)
+        return self.take(instance_id for instance_id in self._by_id if instance_id in chosen)
+
+    def take(self, ids: Iterable[str]) -> TaskSet:
+        """Return the tasks of these ids, in their order.
+
+        Args:
+            ids: ids of this set.
+
+        Raises:
+            NotFound: this set has no task of one of them.
+            InvalidValue: one is there twice.
+        """
+        tasks = [self[instance_id] for instance_id in ids]
+        return TaskSet(tasks, name=self.name, rows=self._rows, layout=self.layout, schema=self._schema)
+
+    def row(self, instance_id: str) -> Mapping[str, object]:
+        """Return the row that a task was made of, as it was read; NotFound where the set has no task of that id."""
+        task = self[instance_id]
+        return self._rows.get(instance_id) or task.to_row()
+
+    def save(self, path: str | Path) -> None:
+        """Write the rows that the tasks were made of, every column as it was.
+
+        Args:
+            path: where to. Its ending says the format: ``.jsonl``, ``.json``, ``.parquet``, or one of the first two and
+                ``.gz``. Any other name gets the format that the set was read in: the same kind of file, or a folder for
+                ``datasets.load_from_disk``.
+
+        Raises:
+            InvalidValue: a column has values that no Parquet column holds, or the folder is there already.
+            MissingExtra: a package that it takes is not installed.
+            OSError: it cannot be written; what was there before is still there.
+        """
+        path = Path(path)
+        layout = layout_of_name(path) or self.layout
+        if layout is Layout.JSON and self.layout is Layout.JSON_BY_ID:
+            layout = self.layout
+        write_rows(path, {name: self.row(name) for name in self._by_id}, layout, schema=self._schema)
 
     def to_jsonl(self) -> str:
         """Return the set as a task file's text; reading it gives an equal set."""
@@ -121,6 +200,11 @@ def bundled_sets() -> tuple[str, ...]:
     """Return the names of the task sets that come with the package, sorted."""
     names = (entry.name for entry in _data_directory().iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
+
+
+def _bundled(name: str) -> Source:
+    data = _data_directory().joinpath(name + _SUFFIX).read_bytes()
+    return Source(json_lines(io.BytesIO(data), Path(name + _SUFFIX)), Layout.JSONL, name, Path())
 
 
 def _data_directory() -> Traversable:

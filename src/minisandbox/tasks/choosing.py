@@ -1,0 +1,118 @@
+"""Which tasks of a set: one for each environment, those that ended in some way, parts drawn by lot."""
+
+from __future__ import annotations
+
+import fnmatch
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from minisandbox.errors import InvalidValue
+from minisandbox.tasks.task import BuildSpec
+from minisandbox.tasks.taskset import TaskSet
+
+MISSING = "missing"
+"""The status of a task that no report tells of."""
+
+
+def unique_images(tasks: TaskSet) -> dict[str, tuple[str, ...]]:
+    """Group tasks by what their images are built of: all but a task's own patches and hidden files.
+
+    Args:
+        tasks: the tasks.
+
+    Returns:
+        By the id of the first task of each group, the ids of all of it.
+    """
+    groups: dict[BuildSpec, list[str]] = {}
+    for task in tasks:
+        groups.setdefault(task.build, []).append(task.instance_id)
+    return {ids[0]: tuple(ids) for ids in groups.values()}
+
+
+def with_status(ids: Iterable[str], statuses: Mapping[str, str], wanted: Sequence[str]) -> list[str]:
+    """Return the ids whose status is one of those that are wanted.
+
+    Args:
+        ids: the ids.
+        statuses: the status by id.
+        wanted: statuses, or globs of them; :data:`MISSING` for ids that have none.
+    """
+
+    def fits(status: str) -> bool:
+        return status in wanted or any(fnmatch.fnmatchcase(status, pattern) for pattern in wanted)
+
+    return [instance_id for instance_id in ids if fits(statuses.get(instance_id, MISSING))]
+
+
+def shuffled(ids: Sequence[str], seed: int) -> list[str]:
+    """Return ids in an order that the seed decides, the same one everywhere.
+
+    Args:
+        ids: the ids.
+        seed: any whole number.
+    """
+    mixed = list(ids)
+    random.Random(seed).shuffle(mixed)  # noqa: S311 - nobody is to be kept from guessing it
+    return mixed
+
+
+def parts_of(ids: Sequence[str], fractions: Mapping[str, float], seed: int) -> dict[str, list[str]]:
+    """Divide ids into parts drawn by lot; each part keeps their order.
+
+    Args:
+        ids: the ids.
+        fractions: each part's share by its name; together at most 1. What remains is in no part.
+        seed: decides the lot.
+
+    Raises:
+        InvalidValue: a share is not above 0, or they are more than 1 together.
+    """
+    if any(not 0 < share <= 1 for share in fractions.values()) or sum(fractions.values()) > 1 + 1e-9:
+        shares = ", ".join(f"{name}={share:g}" for name, share in fractions.items())
+        raise InvalidValue(f"these are no parts of a whole: {shares}", hint="for instance train=0.9 and test=0.1")
+    mixed = shuffled(ids, seed)
+    found: dict[str, list[str]] = {}
+    share = 0.0
+    for name, fraction in fractions.items():
+        first, share = round(share * len(ids)), share + fraction
+        drawn = set(mixed[first : round(share * len(ids))])
+        found[name] = [instance_id for instance_id in ids if instance_id in drawn]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A task whose status a later file changed.
+
+    Attributes:
+        instance_id: the task.
+        before: its status until then.
+        after: its status since.
+        by: the file, as its place among the files: 1 for the second.
+    """
+
+    instance_id: str
+    before: str
+    after: str
+    by: int
+
+
+def merged(files: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[Changed]]:
+    """Put statuses of several runs together; a later one wins.
+
+    Args:
+        files: the statuses by id, of each run in order.
+
+    Returns:
+        The statuses by id, and what changed on the way.
+    """
+    whole: dict[str, str] = {}
+    changes: list[Changed] = []
+    for place, statuses in enumerate(files):
+        for instance_id, status in statuses.items():
+            before = whole.get(instance_id, status)
+            if before != status:
+                changes.append(Changed(instance_id, before, status, place))
+            whole[instance_id] = status
+    return whole, changes

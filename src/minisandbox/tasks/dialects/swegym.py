@@ -1,0 +1,68 @@
+"""SWE-Gym: SWE-bench's columns without ``environment_setup_commit``.
+
+Its harness has specifications of its own, which no package index has. What they come to for the most part is here;
+the exported environments of the images (``--pins``) are better where there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.dialects.values import commands, github
+from minisandbox.tasks.pinning import exported, specified
+from minisandbox.tasks.rows import RowFields
+from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+
+_COLUMNS = {"repo", "instance_id", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS"}
+_EDITABLE = "python -m pip install -e ."
+# interpreter and installation of the repositories that need other ones than the default
+_PYTHON = "3.10"
+_KNOWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "getmoto/moto": ("3.12", ("make init",)),
+    "python/mypy": ("3.12", ("python -m pip install -r test-requirements.txt", _EDITABLE)),
+    "facebookresearch/hydra": ("3.8", ("python -m pip install -r requirements/dev.txt", _EDITABLE)),
+    "project-monai/monai": ("3.8", ("python -m pip install -r requirements-dev.txt", _EDITABLE)),
+    "modin-project/modin": ("3.9", (_EDITABLE,)),
+}
+_TEST_TIMEOUT = 1800.0
+
+
+def matches(row: Mapping[str, object]) -> bool:
+    """Whether a row has SWE-bench's columns, and not those by which SWE-bench's packages know how to build it."""
+    return row.keys() >= _COLUMNS
+
+
+def convert(row: Mapping[str, object], context: LoadContext) -> Task:
+    """Make a task of a row.
+
+    Raises:
+        TaskFileError: a field is missing or wrong.
+        PatchError: a patch is malformed or unsafe.
+    """
+    fields = RowFields(row)
+    lists = fields.test_lists()
+    identity, repo, commit = fields.text("instance_id"), fields.text("repo"), fields.text("base_commit")
+    name, _, number = identity.rpartition("-")
+    python, install = _KNOWN.get(repo.lower(), (_PYTHON, (_EDITABLE,)))
+    pinned = exported(context.pins, name, number) or specified(python, ("pytest", "pytest-xdist"), ())
+    return Task(
+        instance_id=identity,
+        repo=repo,
+        base_commit=commit,
+        version=fields.text("version", default=""),
+        form=Form.SWEBENCH,
+        problem_statement=fields.text("problem_statement"),
+        patch=fields.text("patch"),
+        test_patch=fields.text("test_patch"),
+        FAIL_TO_PASS=lists.FAIL_TO_PASS,
+        PASS_TO_PASS=lists.PASS_TO_PASS,
+        build=BuildSpec(
+            python=pinned.python,
+            requirements=pinned.requirements,
+            complete=pinned.complete,
+            source=SourceSpec("git", (("url", github(repo)), ("commit", commit))),
+            install=commands(row, "install") or install,
+        ),
+        test_timeout=_TEST_TIMEOUT,
+    )

@@ -1,0 +1,67 @@
+"""SWE-rebench (Nebius): SWE-bench's columns, ``install_config`` and the exact ``requirements`` of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.corrections import sort_commands
+from minisandbox.tasks.dialects.values import commands, github, object_of, requirement_lines
+from minisandbox.tasks.pinning import specified
+from minisandbox.tasks.rows import RowFields
+from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+
+_TEST_TIMEOUT = 1800.0
+
+
+def matches(row: Mapping[str, object]) -> bool:
+    """Whether a row has its installation with it."""
+    return row.keys() >= {"install_config", "base_commit", "patch", "FAIL_TO_PASS"}
+
+
+def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: ARG001 - every layout's signature
+    """Make a task of a row.
+
+    Raises:
+        TaskFileError: a field is missing or wrong, or the row is not for Python.
+        PatchError: a patch is malformed or unsafe.
+    """
+    fields = RowFields(row)
+    lists = fields.test_lists()
+    config = object_of(row, "install_config")
+    repo, commit = fields.text("repo"), fields.text("base_commit")
+    python = str(config.get("python") or "")
+    if not python:
+        raise TaskFileError(
+            "field 'install_config' has no 'python'",
+            field="install_config",
+            reason="the row is for another language",
+            hint="give the row `build` and `test` of its own (docs/task-files.md)",
+        )
+    found = sort_commands([*commands(config, "pre_install"), *commands(config, "install")])
+    listed = requirement_lines(row.get("requirements"), "requirements")
+    packages = requirement_lines(config.get("pip_packages"), "install_config.pip_packages")
+    pinned = specified(python, listed or ("pytest",), () if listed else packages)
+    return Task(
+        instance_id=fields.text("instance_id"),
+        repo=repo,
+        base_commit=commit,
+        version=fields.text("version", default=""),
+        form=Form.SWEBENCH,
+        problem_statement=fields.text("problem_statement"),
+        patch=fields.text("patch"),
+        test_patch=fields.text("test_patch", default=""),
+        FAIL_TO_PASS=lists.FAIL_TO_PASS,
+        PASS_TO_PASS=lists.PASS_TO_PASS,
+        build=BuildSpec(
+            python=python,
+            requirements=pinned.requirements,
+            overrides=pinned.overrides,
+            source=SourceSpec("git", (("url", github(repo)), ("commit", commit))),
+            install=found.kept,
+            system=found.system,
+        ),
+        test_command=" && ".join(commands(config, "test_cmd")) or "python -m pytest",
+        test_timeout=_TEST_TIMEOUT,
+    )

@@ -1,0 +1,125 @@
+"""From rows to tasks, with every error placed: the file, the line, the id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from minisandbox.errors import PatchError, TaskFileError
+from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.dialects import convert
+from minisandbox.tasks.jsonl import Row, json_lines
+from minisandbox.tasks.reading import open_source
+from minisandbox.tasks.task import Task
+
+Refused = TaskFileError | PatchError
+"""Why a row is no task."""
+
+
+def read_tasks(path: Path) -> tuple[Task, ...]:
+    """Read a task file.
+
+    Args:
+        path: the file: JSON Lines, JSON or Parquet, or a directory; see :meth:`TaskSet.load`. Relative paths of local
+            sources start at its directory.
+
+    Returns:
+        Its tasks, in the file's order.
+
+    Raises:
+        TaskFileError: the file is missing, unreadable, empty or not UTF-8, or a line is not a task; ``path``, ``line``
+            and ``field`` say where.
+        PatchError: a task's patch is malformed or unsafe.
+        MissingExtra: a package that it takes is not installed.
+    """
+    source = open_source(path)
+    return tuple(task for task, _ in tasks_of(source.rows, path, LoadContext(source.base)))
+
+
+def tasks_from_bytes(data: bytes, path: Path) -> tuple[Task, ...]:
+    """Read the content of a file of JSON Lines; see :func:`read_tasks`.
+
+    Args:
+        data: the content.
+        path: what errors call it, and where relative paths start.
+
+    Raises:
+        TaskFileError: as :func:`read_tasks` raises it.
+        PatchError: as :func:`read_tasks` raises it.
+    """
+    rows = json_lines(data.split(b"\n"), path)
+    return tuple(task for task, _ in tasks_of(rows, path, LoadContext(path.parent)))
+
+
+def tasks_of(
+    rows: Iterable[Row],
+    path: Path,
+    context: LoadContext,
+    *,
+    form: str | None = None,
+    on_refused: Callable[[Refused], None] | None = None,
+) -> Iterator[tuple[Task, Row]]:
+    """Make tasks of rows, one by one as they are asked for.
+
+    Args:
+        rows: the rows.
+        path: what errors call the whole of them.
+        context: what conversion looks into.
+        form: the dialect that all rows are in; None: the columns of each decide.
+        on_refused: is told why a row is no task, which is then left out; None: it is raised.
+
+    Returns:
+        Pairs of a task and its row.
+
+    Raises:
+        TaskFileError: a row is not a task, an id is there twice, or there are no rows.
+        PatchError: a task's patch is malformed or unsafe.
+    """
+    places: dict[str, Row] = {}
+    for row in rows:
+        try:
+            task = _task(row, context, form)
+            if task.instance_id in places:
+                raise _twice(task.instance_id, row, places[task.instance_id])
+        except (TaskFileError, PatchError) as error:
+            if on_refused is None:
+                raise
+            on_refused(error)
+            continue
+        places[task.instance_id] = row
+        yield task, row
+    if not places and on_refused is None:
+        raise TaskFileError(
+            f"task file {path} is empty", path=path, reason="whatever wrote it failed", hint="write one task per line"
+        )
+
+
+def _twice(instance_id: str, row: Row, other: Row) -> TaskFileError:
+    where = f"on {other.unit} {other.number}" if other.path == row.path else f"in {other.place}"
+    return TaskFileError(
+        f"{row.place}: instance_id {instance_id!r} is {where} already",
+        path=row.path,
+        line=row.number,
+        field="instance_id",
+        reason="two files were put together, or a row was copied",
+        hint="give each task an id of its own",
+    )
+
+
+def _task(row: Row, context: LoadContext, form: str | None) -> Task:
+    """Make the task of one row; errors get the file, the line and the id."""
+    name = row.values.get("instance_id")
+    place = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
+    try:
+        return convert(row.values, context, form=form)
+    except TaskFileError as error:
+        raise TaskFileError(
+            f"{place}: {error.what}",
+            path=row.path,
+            line=row.number,
+            field=error.field,
+            reason=error.reason,
+            hint=error.hint,
+        ) from None
+    except PatchError as error:
+        raise PatchError(f"{place}: {error.what}", reason=error.reason, hint=error.hint) from None

@@ -1,0 +1,180 @@
+"""Where rows come from: files, folders, the hub. What they mean is for the dialects."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks.columns import read_folder, read_hub, read_parquet
+from minisandbox.tasks.documents import Layout, json_file
+from minisandbox.tasks.jsonl import Row, json_lines
+
+ENDINGS: dict[str, Layout] = {
+    ".jsonl": Layout.JSONL,
+    ".json": Layout.JSON,
+    ".parquet": Layout.PARQUET,
+}
+"""What files are called."""
+
+_GZIP = b"\x1f\x8b"
+_PARQUET = b"PAR1"
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_SPLIT = re.compile(r"(.+):([A-Za-z][\w.-]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows to be read.
+
+    Attributes:
+        rows: they, one by one as they are asked for.
+        layout: how they are stored.
+        name: what people call the set.
+        base: where relative paths in them start.
+        schema: the ``pyarrow.Schema`` of rows stored by columns, else None.
+    """
+
+    rows: Iterator[Row]
+    layout: Layout
+    name: str
+    base: Path
+    schema: object = None
+
+
+def open_source(source: str | Path) -> Source:
+    """Find rows by where they are.
+
+    Args:
+        source: a file (JSON Lines, JSON, Parquet, each gzipped or not), a folder of ``datasets.load_from_disk``, a
+            directory of such files, or a dataset of the Hugging Face hub: ``hub:owner/name``, or ``owner/name`` where
+            no such file is. ``:split`` at the end names one part of a folder, a directory or a dataset.
+
+    Raises:
+        TaskFileError: there is nothing of that name, or it cannot be read; also while the rows are read.
+        MissingExtra: a package that it takes is not installed; also while the rows are read.
+    """
+    text = str(source)
+    if isinstance(source, str) and text.startswith("hub:"):
+        return _hub(text.removeprefix("hub:"))
+    path, split = Path(source), None
+    if not path.exists() and (parts := _SPLIT.fullmatch(text)) and Path(parts[1]).is_dir():
+        path, split = Path(parts[1]), parts[2]
+    if path.is_dir():
+        return _directory(path, split)
+    if isinstance(source, str) and not path.exists() and _is_hub_name(text):
+        return _hub(text)
+    return _file(path)
+
+
+def _is_hub_name(text: str) -> bool:
+    name = text.partition(":")[0]
+    return _HUB.fullmatch(name) is not None and layout_of_name(Path(name)) is None
+
+
+def layout_of_name(path: Path) -> Layout | None:
+    """Return what a file of this name should hold, gzipped or not; None where the name does not say."""
+    return ENDINGS.get(Path(path.name.removesuffix(".gz")).suffix)
+
+
+def _hub(text: str) -> Source:
+    name, _, split = text.partition(":")
+    if _HUB.fullmatch(name) is None:
+        raise TaskFileError(f"'hub:{text}' names no dataset", hint="write hub:owner/name or hub:owner/name:split")
+    table = read_hub(name, split or None)
+    return Source(table.rows, Layout.DISK, name.rpartition("/")[2], Path(), table.schema)
+
+
+def _directory(path: Path, split: str | None) -> Source:
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        table = read_folder(path, split)
+        return Source(table.rows, Layout.DISK, path.name, path, table.schema)
+    files = _files_of(path, split) or _files_of(path / "data", split)  # the hub's own layout
+    if not files:
+        part = "" if split is None else f" of the part {split!r}"
+        raise TaskFileError(
+            f"directory {path} has no task files{part}",
+            path=path,
+            hint=f"files of rows end in {', '.join(ENDINGS)}, or in one of these and .gz",
+        )
+    sources = [_file(file) for file in files[:1]]
+    rest = (_file(file).rows for file in files[1:])
+    rows = itertools.chain(sources[0].rows, itertools.chain.from_iterable(rest))
+    return Source(rows, sources[0].layout, path.name, path, sources[0].schema)
+
+
+def _files_of(path: Path, split: str | None) -> list[Path]:
+    """The files of rows, in the order of their names; those of a part begin with its name, as the hub has them."""
+    found = sorted(file for file in path.glob("[!.]*") if layout_of_name(file) is not None and file.is_file())
+    return [file for file in found if split is None or re.match(rf"{re.escape(split)}(?![A-Za-z0-9])", file.name)]
+
+
+def _file(path: Path) -> Source:
+    try:
+        file: IO[bytes] = path.open("rb")
+    except OSError as error:
+        raise _cannot_read(path, error) from error
+    try:
+        return _opened(file, path)
+    except BaseException:  # whatever it was, the file is not left open
+        file.close()
+        raise
+
+
+def _opened(file: IO[bytes], path: Path) -> Source:
+    """What the first bytes and the name of a file say that it is."""
+    wanted = layout_of_name(path)
+    name = path.name.removesuffix(".gz")
+    stem = name if wanted is None else name.removesuffix(Path(name).suffix)
+    try:
+        head = _head(file)
+        if head.startswith(_GZIP):
+            file = _unpacked(file, path)
+            head = _head(file)
+    except OSError as error:  # a directory that appeared meanwhile, a disk that fails
+        raise _cannot_read(path, error) from error
+    if head.startswith(_PARQUET) or wanted is Layout.PARQUET:
+        table = read_parquet(file, path)
+        return Source(_closing(file, table.rows), Layout.PARQUET, stem, path.parent, table.schema)
+    if wanted is Layout.JSON:
+        with file:
+            layout, rows = json_file(file.read(), path)
+        return Source(rows, layout, stem, path.parent)
+    return Source(_closing(file, json_lines(file, path)), Layout.JSONL, stem, path.parent)
+
+
+def _head(file: IO[bytes]) -> bytes:
+    head = file.read(4)
+    file.seek(0)
+    return head
+
+
+def _unpacked(file: IO[bytes], path: Path) -> IO[bytes]:
+    with file:
+        try:
+            return io.BytesIO(gzip.decompress(file.read()))
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise TaskFileError(
+                f"{path} cannot be unpacked",
+                path=path,
+                reason=f"it is damaged or was cut off: {error}",
+                hint="copy it again; `gzip --test` looks at it",
+            ) from error
+
+
+def _closing(file: IO[bytes], rows: Iterator[Row]) -> Iterator[Row]:
+    with file:
+        yield from rows
+
+
+def _cannot_read(path: Path, error: OSError) -> TaskFileError:
+    missing = isinstance(error, FileNotFoundError)
+    hint = "check the path; the bundled set is called 'quickstart'" if missing else None
+    return TaskFileError(f"task file {path} cannot be read", path=path, reason=error.strerror or str(error), hint=hint)

@@ -1,0 +1,105 @@
+"""Rows written as they were read, or in another layout."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from minisandbox.errors import InvalidValue
+from minisandbox.tasks.columns import package
+from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.writing import written_whole
+
+Rows = Mapping[str, Mapping[str, object]]
+"""Rows by ``instance_id``, in order."""
+
+
+def write_rows(path: Path, rows: Rows, layout: Layout, *, schema: object = None) -> None:
+    """Write rows. A file is replaced as a whole; a folder must not be there, or be empty.
+
+    Args:
+        path: the file, gzipped where its name ends in ``.gz``; the folder for :attr:`Layout.DISK`.
+        rows: they.
+        layout: how they are stored.
+        schema: the ``pyarrow.Schema`` that they had, or None.
+
+    Raises:
+        InvalidValue: a column has values that no Parquet column holds, or the folder is there already.
+        MissingExtra: a package that it takes is not installed.
+        OSError: it cannot be written; what was there before is still there.
+    """
+    with written_whole(path) as part:
+        if layout is Layout.DISK:
+            _write_folder(part, _table(list(rows.values()), schema, path))
+        elif layout is Layout.PARQUET:
+            table = _table(list(rows.values()), schema, path)
+            package("pyarrow.parquet", f"write {path}").write_table(table, part)
+        else:
+            data = _WRITERS[layout](rows).encode()
+            part.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """Return JSON that can be written as UTF-8; what JSON does not know (a date of Parquet) becomes text."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_as_text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, in a column that nobody looked at
+        return json.dumps(value, indent=indent, default=_as_text)
+    return text
+
+
+def _as_text(value: object) -> str:
+    iso: Callable[[], str] | None = getattr(value, "isoformat", None)
+    return str(value) if iso is None else iso()
+
+
+_WRITERS: Mapping[Layout, Callable[[Rows], str]] = {
+    Layout.JSONL: lambda rows: "".join(json_text(row) + "\n" for row in rows.values()),
+    Layout.JSON: lambda rows: json_text(list(rows.values()), indent=1) + "\n",
+    Layout.JSON_BY_ID: lambda rows: json_text(rows, indent=1) + "\n",
+}
+
+
+def _table(rows: Sequence[Mapping[str, object]], schema: Any, path: Path) -> Any:
+    arrow = package("pyarrow", f"write {path}")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    try:
+        if schema is not None and set(names) <= set(schema.names):
+            return arrow.Table.from_pylist([dict(row) for row in rows], schema=schema)
+        return arrow.table({name: _column([row.get(name) for row in rows]) for name in names})
+    except arrow.ArrowException as error:
+        raise InvalidValue(
+            f"these rows do not go into columns: {path} is not written",
+            reason=str(error).splitlines()[0],
+            hint="write JSON Lines: give the file a name that ends in .jsonl",
+        ) from error
+
+
+def _column(values: list[object]) -> list[object]:
+    """Values of one type: objects, which differ from row to row, and what stands beside text become JSON."""
+    kinds = {type(value) for value in values if value is not None}
+    if dict not in kinds and not ({str, list} <= kinds):
+        return values
+    return [value if value is None or isinstance(value, str) else json_text(value) for value in values]
+
+
+def _write_folder(part: Path, table: Any) -> None:
+    datasets = package("datasets", "write a folder of the datasets package")
+    with _no_progress_bars(datasets):
+        datasets.Dataset(table).save_to_disk(str(part))
+
+
+@contextmanager
+def _no_progress_bars(datasets: Any) -> Iterator[None]:
+    shown = datasets.utils.is_progress_bar_enabled()
+    datasets.utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.utils.enable_progress_bars()
