@@ -1,0 +1,101 @@
+"""``run_batch_exit_statuses.yaml``: which task ended how, in the file that SWE-agent and mini-swe-agent write too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks.writing import written_whole
+
+STATUSES_NAME = "run_batch_exit_statuses.yaml"
+"""What the file is called in a run's directory."""
+
+_KEY = "instances_by_exit_status"
+
+
+def read_statuses(path: Path) -> dict[str, str]:
+    """Read how tasks ended.
+
+    Args:
+        path: the file, or the directory of a run that has one called :data:`STATUSES_NAME`. Other keys than
+            ``instances_by_exit_status`` are ignored (SWE-agent adds the cost).
+
+    Returns:
+        The status by ``instance_id``, in the file's order. A status is text, whatever YAML would make of it: SWE-agent
+        has ``null`` for a task that ended without one.
+
+    Raises:
+        TaskFileError: the file cannot be read, is not YAML, or not of this form, or has a task under two statuses.
+    """
+    file = path / STATUSES_NAME if path.is_dir() else path
+    statuses: dict[str, str] = {}
+    for status, instance_id in _entries(file):
+        before = statuses.setdefault(instance_id, status)
+        if before != status:
+            raise TaskFileError(
+                f"{file}: {instance_id!r} is under {before!r} and under {status!r}",
+                path=file,
+                reason="the task was run twice in one run, or two files were put together",
+                hint="take one of them out; `minisandbox tasks merge` puts files together",
+            )
+    return statuses
+
+
+def write_statuses(path: Path, statuses: Mapping[str, str]) -> None:
+    """Write how tasks ended, for :func:`read_statuses` and for the programs of others. The file is replaced as a whole.
+
+    Args:
+        path: the file.
+        statuses: the status by ``instance_id``.
+
+    Raises:
+        OSError: it cannot be written; what was there before is still there.
+    """
+    import yaml  # noqa: PLC0415 - reading task files must not load it
+
+    lists: dict[str, list[str]] = {}
+    for instance_id, status in statuses.items():
+        lists.setdefault(status, []).append(instance_id)
+    text = yaml.safe_dump({_KEY: lists}, allow_unicode=True, indent=4, width=200)
+    with written_whole(path) as file:
+        file.write_text(text, encoding="utf-8")
+
+
+def _entries(file: Path) -> Iterator[tuple[str, str]]:
+    table = _load(file)
+    lists = table.get(_KEY) if isinstance(table, dict) else None
+    if not isinstance(lists, dict):
+        raise TaskFileError(
+            f"{file}: it has no object {_KEY!r}",
+            path=file,
+            reason="it is another file",
+            hint=f"give a {STATUSES_NAME}, or the directory that holds one",
+        )
+    for status, ids in lists.items():
+        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+            raise TaskFileError(
+                f"{file}: what {status!r} has is not a list of ids", path=file, hint="write one id per line, after '- '"
+            )
+        for instance_id in ids:
+            yield str(status), instance_id
+
+
+def _load(file: Path) -> object:
+    import yaml  # noqa: PLC0415 - reading task files must not load it
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TaskFileError(f"{file} cannot be read", path=file, reason=error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise TaskFileError(f"{file}: byte {error.start + 1} is not UTF-8", path=file, reason=error.reason) from None
+    try:
+        # Every scalar as text, no object of any tag: an id may look like a number, a status like null.
+        return yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506 - makes text, lists and tables only
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = None if mark is None else mark.line + 1
+        where = "" if line is None else f", line {line}"
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise TaskFileError(f"{file}{where}: not YAML", path=file, line=line, reason=reason) from None
