@@ -1,6 +1,6 @@
 """Grading: hidden tests in a fresh sandbox, per-test outcomes, and what of them is believed."""
 
-from minisandbox.grade.grading import grade, grade_reference
+from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.submission import MAX_SUBMISSION
@@ -21,6 +21,7 @@ __all__ = [
     "derive_test_lists",
     "grade",
     "grade_reference",
+    "grade_untouched",
     "measure",
     "validate",
 ]
