@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -346,6 +345,3 @@ def test_recipe_files(text: str, complaint: str | None, tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidValue, match=complaint) as caught:
         read_recipe(path)
     assert "recipe.toml" in str(caught.value)
-
-
-# --- several things at once ------------------------------------------------------------------------------------------

@@ -112,14 +112,10 @@ def validate(
         if found is None:
             return Validation(task.instance_id, Status.VALID, reference=reference, empty=empty)
         status, finding = Status.INVALID, found
-    return Validation(
-        task.instance_id, status, finding.cause, finding.detail, finding.tests, flaky, reference, empty
-    )
+    return Validation(task.instance_id, status, finding.cause, finding.detail, finding.tests, flaky, reference, empty)
 
 
-def _finding(
-    task: Task, reference: Sequence[Grade], empty: Sequence[Grade], flaky: tuple[str, ...]
-) -> _Finding | None:
+def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], flaky: tuple[str, ...]) -> _Finding | None:
     """Return the first thing that is wrong with a task, or None."""
     if flaky or len({one.resolved for one in reference}) > 1:
         return _Finding(Cause.FLAKY, f"{len(flaky)} tests change from run to run", flaky)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def as_finished(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[tuple[int, Result]]:
+def as_finished(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Generator[tuple[int, Result], None, None]:
     """Call a function for each item, several at once, and hand on what it returned as it comes.
 
     The threads are daemons: unlike those of concurrent.futures, they do not keep a process that was told to end alive.
