@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.grading import grade_reference, grade_untouched
-from minisandbox.grade.report import MISSING, PASSED, UNCOLLECTED
+from minisandbox.grade.report import MISSING, UNCOLLECTED
 from minisandbox.grade.verdict import Grade, Reason
 from minisandbox.tasks import Task
 from minisandbox.types import Limits
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _SEEN_FAILING = frozenset({"failed", "error", UNCOLLECTED})
 _BELIEVED = frozenset({Reason.RESOLVED, Reason.TESTS_NOT_PASSED})
-_PYTEST = "::"
+# Ways in which a benchmark's own command ends where a file of tests cannot be imported; its log is judged all the same.
+_ENDED_EARLY = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS})
 
 
 class Status(enum.StrEnum):
@@ -137,28 +138,28 @@ def _about_reference(graded: Grade) -> _Finding | None:
 
 
 def _about_empty(task: Task, empty: Grade) -> _Finding | None:
-    seen = dict(empty.outcomes)
     if empty.resolved:
         return _Finding(Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS)
-    if empty.reason not in _BELIEVED:
+    if empty.reason not in (_BELIEVED | _ENDED_EARLY if task.test_parser else _BELIEVED):
         detail = f"without a patch no test was seen: {empty.reason}: {empty.detail}"
         return _Finding(Cause.F2P_NOT_FAILING, detail, task.FAIL_TO_PASS)
-    unseen = tuple(t for t in task.FAIL_TO_PASS if not _seen_failing(t, seen.get(t, MISSING), empty))
+    seen = dict(empty.outcomes)
+    unseen = tuple(t for t in task.FAIL_TO_PASS if not _seen_failing(task, seen.get(t, MISSING), empty))
     if unseen:
         detail = f"without a patch {len(unseen)} FAIL_TO_PASS tests were not seen failing"
         return _Finding(Cause.F2P_NOT_FAILING, detail, unseen)
-    broken = tuple(t for t in task.PASS_TO_PASS if seen.get(t) != PASSED)
+    broken = empty.failed_pass_to_pass
     if broken:
         return _Finding(Cause.P2P_NOT_PASSING, f"without a patch {len(broken)} PASS_TO_PASS tests do not pass", broken)
     return None
 
 
-def _seen_failing(test: str, outcome: str, empty: Grade) -> bool:
+def _seen_failing(task: Task, outcome: str, empty: Grade) -> bool:
     """Whether a test failed.
 
-    Runners other than pytest do not say which tests a module that cannot be imported would have had: there a test
-    that is missing counts, if the runner's own exit status says that something failed.
+    A benchmark's log does not say which tests a module would have had that cannot be imported: there a test that is
+    missing counts, if the command's own exit status says that something failed.
     """
-    if outcome == MISSING and _PYTEST not in test:
+    if outcome == MISSING and task.test_parser:
         return empty.exit_code not in (0, None)
     return outcome in _SEEN_FAILING
