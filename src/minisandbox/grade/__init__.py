@@ -1,8 +1,23 @@
 """Grading: hidden tests in a fresh sandbox, per-test outcomes, and what of them is believed."""
 
+from minisandbox.grade.evaluation_report import (
+    evaluation_report,
+    harness_report,
+    repository_scores,
+    write_evaluation_reports,
+)
+from minisandbox.grade.evaluations import Evaluated, Evaluation, run_evaluation
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
 from minisandbox.grade.policy import Policy
+from minisandbox.grade.predictions import (
+    EMPTY,
+    GOLD,
+    Prediction,
+    empty_predictions,
+    read_predictions,
+    reference_predictions,
+)
 from minisandbox.grade.resumable import Progress
 from minisandbox.grade.submission import MAX_SUBMISSION
 from minisandbox.grade.validation import Cause, Status, Validation, validate
@@ -11,12 +26,17 @@ from minisandbox.grade.validations import Validated, run_validations
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 
 __all__ = [
+    "EMPTY",
+    "GOLD",
     "MAX_SUBMISSION",
     "Cause",
+    "Evaluated",
+    "Evaluation",
     "Flag",
     "Grade",
     "Measurement",
     "Policy",
+    "Prediction",
     "Progress",
     "Reason",
     "Status",
@@ -24,13 +44,21 @@ __all__ = [
     "Validation",
     "Verdict",
     "derive_test_lists",
+    "empty_predictions",
+    "evaluation_report",
     "grade",
     "grade_reference",
     "grade_untouched",
+    "harness_report",
     "measure",
+    "read_predictions",
+    "reference_predictions",
+    "repository_scores",
+    "run_evaluation",
     "run_validations",
     "validate",
     "validation_report",
     "validation_table",
+    "write_evaluation_reports",
     "write_validation_reports",
 ]

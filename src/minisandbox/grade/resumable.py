@@ -163,9 +163,9 @@ def prepared_image(task: Task, image_of: ImageOf) -> Image | MiniSandboxError:
         return error
 
 
-def fingerprint(task: Task, image: Image | MiniSandboxError, *more: str) -> str:
-    """Return a hash of what a result rests on: the task's row, its image, and whatever more there is."""
-    key = "" if isinstance(image, MiniSandboxError) else image.key
+def fingerprint(task: Task, image: Image | MiniSandboxError | None, *more: str) -> str:
+    """Return a hash of what a result rests on: the task's row, its image if there is one, and what more there is."""
+    key = "" if image is None or isinstance(image, MiniSandboxError) else image.key
     row = canonical_json(task.to_row())  # type: ignore[arg-type] # a row holds what JSON has
     digest = hashlib.sha256(row)
     for part in (key, *more):
