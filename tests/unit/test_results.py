@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import RunError
-from minisandbox.grade.resumable import Job, Progress, Work, carry_out
+from minisandbox.grade.resumable import Job, Progress, Work, carry_out, opened
 from minisandbox.store.results import Result, Results
+from minisandbox.store.rundir import RunDirectory
 
 ONE = Result("a__b-1", "f" * 64, True, {"status": "valid", "tests": ["t\udcff"], "seconds": 1.5})
 
@@ -36,6 +37,15 @@ def test_what_is_put_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_database_in_memory() -> None:
     with Results(None) as results:
         results.put(ONE)
+        assert list(results) == [ONE]
+
+
+def test_a_run_says_where_it_cannot_do_wal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISANDBOX_NO_WAL", "1")
+    with pytest.warns(RuntimeWarning, match="rollback journal"), opened(RunDirectory, tmp_path / "run", {}) as results:
+        results.put(ONE)
+    monkeypatch.setenv("MINISANDBOX_NO_WAL", "0")
+    with opened(RunDirectory, tmp_path / "run", {}) as results:
         assert list(results) == [ONE]
 
 

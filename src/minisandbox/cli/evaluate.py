@@ -9,8 +9,8 @@ from pathlib import Path
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
 from minisandbox.cli.output import Column, Progress, add_json_option, print_json, print_table, require_positive, say
-from minisandbox.cli.tasks import add_tasks_arguments, load
-from minisandbox.cli.validate import add_work_arguments, cpus, estimate
+from minisandbox.cli.tasks import add_tasks_arguments
+from minisandbox.cli.validate import add_work_arguments, cpus, estimate, load_both
 from minisandbox.errors import GradingError, NotFound
 from minisandbox.grade import (
     EMPTY,
@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate predictions: 0 if each has a verdict, 1 if one cannot be used, 30 if we failed at one."""
     require_positive(args, "workers", "jobs", "timeout")
-    everything, tasks = TaskSet.load(args.tasks), load(args)
+    everything, tasks = load_both(args)
     predictions = _predictions(args.predictions, everything, tasks)
     with Progress() as progress:
         builder = Builder(Store.open(), progress)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             workers=args.workers or cpus(),
             timeout=args.timeout,
             config={"tasks": args.tasks, "predictions": args.predictions},
-            build=lambda some: _build(builder, some, args.jobs),
+            build=lambda some: _build(builder, some, args),
             progress=lambda news: _tell(progress, news),
         )
     if args.out is not None:
@@ -102,8 +102,8 @@ def _predictions(where: str, everything: TaskSet, chosen: TaskSet) -> Sequence[P
     return [one for one in found if one.instance_id in chosen or one.instance_id not in everything]
 
 
-def _build(builder: Builder, tasks: Sequence[Task], jobs: int | None) -> None:
-    builder.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=jobs or cpus()))
+def _build(builder: Builder, tasks: Sequence[Task], args: argparse.Namespace) -> None:
+    builder.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=args.jobs or cpus()))
 
 
 def _tell(progress: Progress, news: News[Evaluated]) -> None:

@@ -20,8 +20,8 @@ from minisandbox.cli.output import (
 )
 from minisandbox.cli.tasks import add_tasks_arguments, load
 from minisandbox.errors import GradingError, InvalidValue
+from minisandbox.grade import DATABASE, Status, Validated, run_validations, validation_report, write_validation_reports
 from minisandbox.grade import Progress as News
-from minisandbox.grade import Status, Validated, run_validations, validation_report, write_validation_reports
 from minisandbox.images import Budget
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
@@ -53,8 +53,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how much a command that builds images and runs tests may do at once."""
-    parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: one per CPU)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
+    parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: as many as there are CPUs)")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="build steps at once (default: as many as there are CPUs)"
+    )
+
+
+def load_both(args: argparse.Namespace) -> tuple[TaskSet, TaskSet]:
+    """Read the whole set, and say which of it ``--only`` chooses."""
+    everything = load(argparse.Namespace(**{**vars(args), "only": []}))
+    return everything, everything.select(args.only) if args.only else everything
 
 
 def cpus() -> int:
@@ -67,8 +75,10 @@ def run(args: argparse.Namespace) -> int:
     require_positive(args, "runs", "workers", "jobs", "timeout")
     if args.only_failed and args.out is None:
         raise InvalidValue("--only-failed goes by what a run directory says", hint="--only-failed -o DIR")
-    tasks = TaskSet.load(args.tasks)
-    chosen = load(args).ids
+    tasks, selected = load_both(args)
+    chosen = frozenset(selected.ids)
+    # builds that failed in this very run are not tried again unasked
+    retry = args.rebuild or args.only_failed or args.out is None or not (args.out / DATABASE).exists()
     with Progress() as progress:
         builder = Builder(Store.open(), progress)
         found = run_validations(
@@ -82,20 +92,19 @@ def run(args: argparse.Namespace) -> int:
             workers=args.workers or cpus(),
             timeout=args.timeout,
             config={"tasks": args.tasks},
-            build=lambda some: _build(builder, some, args),
+            build=lambda some: _build(builder, some, args, retry),
             progress=lambda news: _tell(progress, news),
         )
     if args.out is not None:
         write_validation_reports(args.out, found, len(tasks))
-    selected = [one for one in found if one.instance_id in chosen]
-    _print(args, found, selected, len(tasks))
-    return status_of(selected)
+    asked = [one for one in found if one.instance_id in chosen]
+    _print(args, found, asked, len(tasks))
+    return status_of(asked)
 
 
-def _build(builder: Builder, tasks: Sequence[Task], args: argparse.Namespace) -> None:
+def _build(builder: Builder, tasks: Sequence[Task], args: argparse.Namespace, retry: bool) -> None:
     if args.rebuild:
         builder.forget(task.instance_id for task in tasks)
-    retry = args.rebuild or args.only_failed or args.out is None
     recipes = {task.instance_id: task.recipe for task in tasks}
     builder.build_recipes(recipes, Budget(jobs=args.jobs or cpus()), retry_failed=retry)
 

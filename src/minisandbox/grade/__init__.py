@@ -18,7 +18,7 @@ from minisandbox.grade.predictions import (
     read_predictions,
     reference_predictions,
 )
-from minisandbox.grade.resumable import Progress
+from minisandbox.grade.resumable import DATABASE, Progress
 from minisandbox.grade.submission import MAX_SUBMISSION
 from minisandbox.grade.validation import Cause, Status, Validation, validate
 from minisandbox.grade.validation_report import validation_report, validation_table, write_validation_reports
@@ -26,6 +26,7 @@ from minisandbox.grade.validations import Validated, run_validations
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 
 __all__ = [
+    "DATABASE",
     "EMPTY",
     "GOLD",
     "MAX_SUBMISSION",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,6 +87,9 @@ def opened(directory: type[RunDirectory], out: Path | None, config: Config) -> I
             yield results
         return
     with directory.open(out, config) as run, Results(run.path / DATABASE) as results:
+        if results.journal != "wal":
+            said = f"{run.path}: this file system has no shared memory, so that SQLite uses a rollback journal"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
         yield results
 
 
