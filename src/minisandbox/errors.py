@@ -262,3 +262,9 @@ class RunError(MiniSandboxError):
     """A run directory cannot be used: another process writes to it, or it belongs to another run."""
 
     exit_code = 32
+
+
+class PredictionError(MiniSandboxError, ValueError):
+    """Predictions cannot be read: no such file, not JSON, an entry that names no task, or two for the same."""
+
+    exit_code = 33

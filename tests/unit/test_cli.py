@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from minisandbox import errors
 from minisandbox.cli import exits
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.cli.output import Column, clean, clean_line, human_seconds, human_size, plain, print_table
-from minisandbox.cli.parallel import in_parallel
 from minisandbox.cli.sandbox_options import parse_limits
 from minisandbox.types import Outcome
 
@@ -347,40 +345,6 @@ def test_recipe_files(text: str, complaint: str | None, tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidValue, match=complaint) as caught:
         read_recipe(path)
     assert "recipe.toml" in str(caught.value)
-
-
-# --- several things at once ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3, 50])
-def test_in_parallel_keeps_the_order(workers: int) -> None:
-    assert in_parallel(lambda n: n * n, range(20), workers) == [n * n for n in range(20)]
-    assert in_parallel(str, [], workers) == []
-
-
-def test_in_parallel_runs_several_at_once() -> None:
-    together = threading.Barrier(3, timeout=120)
-    in_parallel(lambda _: together.wait(), range(3), 3)
-
-
-def test_in_parallel_raises_the_first_error_without_waiting() -> None:
-    release = threading.Event()
-    begun: list[int] = []
-
-    def work(number: int) -> None:
-        begun.append(number)
-        if number == 0:
-            raise errors.InvalidValue("zero")
-        release.wait(600)
-
-    with pytest.raises(errors.InvalidValue, match="zero"):
-        in_parallel(work, range(4), 2)
-    workers = [thread for thread in threading.enumerate() if thread.name.startswith("worker-")]
-    assert workers, "it waited for the others"
-    release.set()
-    for worker in workers:
-        worker.join(60)
-    assert {*begun} <= {0, 1}, "what nobody will look at is not begun"
 
 
 def test_a_name_from_inside_stays_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:

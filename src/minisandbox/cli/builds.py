@@ -12,6 +12,7 @@ from minisandbox.cli.output import Progress, human_seconds, human_size
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images import Budget, BuildEvent, Estimate, Image, Recipe, StepState, build, build_all
 from minisandbox.store import Store
+from minisandbox.store.collect import remove_images
 from minisandbox.tasks import Task
 
 
@@ -101,6 +102,11 @@ class Builder:
             self.seconds[name] = built.seconds.get(name, 0.0)
         self._images.update(built.images)
         return dict(built.images)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove images, and what no other image has of them, so that they are built anew."""
+        known = set(self.store.image_names())
+        remove_images(self.store, [name for name in names if name in known], progress=self.progress.status)
 
     @contextmanager
     def _own_lock(self, name: str) -> Iterator[None]:

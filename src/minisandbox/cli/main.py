@@ -25,6 +25,7 @@ COMMANDS = {
     "sandbox": "run commands in isolated workspaces; list, enter and end live ones",
     "tasks": "list, show and choose the tasks of a set; put statuses of runs together",
     "validate": "check that tasks tell a solution from none",
+    "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
 }
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."

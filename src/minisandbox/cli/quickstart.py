@@ -32,7 +32,7 @@ from minisandbox.cli.rollout import tell
 from minisandbox.cli.tasks import DEFAULT
 from minisandbox.cli.validate import detail, validate_all
 from minisandbox.errors import HostError
-from minisandbox.grade import Validation, Verdict
+from minisandbox.grade import Validated, Verdict
 from minisandbox.host import doctor
 from minisandbox.images import Image, ImageSize, image_sizes, total_size
 from minisandbox.rollouts import Summary, run_batch
@@ -76,7 +76,7 @@ class Row:
     built_in: float | None
     size: ImageSize | None
     sandbox_ready: float
-    validation: Validation
+    validation: Validated
     rollouts: Mapping[str, Summary]
     problems: tuple[str, ...]
 
@@ -167,7 +167,7 @@ def _rollouts(tasks: TaskSet, agent: Agent, out: Path, builder: Builder, workers
 
 
 def _row(
-    task: Task, builder: Builder, size: ImageSize | None, validation: Validation, rollouts: Mapping[str, Summary]
+    task: Task, builder: Builder, size: ImageSize | None, validation: Validated, rollouts: Mapping[str, Summary]
 ) -> Row:
     name = task.instance_id
     ready = sorted(summary.timings.sandbox_ready for summary in rollouts.values())
@@ -177,7 +177,7 @@ def _row(
     )
 
 
-def _problems(validation: Validation, rollouts: Mapping[str, Summary]) -> Sequence[str]:
+def _problems(validation: Validated, rollouts: Mapping[str, Summary]) -> Sequence[str]:
     expected = {"oracle": Verdict.RESOLVED, "empty": Verdict.FAILED, "replay": rollouts["oracle"].verdict}
     problems = [] if validation.valid else [f"the task is {validation.status}: {detail(validation)}"]
     problems += [

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
-from minisandbox.cli.image import KEPT
-from minisandbox.cli.output import Column, Progress, add_json_option, print_json, print_table, require_positive
-from minisandbox.cli.parallel import in_parallel
+from minisandbox.cli.output import (
+    Column,
+    Progress,
+    add_json_option,
+    human_seconds,
+    print_json,
+    print_table,
+    require_positive,
+)
 from minisandbox.cli.task_sets import add_tasks_arguments, load
-from minisandbox.errors import GradingError, MiniSandboxError
-from minisandbox.grade import Cause, Status, Validation, validate
+from minisandbox.errors import GradingError, InvalidValue
+from minisandbox.grade import DATABASE, Status, Validated, run_validations, validation_report, write_validation_reports
+from minisandbox.grade import Progress as News
+from minisandbox.images import Budget
 from minisandbox.store import Store
-from minisandbox.tasks import Task
+from minisandbox.tasks import Task, TaskSet
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,85 +36,148 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="what one run of tests may take (default: the task's)"
     )
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="tasks at once (default: 1)")
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="DIR", help="the run's directory: results and reports; the same one goes on"
+    )
+    parser.add_argument(
+        "--only-failed", action="store_true", help="validate again what DIR says is not valid, and nothing else"
+    )
+    parser.add_argument(
+        "--rebuild", action="store_true", help="build images anew and validate again, whatever is there"
+    )
+    add_work_arguments(parser)
     add_json_option(parser)
-    parser.set_defaults(run=run, kept=KEPT)
+    kept = "finished layers are kept, with -o finished tasks too; the same command goes on"
+    parser.set_defaults(run=run, kept=kept)
+
+
+def add_work_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how much a command that builds images and runs tests may do at once."""
+    parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: as many as there are CPUs)")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="build steps at once (default: as many as there are CPUs)"
+    )
+
+
+def load_both(args: argparse.Namespace) -> tuple[TaskSet, TaskSet]:
+    """Read the whole set, and say which of it ``--only`` chooses."""
+    everything = load(argparse.Namespace(**{**vars(args), "only": []}))
+    return everything, everything.select(args.only) if args.only else everything
+
+
+def cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def run(args: argparse.Namespace) -> int:
     """Validate tasks: 0 if all are valid, 1 if one is not, 30 if we could not find out about one."""
-    require_positive(args, "runs", "workers", "timeout")
+    require_positive(args, "runs", "workers", "jobs", "timeout")
+    if args.only_failed and args.out is None:
+        raise InvalidValue("--only-failed goes by what a run directory says", hint="--only-failed -o DIR")
+    tasks, selected = load_both(args)
+    chosen = frozenset(selected.ids)
+    # builds that failed in this very run are not tried again unasked
+    retry = args.rebuild or args.only_failed or args.out is None or not (args.out / DATABASE).exists()
     with Progress() as progress:
         builder = Builder(Store.open(), progress, args.repo_mirrors)
-        found = validate_all(list(load(args)), builder, runs=args.runs, timeout=args.timeout, workers=args.workers)
-    if args.json:
-        print_json([_summary(one) for one in found])
-    else:
-        print_table(
-            (
-                Column("task", whole=True),
-                Column("status"),
-                Column("cause"),
-                Column("detail"),
-                Column("seconds", number=True),
-            ),
-            [(one.instance_id, one.status, one.cause or "", detail(one), f"{seconds(one):.1f}") for one in found],
+        found = run_validations(
+            tasks,
+            builder.image_of,
+            out=args.out,
+            only=chosen,
+            only_failed=args.only_failed,
+            again=args.rebuild,
+            runs=args.runs,
+            workers=args.workers or cpus(),
+            timeout=args.timeout,
+            config={"tasks": args.tasks},
+            build=lambda some: _build(builder, some, args, retry),
+            progress=lambda news: _tell(progress, news),
         )
-    return status_of(found)
+    if args.out is not None:
+        write_validation_reports(args.out, found, len(tasks))
+    asked = [one for one in found if one.instance_id in chosen]
+    _print(args, found, asked, len(tasks))
+    return status_of(asked)
 
 
-def validate_all(
-    tasks: Sequence[Task], builder: Builder, *, runs: int = 1, timeout: float | None = None, workers: int = 1
-) -> list[Validation]:
-    """Validate tasks, several at once; what cannot be built or run is a result with the status ``error``.
+def _build(builder: Builder, tasks: Sequence[Task], args: argparse.Namespace, retry: bool) -> None:
+    if args.rebuild:
+        builder.forget(task.instance_id for task in tasks)
+    recipes = {task.instance_id: task.recipe for task in tasks}
+    builder.build_recipes(recipes, Budget(jobs=args.jobs or cpus()), retry_failed=retry)
+
+
+def validate_all(tasks: Sequence[Task], builder: Builder, *, workers: int = 1) -> tuple[Validated, ...]:
+    """Validate tasks, several at once, and keep nothing.
 
     Args:
         tasks: the tasks.
         builder: where their images come from.
-        runs: how often each is run.
-        timeout: seconds that a run of tests may take; the task's own if None.
         workers: tasks at once.
 
     Returns:
-        What was found, task by task.
+        What was found, task by task; what cannot be built or run is a result with the status ``error``.
     """
-
-    def one(task: Task) -> Validation:
-        builder.progress.status(f"{task.instance_id}: validating")
-        try:
-            found = validate(task, builder.image_of(task), runs=runs, timeout=timeout)
-        except MiniSandboxError as error:
-            found = Validation(task.instance_id, Status.ERROR, Cause.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
-        builder.progress.note(f"{task.instance_id}: {found.status}" + (f": {detail(found)}" if found.detail else ""))
-        return found
-
-    return in_parallel(one, tasks, workers)
+    return run_validations(
+        tasks, builder.image_of, workers=workers, progress=lambda news: _tell(builder.progress, news)
+    )
 
 
-def status_of(found: Sequence[Validation]) -> int:
+def _tell(progress: Progress, news: News[Validated]) -> None:
+    """Tell of a task that has ended, and of how long the rest will take."""
+    one = news.latest
+    if not news.resumed:
+        said = f": {detail(one)}" if one.detail else ""
+        progress.note(f"{news.done}/{news.total} {one.instance_id}: {one.status}{said}")
+    progress.status(f"{news.done} of {news.total} tasks{estimate(news.seconds_left)}")
+
+
+def estimate(seconds_left: float | None) -> str:
+    """How long it will take, as the end of a sentence."""
+    return "" if not seconds_left else f"; about {human_seconds(max(seconds_left, 1.0))} left"
+
+
+def status_of(found: Sequence[Validated]) -> int:
     """The exit status that a set of validations deserves."""
     if any(one.status is Status.ERROR for one in found):
         return GradingError.exit_code
     return exits.OK if all(one.valid for one in found) else exits.NEGATIVE
 
 
-def detail(found: Validation) -> str:
+def detail(found: Validated) -> str:
     """What was found in a line, with the first of the tests it is about."""
     tests = f" ({found.tests[0]}{', ...' if len(found.tests) > 1 else ''})" if found.tests else ""
     return found.detail + tests
 
 
-def seconds(found: Validation) -> float:
-    """What the runs of tests took together."""
-    return sum(grade.duration for grade in found.reference) + sum(run.duration for run in found.empty)
+def _print(args: argparse.Namespace, found: Sequence[Validated], selected: Sequence[Validated], total: int) -> None:
+    if args.json:
+        print_json([_summary(one) for one in selected] if args.out is None else validation_report(found, total))
+        return
+    print_table(
+        (
+            Column("task", whole=True),
+            Column("status"),
+            Column("cause"),
+            Column("detail"),
+            Column("seconds", number=True),
+        ),
+        [(one.instance_id, one.status, one.cause or "", detail(one), f"{one.seconds:.1f}") for one in selected],
+    )
+    if args.out is not None:
+        valid = sum(one.valid for one in found)
+        print(f"\n{valid} of {total} tasks are valid; {args.out} has the report")
 
 
-def _summary(found: Validation) -> dict[str, object]:
+def _summary(found: Validated) -> dict[str, object]:
     return {
         "instance_id": found.instance_id,
         "status": found.status,
         "cause": found.cause,
         "detail": found.detail,
         "tests": found.tests,
-        "seconds": seconds(found),
+        "flaky": found.flaky,
+        "seconds": found.seconds,
     }

@@ -1,26 +1,65 @@
 """Grading: hidden tests in a fresh sandbox, per-test outcomes, and what of them is believed."""
 
-from minisandbox.grade.grading import grade, grade_reference
+from minisandbox.grade.evaluation_report import (
+    evaluation_report,
+    harness_report,
+    repository_scores,
+    write_evaluation_reports,
+)
+from minisandbox.grade.evaluations import Evaluated, Evaluation, run_evaluation
+from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
 from minisandbox.grade.policy import Policy
+from minisandbox.grade.predictions import (
+    EMPTY,
+    GOLD,
+    Prediction,
+    empty_predictions,
+    read_predictions,
+    reference_predictions,
+)
+from minisandbox.grade.resumable import DATABASE, Progress
 from minisandbox.grade.submission import MAX_SUBMISSION
 from minisandbox.grade.validation import Cause, Status, Validation, validate
+from minisandbox.grade.validation_report import validation_report, validation_table, write_validation_reports
+from minisandbox.grade.validations import Validated, run_validations
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 
 __all__ = [
+    "DATABASE",
+    "EMPTY",
+    "GOLD",
     "MAX_SUBMISSION",
     "Cause",
+    "Evaluated",
+    "Evaluation",
     "Flag",
     "Grade",
     "Measurement",
     "Policy",
+    "Prediction",
+    "Progress",
     "Reason",
     "Status",
+    "Validated",
     "Validation",
     "Verdict",
     "derive_test_lists",
+    "empty_predictions",
+    "evaluation_report",
     "grade",
     "grade_reference",
+    "grade_untouched",
+    "harness_report",
     "measure",
+    "read_predictions",
+    "reference_predictions",
+    "repository_scores",
+    "run_evaluation",
+    "run_validations",
     "validate",
+    "validation_report",
+    "validation_table",
+    "write_evaluation_reports",
+    "write_validation_reports",
 ]

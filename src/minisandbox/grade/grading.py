@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.belief import Doubt
 from minisandbox.grade.policy import Policy
-from minisandbox.grade.report import MISSING, not_passed
+from minisandbox.grade.report import not_passed
 from minisandbox.grade.runner import SuiteRun, files_of
 from minisandbox.grade.scan import scan
 from minisandbox.grade.sentinels import make_sentinels
@@ -64,10 +64,26 @@ def grade_reference(task: Task, image: Image, *, timeout: float | None = None, l
     Raises:
         InvalidValue: the task's tests are not pytest's.
     """
+    return _grade_own(task, reference_change(task), _workspace(task, image, timeout, limits))
+
+
+def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, limits: Limits | None = None) -> Grade:
+    """Grade the code that the agent is given, with nothing done to it. Arguments and result as for :func:`grade`.
+
+    The way of a submission, but for two things: the tests run although there is nothing to judge, and there is no
+    control: whoever asks this grades the reference too.
+
+    Raises:
+        InvalidValue: the task's tests are not pytest's.
+    """
+    return _grade_own(task, Change(), _workspace(task, image, timeout, limits))
+
+
+def _grade_own(task: Task, change: Change, place: Workspace) -> Grade:
+    """Grade a change of ours."""
     started = time.monotonic()
-    place = _workspace(task, image, timeout, limits)
     try:
-        verdict = judge(task, place.run(reference_change(task)))
+        verdict = judge(task, place.run(change))
     except (MiniSandboxError, OSError) as error:
         verdict = _infrastructure(task, error)
     return replace(verdict, duration=time.monotonic() - started)
@@ -97,7 +113,7 @@ def judge(task: Task, run: SuiteRun, flags: tuple[Flag, ...] = ()) -> Grade:
     else:
         seen = run.report.outcomes()
         failed = not_passed(seen, task.FAIL_TO_PASS), not_passed(seen, task.PASS_TO_PASS)
-    outcomes = tuple((test, seen.get(test, MISSING)) for test in named)
+    outcomes = tuple((test, seen.get(test) or run.report.absence(test)) for test in named)
     reason, detail = _reason(run.doubt, failed)
     return Grade(
         task.instance_id, reason.verdict, reason, detail, outcomes, *failed, flags, run.exit_code, run.duration, run.log

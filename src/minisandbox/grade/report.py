@@ -12,6 +12,7 @@ PASSED = "passed"
 MISSING = "missing"
 CONFLICTING = "conflicting"
 INCOMPLETE = "incomplete"
+UNCOLLECTED = "uncollected"
 
 _PHASES = frozenset({"setup", "call", "teardown", "subtest", "collect"})
 
@@ -94,6 +95,15 @@ class Report:
     def uncollected(self) -> tuple[str, ...]:
         """Node ids of files and classes that could not be collected."""
         return tuple(record.test for record in self.records if record.when == "collect" and record.outcome == "failed")
+
+    def absence(self, test: str) -> str:
+        """Say what became of a test that was not reported.
+
+        Returns:
+            ``uncollected`` where its file or class was seen not to be collected, otherwise ``missing``.
+        """
+        seen = any(test == place or test.startswith(place + "::") for place in self.uncollected if place)
+        return UNCOLLECTED if seen else MISSING
 
     def outcomes(self) -> dict[str, str]:
         """Return each test's outcome, in order of appearance.

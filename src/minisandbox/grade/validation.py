@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.grade.grading import grade_reference
-from minisandbox.grade.measurement import Measurement, measure
-from minisandbox.grade.report import MISSING, PASSED
-from minisandbox.grade.runner import files_of
-from minisandbox.grade.verdict import Grade, Verdict
+from minisandbox.errors import InvalidValue
+from minisandbox.grade.grading import grade_reference, grade_untouched
+from minisandbox.grade.report import MISSING, UNCOLLECTED
+from minisandbox.grade.verdict import Grade, Reason
 from minisandbox.tasks import Task
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-_SEEN_FAILING = frozenset({"failed", "error"})
+_SEEN_FAILING = frozenset({"failed", "error", UNCOLLECTED})
+_BELIEVED = frozenset({Reason.RESOLVED, Reason.TESTS_NOT_PASSED})
+# Ways in which a benchmark's own command ends where a file of tests cannot be imported; its log is judged all the same.
+_ENDED_EARLY = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS})
 
 
 class Status(enum.StrEnum):
@@ -39,6 +40,8 @@ class Cause(enum.StrEnum):
     F2P_NOT_FAILING = "f2p_not_failing"
     P2P_NOT_PASSING = "p2p_not_passing"
     FLAKY = "flaky"
+    NOT_BUILT = "not_built"
+    """Its image could not be made."""
     INFRASTRUCTURE = "infrastructure"
 
 
@@ -52,8 +55,9 @@ class Validation:
         cause: why it is not valid, or None.
         detail: the same in a sentence.
         tests: the tests that the sentence is about.
+        flaky: the named tests that did not do the same in all runs.
         reference: the grades of the reference, one per run.
-        empty: what the tests did without any patch, one per run.
+        empty: the grades of the code without any patch, one per run.
     """
 
     instance_id: str
@@ -61,8 +65,9 @@ class Validation:
     cause: Cause | None = None
     detail: str = ""
     tests: tuple[str, ...] = ()
+    flaky: tuple[str, ...] = ()
     reference: tuple[Grade, ...] = ()
-    empty: tuple[Measurement, ...] = ()
+    empty: tuple[Grade, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -83,7 +88,7 @@ def validate(
     """Check that a task tells a solution from none: several times, to find tests that waver.
 
     Valid means, in every run: the reference resolves it, the empty patch does not; without a patch each FAIL_TO_PASS
-    test is seen failing, and each PASS_TO_PASS test passes.
+    test is seen failing, and each PASS_TO_PASS test passes. Every run has a fresh sandbox without network.
 
     Args:
         task: the task.
@@ -93,44 +98,35 @@ def validate(
         limits: what each sandbox may use.
 
     Raises:
-        InvalidValue: ``runs`` is less than 1, or the task's tests are not pytest's.
+        InvalidValue: ``runs`` is less than 1, or nothing of ours can run the task's tests.
     """
     if runs < 1:
         raise InvalidValue(f"runs is {runs}", hint="give 1 or more")
-    files = files_of(task.FAIL_TO_PASS + task.PASS_TO_PASS)
     reference = tuple(grade_reference(task, image, timeout=timeout, limits=limits) for _ in range(runs))
-    try:
-        empty = tuple(
-            measure(task, image, reference=False, files=files, timeout=timeout, limits=limits) for _ in range(runs)
-        )
-    except (MiniSandboxError, OSError) as error:
-        return _error(task, f"{type(error).__name__}: {error}", reference)
-    broken = next((one for one in reference if one.verdict is Verdict.INFRA_ERROR), None)
+    empty = tuple(grade_untouched(task, image, timeout=timeout, limits=limits) for _ in range(runs))
+    flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
+    broken = next((one for one in reference + empty if one.resolved is None), None)
     if broken is not None:
-        return _error(task, broken.detail, reference)
-    finding = _finding(task, reference, empty)
-    if finding is None:
-        return Validation(task.instance_id, Status.VALID, reference=reference, empty=empty)
-    return Validation(task.instance_id, Status.INVALID, finding.cause, finding.detail, finding.tests, reference, empty)
+        status, finding = Status.ERROR, _Finding(Cause.INFRASTRUCTURE, broken.detail)
+    else:
+        found = _finding(task, reference, empty, flaky)
+        if found is None:
+            return Validation(task.instance_id, Status.VALID, reference=reference, empty=empty)
+        status, finding = Status.INVALID, found
+    return Validation(task.instance_id, status, finding.cause, finding.detail, finding.tests, flaky, reference, empty)
 
 
-def _error(task: Task, detail: str, reference: tuple[Grade, ...]) -> Validation:
-    return Validation(task.instance_id, Status.ERROR, Cause.INFRASTRUCTURE, detail, reference=reference)
-
-
-def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Measurement]) -> _Finding | None:
+def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], flaky: tuple[str, ...]) -> _Finding | None:
     """Return the first thing that is wrong with a task, or None."""
-    named = frozenset(task.FAIL_TO_PASS + task.PASS_TO_PASS)
-    without = [tuple((t, o) for t, o in one.outcomes if t in named) for one in empty]
-    wavering = _wavering([one.outcomes for one in reference]) | _wavering(without)
-    if wavering or len({one.resolved for one in reference}) > 1:
-        return _Finding(Cause.FLAKY, f"{len(wavering)} tests change from run to run", tuple(sorted(wavering)))
+    if flaky or len({one.resolved for one in reference}) > 1:
+        return _Finding(Cause.FLAKY, f"{len(flaky)} tests change from run to run", flaky)
     return _about_reference(reference[0]) or _about_empty(task, empty[0])
 
 
-def _wavering(runs: Sequence[tuple[tuple[str, str], ...]]) -> set[str]:
-    """Return the tests whose outcome, or whose presence, is not the same in all runs."""
-    differing = set(runs[0]).union(*runs[1:]) - set(runs[0]).intersection(*runs[1:])
+def _wavering(runs: Sequence[Grade]) -> set[str]:
+    """Return the named tests whose outcome, or whose presence, is not the same in all runs."""
+    outcomes = [set(one.outcomes) for one in runs]
+    differing = outcomes[0].union(*outcomes[1:]) - outcomes[0].intersection(*outcomes[1:])
     return {test for test, _ in differing}
 
 
@@ -141,26 +137,29 @@ def _about_reference(graded: Grade) -> _Finding | None:
     return _Finding(Cause.REFERENCE_FAILS, f"the reference: {graded.reason}: {graded.detail}", failed)
 
 
-def _about_empty(task: Task, empty: Measurement) -> _Finding | None:
-    seen = dict(empty.outcomes)
-    if empty.believed and all(seen.get(t) == PASSED for t in task.FAIL_TO_PASS + task.PASS_TO_PASS):
+def _about_empty(task: Task, empty: Grade) -> _Finding | None:
+    if empty.resolved:
         return _Finding(Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS)
-    if not empty.believed:
+    if empty.reason not in (_BELIEVED | _ENDED_EARLY if task.test_parser else _BELIEVED):
         detail = f"without a patch no test was seen: {empty.reason}: {empty.detail}"
         return _Finding(Cause.F2P_NOT_FAILING, detail, task.FAIL_TO_PASS)
-    unseen = tuple(t for t in task.FAIL_TO_PASS if not _seen_failing(t, seen, empty.uncollected))
+    seen = dict(empty.outcomes)
+    unseen = tuple(t for t in task.FAIL_TO_PASS if not _seen_failing(task, seen.get(t, MISSING), empty))
     if unseen:
         detail = f"without a patch {len(unseen)} FAIL_TO_PASS tests were not seen failing"
         return _Finding(Cause.F2P_NOT_FAILING, detail, unseen)
-    broken = tuple(t for t in task.PASS_TO_PASS if seen.get(t) != PASSED)
+    broken = empty.failed_pass_to_pass
     if broken:
         return _Finding(Cause.P2P_NOT_PASSING, f"without a patch {len(broken)} PASS_TO_PASS tests do not pass", broken)
     return None
 
 
-def _seen_failing(test: str, seen: dict[str, str], uncollected: Sequence[str]) -> bool:
-    """Whether a test failed, or is missing because what holds it was seen to fail when it was collected."""
-    outcome = seen.get(test, MISSING)
-    if outcome == MISSING:
-        return any(test == place or test.startswith(place + "::") for place in uncollected if place)
+def _seen_failing(task: Task, outcome: str, empty: Grade) -> bool:
+    """Whether a test failed.
+
+    A benchmark's log does not say which tests a module would have had that cannot be imported: there a test that is
+    missing counts, if the command's own exit status says that something failed.
+    """
+    if outcome == MISSING and task.test_parser:
+        return empty.exit_code not in (0, None)
     return outcome in _SEEN_FAILING

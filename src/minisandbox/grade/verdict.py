@@ -100,7 +100,8 @@ class Grade:
         verdict: resolved, failed, tampered, patch_invalid, timeout, oom or infra_error.
         reason: why, as a word that programs can compare.
         detail: why, in a sentence.
-        outcomes: each named test with its outcome (``missing`` where none was reported), FAIL_TO_PASS first.
+        outcomes: each named test with its outcome (``missing`` where none was reported, ``uncollected`` where its file
+            was seen not to be collected), FAIL_TO_PASS first.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not pass.
         failed_pass_to_pass: the PASS_TO_PASS tests that did not pass.
         flags: files of the submission that were not applied because they are protected, and code in it that people

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+HALF_WRITTEN = "[0-9a-f]" * 12
+"""A pattern for how the names of files end that a killed process left half-written: ``.NAME.`` and this."""
+
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that readers and crashes see the old content or the new, nothing between.

@@ -1,0 +1,162 @@
+"""``minisandbox evaluate``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from minisandbox.cli import exits
+from minisandbox.cli.builds import Builder
+from minisandbox.cli.output import Column, Progress, add_json_option, print_json, print_table, require_positive, say
+from minisandbox.cli.task_sets import add_tasks_arguments
+from minisandbox.cli.validate import add_work_arguments, cpus, estimate, load_both
+from minisandbox.errors import GradingError, NotFound
+from minisandbox.grade import (
+    EMPTY,
+    GOLD,
+    Evaluated,
+    Evaluation,
+    Prediction,
+    empty_predictions,
+    evaluation_report,
+    read_predictions,
+    reference_predictions,
+    repository_scores,
+    run_evaluation,
+    write_evaluation_reports,
+)
+from minisandbox.grade import Progress as News
+from minisandbox.images import Budget
+from minisandbox.store import Store
+from minisandbox.tasks import Task, TaskSet
+
+_SHOWN = 5  # unknown or malformed predictions that are named on the terminal; the report has all
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_tasks_arguments(parser)
+    parser.add_argument(
+        "-p",
+        "--predictions",
+        required=True,
+        metavar="PATH",
+        help=f"preds.json, a JSONL file, a directory of .pred files; {GOLD} for the references, {EMPTY} for no patch",
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="DIR", help="the run's directory: results and reports; the same one goes on"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="what the tests may take (default: the task's)"
+    )
+    add_work_arguments(parser)
+    add_json_option(parser)
+    kept = "finished layers are kept, with -o finished predictions too; the same command goes on"
+    parser.set_defaults(run=run, kept=kept)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate predictions: 0 if each has a verdict, 1 if one cannot be used, 30 if we failed at one."""
+    require_positive(args, "workers", "jobs", "timeout")
+    everything, tasks = load_both(args)
+    predictions = _predictions(args.predictions, everything, tasks)
+    with Progress() as progress:
+        builder = Builder(Store.open(), progress, args.repo_mirrors)
+        found = run_evaluation(
+            tasks,
+            predictions,
+            builder.image_of,
+            out=args.out,
+            workers=args.workers or cpus(),
+            timeout=args.timeout,
+            config={"tasks": args.tasks, "predictions": args.predictions},
+            build=lambda some: _build(builder, some, args),
+            progress=lambda news: _tell(progress, news),
+        )
+    if args.out is not None:
+        write_evaluation_reports(args.out, found)
+    if args.json:
+        print_json(evaluation_report(found))
+    else:
+        _print(found, args.out)
+    _complain(found)
+    return _status(found)
+
+
+def _predictions(where: str, everything: TaskSet, chosen: TaskSet) -> Sequence[Prediction]:
+    """Read the predictions; those for tasks that were not chosen are left out.
+
+    Raises:
+        NotFound: none of them is for a task of the set.
+    """
+    if where in (GOLD, EMPTY):
+        return reference_predictions(chosen) if where == GOLD else empty_predictions(chosen)
+    found = read_predictions(Path(where))
+    if not any(one.instance_id in everything for one in found):
+        raise NotFound(
+            f"none of the {len(found)} predictions of {where} is for a task of {everything.name}",
+            reason=f"they are for another task set: {found[0].instance_id}",
+            hint=f"the set has, for instance, {everything.ids[0]}",
+        )
+    return [one for one in found if one.instance_id in chosen or one.instance_id not in everything]
+
+
+def _build(builder: Builder, tasks: Sequence[Task], args: argparse.Namespace) -> None:
+    builder.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=args.jobs or cpus()))
+
+
+def _tell(progress: Progress, news: News[Evaluated]) -> None:
+    """Tell of a prediction that has a verdict, and of how long the rest will take."""
+    one = news.latest
+    if not news.resumed:
+        said = "" if one.finished else f": {one.detail}"
+        progress.note(f"{news.done}/{news.total} {one.instance_id}: {one.verdict}{said}")
+    progress.status(f"{news.done} of {news.total} predictions{estimate(news.seconds_left)}")
+
+
+def _print(found: Evaluation, out: Path | None) -> None:
+    """Print what came of each prediction, then how each repository does."""
+    print_table(
+        [Column("task", whole=True), Column("verdict"), Column("reason"), Column("flags"), Column("seconds", True)],
+        [
+            (one.instance_id, one.verdict, one.reason, ", ".join(f.kind for f in one.flags), f"{one.seconds:.1f}")
+            for one in found.results
+        ],
+    )
+    print()
+    columns = ("repository", "tasks", "predictions", "resolved", "accuracy")
+    scores = repository_scores(found).items()
+    print_table(
+        [Column(title, number=title != "repository", whole=title == "repository") for title in columns],
+        [
+            (repo, f"{row['tasks']}", f"{row['predictions']}", f"{row['resolved']}", f"{row['accuracy']:.1%}")
+            for repo, row in scores
+        ],
+    )
+    resolved, total = sum(one.resolved for one in found.results), len(found.tasks)
+    where = "" if out is None else f"; {out} has the reports"
+    print(f"\n{resolved} of {total} tasks resolved ({resolved / total:.1%}){where}")
+
+
+def _complain(found: Evaluation) -> None:
+    """Name what could not be evaluated."""
+    unknown = [f"{one.instance_id} ({one.place})" for one in found.unknown]
+    malformed = [f"{one.instance_id} {one.problem} ({one.place})" for one in found.predictions if one.problem]
+    for what, names in (("for tasks that are not in the set", unknown), ("that cannot be used", malformed)):
+        if names:
+            more = [f"  and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+            say(f"minisandbox: predictions {what}: {len(names)}", *(f"  {name}" for name in names[:_SHOWN]), *more)
+    failed = sum(not one.finished for one in found.results)
+    if failed:
+        say(
+            f"minisandbox: predictions without a verdict: {failed}",
+            "  what to do: with -o the same command does them again; minisandbox validate says if a task is at fault",
+        )
+
+
+def _status(found: Evaluation) -> int:
+    if not all(one.finished for one in found.results):
+        return GradingError.exit_code
+    wrong = found.unknown or any(one.problem for one in found.predictions)
+    return exits.NEGATIVE if wrong else exits.OK

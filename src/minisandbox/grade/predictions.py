@@ -1,0 +1,193 @@
+"""Predictions: the patches that are to be evaluated, in the layouts in which the field's agents leave them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import PredictionError
+from minisandbox.tasks import Task
+
+GOLD = "gold"
+"""Instead of a file: the tasks' own references, under the name that swebench has for them."""
+EMPTY = "empty"
+"""Instead of a file: no change, graded all the same."""
+NAMELESS = "unknown"
+"""The model of a prediction that names none."""
+
+_NAMES = ("preds.json", "all_preds.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model says about one task.
+
+    Attributes:
+        instance_id: the task's id.
+        model: ``model_name_or_path``.
+        patch: its patch, ``model_patch``; empty where it has none.
+        place: where it was read.
+        problem: why it cannot be used, or "".
+        stands_for: :data:`GOLD` or :data:`EMPTY` where it is none of a model's; "" otherwise.
+    """
+
+    instance_id: str
+    model: str
+    patch: bytes = b""
+    place: str = ""
+    problem: str = ""
+    stands_for: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a model submitted no patch, as swebench has it: null, or no character at all."""
+        return not (self.patch or self.problem or self.stands_for)
+
+
+def read_predictions(path: Path) -> tuple[Prediction, ...]:
+    """Read predictions.
+
+    Args:
+        path: ``preds.json`` (an object by id, or a list), a JSONL file with one prediction in each line, one ``.pred``
+            file, or a directory with any number of those, as SWE-agent has it, below folders or not. A directory
+            without them is asked for its ``preds.json`` or ``all_preds.jsonl``.
+
+    Returns:
+        The predictions, in the order in which they were read. One that names its task and cannot be used has a
+        ``problem``.
+
+    Raises:
+        PredictionError: a file cannot be read, an entry does not say which task it is for, or two are for the same.
+    """
+    found: dict[str, Prediction] = {}
+    for one in _from_directory(path) if path.is_dir() else _from_file(path):
+        if one.instance_id in found:
+            raise PredictionError(
+                f"{one.place}: {one.instance_id!r} has a prediction already, at {found[one.instance_id].place}",
+                reason="two runs were put together, or a task was attempted more than once",
+                hint="take one of them out: each task is evaluated once",
+            )
+        found[one.instance_id] = one
+    if not found:
+        raise PredictionError(f"{path} has no predictions", hint="give preds.json, a JSONL file, or SWE-agent's output")
+    return tuple(found.values())
+
+
+def reference_predictions(tasks: Iterable[Task]) -> tuple[Prediction, ...]:
+    """Return a prediction for each task that stands for its reference."""
+    return tuple(Prediction(task.instance_id, GOLD, stands_for=GOLD) for task in tasks)
+
+
+def empty_predictions(tasks: Iterable[Task]) -> tuple[Prediction, ...]:
+    """Return a prediction without a patch for each task."""
+    return tuple(Prediction(task.instance_id, EMPTY, stands_for=EMPTY) for task in tasks)
+
+
+def _from_directory(path: Path) -> Iterator[Prediction]:
+    files = sorted(path.rglob("*.pred"))
+    if not files:
+        files = [path / name for name in _NAMES if (path / name).is_file()][:1]
+    if not files:
+        raise PredictionError(
+            f"{path} has no predictions",
+            reason=f"there is no .pred file below it, and no {' or '.join(_NAMES)} in it",
+            hint="give a run's directory, or a file of predictions",
+        )
+    for file in files:
+        yield from _from_file(file)
+
+
+def _from_file(path: Path) -> Iterator[Prediction]:
+    text = _text(path)
+    if path.suffix == ".jsonl":
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                place = f"{path}, line {number}"
+                yield _prediction(_json(line, place), place)
+        return
+    value = _json(text, str(path))
+    if path.suffix == ".pred":
+        yield _prediction(value, str(path))
+    elif isinstance(value, list):
+        for number, entry in enumerate(value):
+            yield _prediction(entry, f"{path}, entry {number}")
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            yield _prediction(entry, f"{path}, {name!r}", key=name)
+    else:
+        raise PredictionError(f"{path} is neither an object nor a list", reason="it is JSON of another kind")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PredictionError(f"{path}: byte {error.start + 1} is not UTF-8", reason=error.reason) from None
+    except OSError as error:
+        raise PredictionError(
+            f"{path} cannot be read",
+            reason=error.strerror or str(error),
+            hint=f"give a file or a directory of predictions, {GOLD!r}, or {EMPTY!r}",
+        ) from error
+
+
+def _json(text: str, place: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates)
+    except _TwiceError as error:
+        raise PredictionError(
+            f"{place}: {error.args[0]!r} is there twice", hint="take one out: each task is evaluated once"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        hint = "a file with one prediction in each line has to end in .jsonl" if "Extra data" in str(error) else None
+        raise PredictionError(f"{place} is not JSON", reason=str(error), hint=hint) from None
+
+
+class _TwiceError(Exception):
+    """An object has a key twice; Python's JSON reader would keep the last in silence."""
+
+
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table: dict[str, object] = {}
+    for key, value in pairs:
+        if key in table:
+            raise _TwiceError(key)
+        table[key] = value
+    return table
+
+
+def _prediction(entry: object, place: str, *, key: str | None = None) -> Prediction:
+    """Read one entry.
+
+    Raises:
+        PredictionError: it does not say which task it is for.
+    """
+    fields = entry if isinstance(entry, dict) else {}
+    name, model, patch = fields.get("instance_id", key), fields.get("model_name_or_path"), fields.get("model_patch")
+    if not isinstance(name, str) or not name:
+        raise PredictionError(
+            f"{place}: it has no instance_id", reason="it is not a prediction", hint="each names its task"
+        )
+    if isinstance(entry, dict) and key is not None and name != key:
+        raise PredictionError(f"{place}: its instance_id is {name!r}", reason="it was put under another task's id")
+    problem, data = _problem(entry, fields), b""
+    if isinstance(patch, str) and not problem:
+        try:
+            data = patch.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            problem = "has a model_patch with characters that stand for no bytes"
+    return Prediction(name, model if isinstance(model, str) and model else NAMELESS, data, place, problem)
+
+
+def _problem(entry: object, fields: Mapping[str, object]) -> str:
+    """Say why an entry cannot be used, or nothing."""
+    if not isinstance(entry, dict):
+        return f"is of type {type(entry).__name__}, not an object"
+    if "model_patch" not in fields:
+        return "has no model_patch"
+    for field in ("model_patch", "model_name_or_path"):
+        if not isinstance(fields.get(field), str | None):
+            return f"has a {field} of type {type(fields[field]).__name__}, not text"
+    return ""

@@ -1,0 +1,159 @@
+"""Run directories: what one process works in for a long time, and any later one can go on with.
+
+``run.json`` says what the run is about, and ``.lock`` is held by whoever works in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar, Self
+
+from minisandbox import __version__
+from minisandbox.errors import DiskFull, RunError
+from minisandbox.store.durable import HALF_WRITTEN, write_atomic
+from minisandbox.store.faults import FULL
+from minisandbox.store.locks import try_flock
+
+VERSION = 1
+"""Of the directory's layout."""
+
+Config = Mapping[str, str | int | float | bool | None]
+
+
+class RunDirectory:
+    """A run on disk, held by one process. Make one with :meth:`open`, and use it in a ``with`` block.
+
+    Attributes:
+        path: the directory.
+    """
+
+    kind: ClassVar[str] = "minisandbox-run"
+    """What ``run.json`` calls this kind of run."""
+    folders: ClassVar[tuple[str, ...]] = ()
+    """Directories in it whose files are written whole."""
+    may_change: ClassVar[frozenset[str]] = frozenset({"workers", "tasks"})
+    """A resumed run may be wider, or about other tasks; anything else would mix what cannot be compared."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, config: Config) -> Self:
+        """Begin a run, or go on with one.
+
+        Args:
+            path: the directory; made if it is not there.
+            config: the resolved configuration.
+
+        Raises:
+            RunError: another process is at it, a newer MiniSandbox made it, or its configuration is another.
+            DiskFull: the disk is full.
+            OSError: the directory cannot be made or written.
+        """
+        for place in (path, *(path / folder for folder in cls.folders)):
+            place.mkdir(parents=True, exist_ok=True)
+        run = cls(path, _locked(path))
+        try:
+            run._check(config)
+            run._sweep()
+        except BaseException:  # Ctrl-C included: the lock must not outlive the attempt
+            run.close()
+            raise
+        return run
+
+    def close(self) -> None:
+        """Let others use the directory; calling it again does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        """Use the directory in a ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Let others use the directory."""
+        self.close()
+
+    def _check(self, config: Config) -> None:
+        file = self.path / "run.json"
+        try:
+            known = _known_config(file, self.kind)
+        except FileNotFoundError:
+            began = datetime.now(UTC).isoformat(timespec="seconds")
+            head = {"format": self.kind, "version": VERSION, "minisandbox": __version__, "started": began}
+            write_whole(file, json.dumps({**head, "config": dict(config)}, indent=1).encode() + b"\n")
+            return
+        for key in sorted((set(known) | set(config)) - self.may_change):
+            if known.get(key) != config.get(key):
+                raise RunError(
+                    f"{self.path} belongs to a run with {key} = {known.get(key)!r}, not {config.get(key)!r}",
+                    hint="give the same options to go on with it, or another directory",
+                )
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left half-written."""
+        for place in (self.path, *(self.path / folder for folder in self.folders)):
+            for leftover in place.glob(f".*.{HALF_WRITTEN}"):
+                leftover.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file of a run, durably, whole or not at all.
+
+    Raises:
+        DiskFull: the disk is full; what was there is still there.
+        OSError: it cannot be written.
+    """
+    try:
+        write_atomic(path, data)
+    except OSError as error:
+        if error.errno in FULL:
+            raise disk_full(path, error) from error
+        raise
+
+
+def disk_full(path: Path, error: Exception) -> DiskFull:
+    """Return the error for a run that has no space left to write a file."""
+    return DiskFull(
+        f"cannot write {path}: the disk is full",
+        reason=str(error),
+        hint="free some space and give the same command again: what is finished is kept",
+    )
+
+
+def _locked(path: Path) -> int:
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if try_flock(lock):
+        return lock
+    os.close(lock)
+    raise RunError(
+        f"{path} is in use", reason="another process writes to this run", hint="wait for it, or give another directory"
+    )
+
+
+def _known_config(file: Path, wanted: str) -> dict[str, object]:
+    try:
+        run = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{file} is damaged", reason=str(error), hint="give another directory") from error
+    found = run.get("format") if isinstance(run, dict) else None
+    version = run.get("version") if found == wanted else None
+    if not isinstance(version, int) or not isinstance(run.get("config"), dict):
+        what = f"it describes a {found}, not a {wanted}" if isinstance(found, str) and found != wanted else None
+        raise RunError(f"{file} does not describe such a run", reason=what, hint="give another directory")
+    if version > VERSION:
+        raise RunError(
+            f"{file} has version {version}; this MiniSandbox knows up to {VERSION}",
+            reason="a newer MiniSandbox made it",
+            hint="update MiniSandbox, or give another directory",
+        )
+    return dict(run["config"])
