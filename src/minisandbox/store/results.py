@@ -84,11 +84,11 @@ class Results:
 
     def get(self, name: str) -> Result | None:
         """Return the result of an id, or None where there is none."""
-        return next(self._rows("WHERE id = ?", name), None)
+        return next(self._rows("SELECT id, fingerprint, final, body FROM results WHERE id = ?", name), None)
 
     def __iter__(self) -> Iterator[Result]:
         """All results, in the order of their ids."""
-        return self._rows("ORDER BY id")
+        return self._rows("SELECT id, fingerprint, final, body FROM results ORDER BY id")
 
     def close(self) -> None:
         """Close the file; calling it again does nothing."""
@@ -104,11 +104,10 @@ class Results:
         """Close the file."""
         self.close()
 
-    def _rows(self, which: str, *values: str) -> Iterator[Result]:
+    def _rows(self, query: str, *values: str) -> Iterator[Result]:
         with self._faults():
-            rows = self._database.execute(f"SELECT id, fingerprint, final, body FROM results {which}", values)  # noqa: S608 - `which` is a literal of this class
-            found = [Result(name, mark, bool(final), json.loads(body)) for name, mark, final, body in rows]
-        return iter(found)
+            rows = self._database.execute(query, values)
+            return iter([Result(name, mark, bool(final), json.loads(body)) for name, mark, final, body in rows])
 
     def _prepare(self) -> None:
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
