@@ -1,0 +1,194 @@
+"""Leaks: what in a task's image would give the answer away to an agent (DESIGN 4.5).
+
+An image is what agents get. So what is looked for is looked for inside, with the eyes of an agent: history beyond the
+one commit, the lines of the reference or of hidden tests in any file, and archives of the project. A newer or an
+unbroken copy of the project, installed beside it, has the reference's lines in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from minisandbox.errors import FileAccessError, GradingError
+from minisandbox.sandbox import Sandbox
+from minisandbox.tasks import Form, Task
+from minisandbox.types import Network
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from minisandbox.images import Image
+
+TIMEOUT = 600.0
+_PLACE = PurePosixPath("/run/leaks")
+_SHORT = 20
+_MOST = 200
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+
+_SCRIPT = r"""
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CEILING_DIRECTORIES=/ LC_ALL=C.UTF-8
+cd /testbed
+if [ -e .git ]; then
+    all=$(git cat-file --batch-all-objects --batch-check | wc -l)
+    reached=$(git rev-list --objects --all | wc -l)
+    commits=$(git rev-list --all --count)
+    [ "$commits" = 1 ] || printf 'history\t%s commits\t1\n' "$commits"
+    [ "$all" = "$reached" ] || printf 'history\t%s objects that no commit reaches\t1\n' $((all - reached))
+    for name in $(git remote) $(git tag) $(git stash list | wc -l | grep -v '^0$'); do
+        printf 'history\tremote, tag or stash %s\t1\n' "$name"
+    done
+    [ ! -d .git/logs ] || printf 'history\treflogs\t1\n'
+fi
+cd /run/leaks
+find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /usr -o -path /run -o -path /testbed/.git \) \
+    -prune -o -type f -size -4M -print0 > files
+xargs -0 -r grep -lIF -x -f all -- < files > suspects || true
+for patterns in *.lines; do
+    while IFS= read -r file; do
+        printf '%s\t%s\t%s\n' "$patterns" "$file" "$(grep -hF -x -f "$patterns" -- "$file" | sort -u | wc -l)"
+    done < <(xargs -r -d '\n' grep -lF -x -f "$patterns" -- < suspects)
+done
+find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /usr -o -path /run \) -prune -o -type f \
+    ! -path '/testbed/*' \( -name '*.whl' -o -name '*.egg' -o -name '*.tar.gz' -o -name '*.zip' -o -name '*.tar.bz2' \) -print |
+    sed 's/^/archive\t/; s/$/\t1/'
+exit 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Something in an image that an agent must not see.
+
+    Attributes:
+        kind: ``history``, ``reference``, ``tests`` or ``archive``.
+        place: the file inside, or what of the history it is.
+        detail: why it is one.
+    """
+
+    kind: str
+    place: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Lines of one file that are in nobody's file but by way of the answer.
+
+    Attributes:
+        kind: ``reference`` or ``tests``.
+        of: the file in the repository.
+        lines: the lines.
+    """
+
+    kind: str
+    of: str
+    lines: tuple[str, ...]
+
+    @property
+    def enough(self) -> int:
+        """How many of them a file may not have: short patches have few, and some lines come twice by chance."""
+        return max(1, -(-2 * len(self.lines) // 3))
+
+    def without(self, lines: frozenset[str]) -> _Lines:
+        """Leave out lines that are in the file as it is: they tell nothing of what it will be."""
+        return replace(self, lines=tuple(line for line in self.lines if line not in lines))
+
+
+def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
+    """Look for the answer in what an agent gets.
+
+    Args:
+        task: the task.
+        image: the task's image.
+
+    Returns:
+        What was found, in no special order; empty if nothing gives the answer away.
+
+    Raises:
+        GradingError: the search itself failed.
+        SandboxCreationError: there could be no sandbox.
+    """
+    looked_for = list(_looked_for(task, image.tests_dir()))
+    with Sandbox.create(image.spec(), network=Network.off()) as box:
+        looked_for = [one for part in looked_for if (one := part.without(_lines_of(box, part.of))).lines]
+        lines = sorted({line for one in looked_for for line in one.lines})
+        box.files.write_bytes(_PLACE / "all", _file(lines))
+        for number, one in enumerate(looked_for):
+            box.files.write_bytes(_PLACE / f"{number}.lines", _file(one.lines))
+        done = box.exec(["bash", "-c", _SCRIPT], timeout=TIMEOUT)
+    if not done.ok or done.dropped_stdout:
+        raise GradingError(
+            f"the image of {task.instance_id} could not be searched for leaks",
+            reason=f"{done.fate}: {done.stderr.strip()[-500:]}",
+        )
+    return tuple(leak for line in done.stdout.splitlines() if (leak := _leak(line, looked_for, task)))
+
+
+def _file(lines: tuple[str, ...] | list[str]) -> bytes:
+    # with no pattern at all some greps match everything, and others nothing
+    return "\n".join([*lines, "@no such line@"]).encode("utf-8", "surrogateescape") + b"\n"
+
+
+def _lines_of(box: Sandbox, path: str) -> frozenset[str]:
+    try:
+        return frozenset(box.files.read_text(path, errors="replace").splitlines())
+    except FileAccessError:
+        return frozenset()
+
+
+def _looked_for(task: Task, hidden: Path | None) -> Iterator[_Lines]:
+    """What of a task no file may have: the reference's new lines, and those of hidden tests."""
+    for path, (added, removed, kept) in _changes(task.patch).items():
+        new, old = (removed, added) if task.form is Form.SWESMITH else (added, removed)
+        yield from _distinct("reference", path, new, {*old, *kept})
+    for path, (added, removed, kept) in _changes(task.test_patch).items():
+        yield from _distinct("tests", path, added, {*removed, *kept})
+    if task.form is Form.SWESMITH and hidden is not None:
+        for path in task.hidden_files:
+            text = (hidden / path).read_text("utf-8", "replace") if (hidden / path).is_file() else ""
+            yield from _distinct("tests", path, text.splitlines(), set())
+
+
+def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Iterator[_Lines]:
+    """Lines that say something, and that are not in the file anyway."""
+    found = dict.fromkeys(line for line in lines if len(line.strip()) >= _SHORT and line not in common)
+    if found:
+        yield _Lines(kind, path, tuple(found)[:_MOST])
+
+
+def _changes(patch: str) -> Mapping[str, tuple[list[str], list[str], list[str]]]:
+    """Each file of a patch with its added, its removed and its unchanged lines."""
+    files: dict[str, tuple[list[str], list[str], list[str]]] = {}
+    path, old, new = "", 0, 0
+    for line in patch.splitlines():
+        if old > 0 or new > 0:
+            sign, text = line[:1], line[1:]
+            kind = {"+": 0, "-": 1}.get(sign, 2)
+            if sign != "\\":
+                files.setdefault(path, ([], [], []))[kind].append(text)
+                old, new = old - (sign != "+"), new - (sign != "-")
+        elif line.startswith("+++ ") or (line.startswith("--- ") and "/dev/null" not in line):
+            name = line[4:].split("\t")[0]
+            path = path if name == "/dev/null" else name.partition("/")[2] or name
+        elif match := _HUNK.match(line):
+            old, new = int(match[1] or 1), int(match[2] or 1)
+    return files
+
+
+def _leak(line: str, looked_for: list[_Lines], task: Task) -> Leak | None:
+    kind, place, count = [*line.split("\t"), "", ""][:3]
+    if kind == "history":
+        return Leak("history", place, "the repository inside is not one commit")
+    if kind == "archive":
+        name = task.repo.rpartition("/")[2].lower().replace("-", "_")
+        is_project = PurePosixPath(place).name.lower().replace("-", "_").startswith(name + "_")
+        return Leak("archive", place, "an archive of the project") if is_project else None
+    one = looked_for[int(kind.partition(".")[0])]
+    if int(count) < one.enough:
+        return None
+    what = "the reference" if one.kind == "reference" else "the hidden tests"
+    return Leak(one.kind, place, f"{count} of {len(one.lines)} telling lines of {what} in {one.of}")
