@@ -9,6 +9,7 @@ and compile byte code; they take turns. Ours makes one layer over the interprete
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -24,16 +25,9 @@ from minisandbox.images.hostgit import run_git
 from minisandbox.store import Store
 
 PYTHON = "3.11"
-_TESTS = "pytest==7.3.0"
-ENVIRONMENTS = {
-    "flask": ("werkzeug==2.3.7", "jinja2==3.1.2", "itsdangerous==2.1.2", "click==8.1.3", "blinker==1.6.2", _TESTS),
-    "requests": ("urllib3==1.26.15", "idna==3.4", "certifi==2022.12.7", "charset-normalizer==3.1.0", _TESTS),
-    "click": (_TESTS,),
-    "sqlparse": ("flit-core==3.9.0", _TESTS),
-    "marshmallow": ("pytz==2023.3", "simplejson==3.19.1", _TESTS),
-    "networkx": ("numpy==1.26.4", "scipy==1.11.4", "pandas==2.1.4", "matplotlib==3.8.2", _TESTS),
-    "sympy": ("mpmath==1.3.0", _TESTS),
-    "sphinx": ("docutils==0.18.1", "pygments==2.15.0", "jinja2==3.1.2", "babel==2.12.1", "requests==2.28.2", _TESTS),
+FILE = Path(__file__).with_name("projects.json")
+ENVIRONMENTS: dict[str, tuple[str, ...]] = {
+    name: tuple(project["requirements"]) for name, project in json.loads(FILE.read_text()).items()
 }
 TASKS = 5
 FILES, LINES = 1500, 150
@@ -110,16 +104,29 @@ def timed(action: Callable[[], object]) -> float:
 def measure_tasks(directory: Path) -> None:
     """Build tasks of one repository and print what each takes on disk, every inode once."""
     repository, commits, size = make_repository(directory)
+    tree = sum(info.st_blocks * 512 for path, info in walk(repository) if path.suffix == ".py")
     places = [Recipe(source=GitSource(str(repository), commit)) for commit in commits]
     bugs = [replace(places[0], patch=bug(number)) for number in range(TASKS)]
-    print(f"\ntasks of one repository of {size / 1e6:.1f} MB: bytes that each takes on disk, every inode once")
+    print(f"\ntasks of one repository, every inode once; its tree has {size:,} bytes, and takes {tree:,} on disk")
+    print(f"{'task':<34} {'on disk':>11} {'changed':>9} {'rest':>10} {'of the tree, on disk':>21}")
     for title, recipes in (("each at a commit of its own", places), ("bugs at one commit", bugs)):
-        store, before = Store.open(directory / title.replace(" ", "-")), 0
+        store, seen = Store.open(directory / title.replace(" ", "-")), set[int]()
         for number, recipe in enumerate(recipes):
-            seconds = timed(partial(build, recipe, store=store, name=f"task{number}"))
-            taken = sum(blocks(store.root / "layers"))
-            added, before = taken - before, taken
-            print(f"{title}, task {number + 1}: {added:>12,} bytes {100 * added / size:6.1f} %   in {seconds:.1f} s")
+            build(recipe, store=store, name=f"task{number}")
+            changed, rest = added(store, seen)
+            shares = f"{100 * rest / size:6.1f} %, {100 * rest / tree:6.1f} %"
+            print(f"{title}, task {number + 1}: {changed + rest:>12,} {changed:>9,} {rest:>10,} {shares:>21}")
+
+
+def added(store: Store, seen: set[int]) -> tuple[int, int]:
+    """Return the bytes of new inodes in a store's layers: files of the tree and packs of objects, and the rest."""
+    changed = rest = 0
+    for path, info in walk(store.root / "layers"):
+        if info.st_ino not in seen:
+            seen.add(info.st_ino)
+            own = path.suffix in (".py", ".pack")
+            changed, rest = changed + own * info.st_blocks * 512, rest + (not own) * info.st_blocks * 512
+    return changed, rest
 
 
 def bug(number: int) -> str:
@@ -159,15 +166,11 @@ def git(root: Path, *arguments: str) -> str:
     return done.stdout.decode().strip()
 
 
-def blocks(root: Path) -> Iterator[int]:
-    """Yield the bytes on disk of everything below a directory, each inode once."""
-    seen = set()
+def walk(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield everything below a directory."""
     for folder, _, names in os.walk(root):
         for path in (Path(folder), *(Path(folder, name) for name in names)):
-            info = path.lstat()
-            if info.st_ino not in seen:
-                seen.add(info.st_ino)
-                yield info.st_blocks * 512
+            yield path, path.lstat()
 
 
 if __name__ == "__main__":

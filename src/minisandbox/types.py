@@ -236,11 +236,13 @@ class Mount:
         source: absolute host path of a directory or regular file.
         target: absolute path inside; made if it is not there.
         read_only: only reading is supported so far; a writable mount is refused at creation.
+        below: absolute host paths of directories that show where the source, a directory, has nothing; bottom first.
     """
 
     source: Path
     target: PurePosixPath
     read_only: bool = True
+    below: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,10 @@ def test_shared_steps_are_made_once(store: Store, project: Path) -> None:
     assert list(built.images) == [f"task-{number}" for number in range(4)]
     assert not built.failures
     finished = sorted(event.step for event in events if event.state is StepState.FINISHED)
-    assert finished == ["base", "install", "source", *["task"] * 4]
+    assert finished == ["base", "install", "repository", "source", *["task"] * 4]
     assert len({image.layers[:-1] for image in built.images.values()}) == 1
     assert len({image.commit for image in built.images.values()}) == 4
-    assert (estimates[0].left, estimates[-1].left) == (6, 0)
+    assert (estimates[0].left, estimates[-1].left) == (7, 0)
     assert estimates[0].seconds > 0
     events.clear()
     again = build_all(_recipes(project, 4, "date +%N > /testbed/when"), store=store, progress=events.append)
@@ -193,7 +193,7 @@ def test_an_interrupt_ends_the_steps_and_the_next_call_goes_on(tmp_path: Path, s
     began = time.monotonic()
     running.send_signal(signal.SIGINT)
     output, errors = running.communicate(timeout=40)
-    assert output == "interrupted [] ['base', 'local']\n", errors
+    assert output == "interrupted [] ['base', 'local', 'repository']\n", errors
     assert time.monotonic() - began < 40, "the steps ran to their end"
     output, errors = start("0").communicate(timeout=60)
     assert output == "a b\n", errors
@@ -232,7 +232,7 @@ def test_processes_that_want_the_same_images_make_each_layer_once_though_some_ar
     assert [line[:1] for line in lines] == [["4"]] * 5, outputs
     made = [key for line in lines for key in line[1:]]
     assert len(made) == len(set(made)), "a layer was made twice"
-    assert len(list(store.layers())) == 1 + 2 + 4
+    assert len(list(store.layers())) == 1 + 3 + 4
     deadline = time.monotonic() + 30
     while _staged(store) and time.monotonic() < deadline:  # a killed owner's sandbox ends a moment later
         Store.open(store.root)

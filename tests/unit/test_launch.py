@@ -131,3 +131,13 @@ def test_limits_refuse_nonsense() -> None:
     ):
         with pytest.raises(InvalidValue):
             Limits(**options)
+
+
+def test_a_mount_of_several_directories_shows_one_over_the_other() -> None:
+    mount = Mount(Path("/top"), PurePosixPath("/run/x"), below=(Path("/bottom"), Path("/middle")))
+    plan = make_plan(request(mounts=(mount,)))
+    taken = {op.slot: op.source for op in plan.operations if isinstance(op, p.Take)}
+    shown = next(op for op in plan.operations if isinstance(op, p.Overlay) and op.path == "mounts/0")
+    attached = {op.path: op.slot for op in plan.operations if isinstance(op, p.Attach)}
+    order = [taken[attached[lower]] for lower in shown.lowers if attached.get(lower)]
+    assert order == ["/", "/middle", "/bottom"]  # nothing is at /top here: the directory of a file

@@ -96,6 +96,7 @@ class Maker:
             step=step.definition,
             make=make,
             on_wait=lambda: self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail),
+            beside=planned.below,
         )
         self._tell(plan, step.name, StepState.FINISHED if made else StepState.CACHED, key, record, step.detail)
         return record
@@ -132,7 +133,7 @@ def record_image(plan: Plan, store: Store) -> Image:
     identity = {"kind": "image", "environment": dict(plan.environment), "tests": tests}
     record = ImageRecord(
         name=plan.name,
-        key=step_key(last.key, identity),
+        key=step_key(plan.content, identity),
         layers=plan.layers,
         environment=plan.environment,
         workdir=str(WORKDIR),

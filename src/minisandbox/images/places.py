@@ -7,5 +7,5 @@ from pathlib import PurePosixPath
 BUILD = PurePosixPath("/tmp/build")  # noqa: S108 - in the sandbox, gone with it
 MOUNTS = PurePosixPath("/run/minisandbox")
 
-RANKS = ("base", "system", "python", "requirements", "source", "install", "by_hand", "tests", "task")
+RANKS = ("base", "system", "python", "requirements", "source", "install", "by_hand", "tests", "repository", "task")
 """Steps by name, from the bottom up. What a step writes gets a time of its rank."""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from minisandbox.images.anchors import Anchors
 from minisandbox.images.base import Entry, base_entries, base_key
 from minisandbox.images.image import DEFAULT_PATH, inside_layer
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
+from minisandbox.images.mirrors import Mirrors
 from minisandbox.images.probe import Interpreter
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.recipe import GitSource, Recipe, Source
 from minisandbox.images.stepping import Step
 from minisandbox.images.steps import (
     DESCRIBED,
     ENVIRONMENT,
+    git_step,
     install_step,
     python_step,
+    repository_step,
     requirements_step,
     source_step,
     task_step,
@@ -40,6 +44,7 @@ class PlannedStep:
         below: the keys of the layers that it is made over, bottom first.
         environment: the captured variables that it sees.
         timeout: seconds that it may take.
+        anchor: the source whose tree it makes for others of its repository too; None for every other step.
     """
 
     step: Step
@@ -47,6 +52,7 @@ class PlannedStep:
     below: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     timeout: float
+    anchor: GitSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class Plan:
         steps: the steps above it, bottom first.
         tests: the step that makes the layer of hidden tests, or None.
         environment: the variables that everything in the image sees.
+        content: the hash of everything that decides what is in it, however that is stored.
     """
 
     name: str
@@ -68,6 +75,7 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     tests: PlannedStep | None
     environment: tuple[tuple[str, str], ...]
+    content: str
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -90,13 +98,19 @@ class Planner:
     Attributes:
         store: where the layers are or will be.
         mirrors: a directory of git repositories that are looked in before the network is.
+        anchors: which commits the others of their repositories are stored over.
     """
 
     store: Store
     mirrors: Path | None = None
+    anchors: Anchors = field(init=False)
     _entries: tuple[Entry, ...] | None = None
     _interpreters: dict[str, Interpreter] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Take the store's anchors."""
+        self.anchors = Anchors(self.store)
 
     def base(self) -> tuple[Entry, ...]:
         """Return what the base layer holds."""
@@ -144,20 +158,37 @@ class Planner:
                 chain.add(requirements_step(recipe, interpreter))
         tests = self._add_repository(chain, recipe, interpreter) if recipe.source is not None else None
         merged = tuple(sorted({**dict(environment), **dict(recipe.environment)}.items()))
-        return Plan(name, recipe, chain.base, tuple(chain.steps), tests, merged)
+        return Plan(name, recipe, chain.base, tuple(chain.steps), tests, merged, chain.known)
 
     def _add_repository(self, chain: _Chain, recipe: Recipe, interpreter: Interpreter | None) -> PlannedStep | None:
         """Add source, install and task; return the step of the tests layer, if there is one."""
         assert recipe.source is not None
-        source = chain.add(source_step(recipe.source, self.store, recipe.step_timeout, self.mirrors))
+        sources = self._add_source(chain, recipe.source, recipe.step_timeout)
         if recipe.install:
-            chain.add(install_step(recipe, interpreter, self._described(source.key)))
+            chain.add(install_step(recipe, interpreter, self._described(sources[-1].key)))
         tests = chain.planned(tests_step(recipe)) if recipe.hidden or recipe.test_patch.strip() else None
-        chain.add(task_step(recipe, self._tree_of(source.key)))
+        chain.add_task(task_step(recipe, self._trees_of([one.key for one in sources])), sources[0])
         return tests
 
-    def _tree_of(self, key: str) -> Callable[[], Path]:
-        return lambda: inside_layer(self.store, key, "testbed")
+    def _add_source(self, chain: _Chain, source: Source, timeout: float) -> list[PlannedStep]:
+        """Add the source; return the steps that make its layers, bottom first."""
+        if not isinstance(source, GitSource):
+            return [chain.add(source_step(source, self.store))]
+        mirrors = Mirrors(self.store, self.mirrors)
+
+        def whole(one: GitSource) -> Step:
+            return git_step(one, mirrors, timeout, on_made=lambda: self.anchors.record(one))
+
+        def is_there(one: GitSource) -> bool:
+            return self.store.has_layer(step_key(chain.base, whole(one).definition))
+
+        with self._lock:
+            anchor = source if is_there(source) else self.anchors.choose(source, is_there)
+        later = () if anchor == source else (git_step(source, mirrors, timeout),)
+        return chain.add_apart((whole(anchor), *later), anchor)
+
+    def _trees_of(self, keys: Sequence[str]) -> Callable[[], tuple[Path, ...]]:
+        return lambda: tuple(inside_layer(self.store, key, "testbed") for key in keys)
 
     def _described(self, key: str) -> Callable[[], str]:
         return lambda: self.store.layer(key).facts.get(DESCRIBED, "")
@@ -171,25 +202,65 @@ class _Chain:
     timeout: float
     kept: Mapping[str, str]
     steps: list[PlannedStep] = field(default_factory=list)
+    known: str = field(init=False)  # what the next step's key depends on: everything below, however it is stored
+
+    def __post_init__(self) -> None:
+        self.known = self.base
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.base, *(planned.key for planned in self.steps))
 
     def add(self, step: Step) -> PlannedStep:
         planned = self.planned(step)
         self.steps.append(planned)
+        self.known = planned.key
         self.add_kept()
         return planned
 
+    def add_apart(self, steps: Sequence[Step], anchor: GitSource) -> list[PlannedStep]:
+        """Add steps that need nothing of the chain, each made over the one before it; return them at their places.
+
+        What comes above is keyed by what the last one makes, not by what it is stored over.
+        """
+        below: tuple[str, ...] = (self.base,)
+        added: list[PlannedStep] = []
+        for step in steps:
+            first = None if added else anchor
+            key = step_key(below[-1], step.definition)
+            added.append(PlannedStep(step, key, below, self.environment, self.timeout, first))
+            below = (*below, key)
+        self.steps += added
+        self.known = step_key(self.known, steps[-1].definition)
+        self.add_kept()
+        return added
+
+    def add_task(self, step: Step, source: PlannedStep) -> None:
+        """Add the task, over the repository of a source that others have in common.
+
+        Its layer hides what it does not need of that very repository, so the key of the layer depends on both.
+        """
+        objects = repository_step()
+        below = (*source.below, source.key)
+        repository = step_key(source.key, objects.definition)
+        self.steps.append(PlannedStep(objects, repository, below, self.environment, self.timeout))
+        key = step_key(step_key(self.known, {"repository": repository}), step.definition)
+        self.steps.append(PlannedStep(step, key, self.layers, self.environment, self.timeout))
+        self.known = step_key(self.known, step.definition)
+        self.add_kept()
+
     def add_kept(self) -> None:
         """Add what was made by hand over the last step."""
-        below = (self.base, *(planned.key for planned in self.steps))
-        if (layer := self.kept.get(below[-1])) is not None:
+        if (layer := self.kept.get(self.layers[-1])) is not None:
             step = kept_step(self.name, layer)
-            self.steps.append(PlannedStep(step, layer, below, self.environment, self.timeout))
+            self.steps.append(PlannedStep(step, layer, self.layers, self.environment, self.timeout))
+            self.known = layer
             self.add_kept()
 
     def planned(self, step: Step) -> PlannedStep:
         """A step over those so far, without adding it."""
-        below = (self.base, *(planned.key for planned in self.steps))
-        return PlannedStep(step, step_key(below[-1], step.definition), below, self.environment, self.timeout)
+        key = step_key(self.known, step.definition)
+        return PlannedStep(step, key, self.layers, self.environment, self.timeout)
 
 
 def _captured(interpreter: Interpreter | None) -> Mapping[str, str]:

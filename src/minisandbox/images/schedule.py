@@ -16,7 +16,7 @@ from minisandbox.images.failures import Failures, known_failure
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import Progress
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.recipe import GitSource, Recipe
 from minisandbox.images.session import CancelledError, Session
 from minisandbox.store import Store
 from minisandbox.types import GiB
@@ -103,18 +103,36 @@ def build_all(
     planner = Planner(store, mirrors)
     plans, failures = _plans(recipes, planner)
     budget = budget or Budget()
+    seconds = dict.fromkeys(plans, 0.0)
+    left = plans
     with Session.begin(store, memory=budget.step_memory) as session:
-        work = _Work(Maker(session, planner, progress), plans, on_estimate, budget.workers, retry_failed)
-        try:
-            work.run(budget.workers)
-        except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
-            session.cancel()
-            work.wait(_ENDING)
-            raise
-    for name, error in work.failures.items():
-        failures[name] = error.about(name)
+        while left:
+            work = _Work(Maker(session, planner, progress), left, on_estimate, budget.workers, retry_failed)
+            try:
+                work.run(budget.workers)
+            except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
+                session.cancel()
+                work.wait(_ENDING)
+                raise
+            seconds = {name: took + work.seconds.get(name, 0.0) for name, took in seconds.items()}
+            stranded = _stranded(work, left)
+            for name in work.failures.keys() - stranded:
+                failures[name] = work.failures[name].about(name)
+            for source in work.lost:
+                planner.anchors.drop(source)
+            left, more = _plans({name: recipes[name] for name in recipes if name in stranded}, planner)
+            plans |= left
+            failures |= more
     images = _recorded(plans, failures, store)
-    return Built(images, {name: failures[name] for name in recipes if name in failures}, work.seconds)
+    return Built(images, {name: failures[name] for name in recipes if name in failures}, seconds)
+
+
+def _stranded(work: _Work, plans: Mapping[str, Plan]) -> set[str]:
+    """The images that failed because another commit, which theirs was to be stored over, cannot be had."""
+    return {
+        name for name in work.failures
+        if any(one.anchor in work.lost and one.anchor != plans[name].recipe.source for one in plans[name].steps)
+    }  # fmt: skip
 
 
 def _plans(
@@ -172,6 +190,7 @@ class _Work:
         retry_failed: bool,
     ) -> None:
         self.failures: dict[str, MiniSandboxError] = {}
+        self.lost: list[GitSource] = []
         self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
         self._maker = maker
         self._store = maker.session.store
@@ -278,6 +297,8 @@ class _Work:
                 self._failed.add(name, node.planned, error)
         with self._news:
             names = set(node.names)
+            if node.planned.anchor is not None:
+                self.lost.append(node.planned.anchor)
             for name in names:
                 self.failures.setdefault(name, error)
             # what only failed images need is not made; the tests layer of a failed image has no use either

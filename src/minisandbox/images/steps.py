@@ -12,9 +12,10 @@ from minisandbox.images.listing import parse_moment
 from minisandbox.images.localsource import take_snapshot
 from minisandbox.images.lock import INSTALLED, Package
 from minisandbox.images.mirrors import Mirrors
+from minisandbox.images.places import MOUNTS
 from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
-from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource, Source
+from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource
 from minisandbox.images.runner import Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sdist import fetch_sdist
@@ -24,6 +25,7 @@ from minisandbox.patches import explain_line_endings, parse_patch, touched_files
 from minisandbox.store import Store
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
+from minisandbox.types import Mount
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
 DESCRIBED = "described"
@@ -90,20 +92,53 @@ def requirements_step(recipe: Recipe, interpreter: Interpreter) -> Step:
     return Step("requirements", definition, prepare, f"{len(recipe.requirements + recipe.overrides)} packages, {tool}")
 
 
-def source_step(source: Source, store: Store, timeout: float, mirrors: Path | None = None) -> Step:
-    """The step that puts the source at ``/testbed``.
+def source_step(source: SdistSource | LocalSource, store: Store) -> Step:
+    """The step that puts an archive or a directory of this machine at ``/testbed``.
 
     Args:
         source: which one.
-        store: where downloads and mirrors are kept.
-        timeout: seconds that fetching may take.
-        mirrors: a directory of repositories that are looked in before the network is.
+        store: where downloads are kept.
     """
-    if isinstance(source, SdistSource):
-        return _sdist_step(source, store)
-    if isinstance(source, GitSource):
-        return _git_step(source, Mirrors(store, mirrors), timeout)
-    return _local_step(source)
+    return _sdist_step(source, store) if isinstance(source, SdistSource) else _local_step(source)
+
+
+def git_step(source: GitSource, mirrors: Mirrors, timeout: float, on_made: Callable[[], None] = lambda: None) -> Step:
+    """The step that puts a commit's files at ``/testbed``, in place of another commit's if they are there.
+
+    Args:
+        source: which one.
+        mirrors: where it is taken from.
+        timeout: seconds that fetching may take.
+        on_made: called when it is about to be made.
+    """
+    text = script("source_git", "source_check")
+
+    def prepare(staging: Path) -> Work:
+        with store_faults(f"fetch {source.commit}"):
+            taken = mirrors.take(source, staging, timeout=timeout)
+        on_made()
+        return Work(
+            (Command("source", text),),
+            files=((DESCRIBED, taken.described.encode()),),
+            environment={"GIT_TREE": taken.tree},
+            mounts=mount_points([(taken.pack, "pack")]),
+            facts=("submodules", "pointers", DESCRIBED),
+        )
+
+    definition: dict[str, JSONValue] = {
+        "kind": "git",
+        "commit": source.commit,
+        "tells": [DESCRIBED],
+        "scripts": _digest(text),
+    }
+    return Step("source", definition, prepare, source.commit[:12])
+
+
+def repository_step() -> Step:
+    """The step that makes git objects of a source, once for all tasks over it."""
+    text = script("repository")
+    definition: dict[str, JSONValue] = {"kind": "repository", "scripts": _digest(text)}
+    return Step("repository", definition, lambda _: Work((Command("repository", text),)))
 
 
 def install_step(recipe: Recipe, interpreter: Interpreter | None, described: Callable[[], str]) -> Step:
@@ -138,12 +173,12 @@ def install_step(recipe: Recipe, interpreter: Interpreter | None, described: Cal
     return Step("install", definition, prepare, "; ".join(recipe.install))
 
 
-def task_step(recipe: Recipe, source: Callable[[], Path]) -> Step:
+def task_step(recipe: Recipe, source: Callable[[], tuple[Path, ...]]) -> Step:
     """The step that makes what an agent gets: patch applied, hidden files gone, one commit.
 
     Args:
         recipe: the recipe.
-        source: returns the host directory with the source as it was unpacked.
+        source: returns the host directories, each over the one before it, with the source as it was unpacked.
     """
     text = script("task")
     definition: dict[str, JSONValue] = {
@@ -155,7 +190,9 @@ def task_step(recipe: Recipe, source: Callable[[], Path]) -> Step:
 
     def prepare(_: Path) -> Work:
         work = _patching(Command("task", text), recipe.patch, recipe.hidden, "the patch")
-        return replace(work, mounts=mount_points([(source(), "source")]), facts=("commit", "copies"))
+        *below, top = source()
+        mount = Mount(top, MOUNTS / "source", below=tuple(below))
+        return replace(work, mounts=(mount,), facts=("commit", "copies"))
 
     return Step("task", definition, prepare)
 
@@ -185,29 +222,6 @@ def _sdist_step(source: SdistSource, store: Store) -> Step:
 
     definition: dict[str, JSONValue] = {"kind": "sdist", "sha256": source.sha256, "scripts": _digest(text)}
     return Step("source", definition, prepare, f"{source.name} {source.version}")
-
-
-def _git_step(source: GitSource, mirrors: Mirrors, timeout: float) -> Step:
-    text = script("source_git", "source_check")
-
-    def prepare(staging: Path) -> Work:
-        with store_faults(f"fetch {source.commit}"):
-            taken = mirrors.take(source, staging, timeout=timeout)
-        return Work(
-            (Command("source", text),),
-            files=((DESCRIBED, taken.described.encode()),),
-            environment={"GIT_TREE": taken.tree},
-            mounts=mount_points([(taken.pack, "pack")]),
-            facts=("submodules", "pointers", DESCRIBED),
-        )
-
-    definition: dict[str, JSONValue] = {
-        "kind": "git",
-        "commit": source.commit,
-        "tells": [DESCRIBED],
-        "scripts": _digest(text),
-    }
-    return Step("source", definition, prepare, source.commit[:12])
 
 
 def _local_step(source: LocalSource) -> Step:

@@ -379,7 +379,7 @@ def hold_layers(controller: Controller, image: ImageSpec, mounts: Sequence[Mount
         StoreError: the kernel refused; no descriptors left, for example.
     """
     lease = controller.layers.lease()
-    places = (*image.layers, *(mount.source for mount in mounts))
+    places = (*image.layers, *(path for mount in mounts for path in (mount.source, *mount.below)))
     lease.add(layer for layer in map(layer_of, places) if layer is not None)
     return lease
 

@@ -130,6 +130,11 @@ def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
             raise InvalidValue(f"mount target {mount.target} is not an absolute path below /")
         if not mount.source.is_absolute() or not (mount.source.is_dir() or mount.source.is_file()):
             raise InvalidValue(f"mount source {mount.source} is not an absolute path of a directory or file")
+        for path in (mount.source, *mount.below) if mount.below else ():
+            if not path.is_absolute() or not path.is_dir():
+                raise InvalidValue(
+                    f"{path}, one of several of mount {mount.target}, is not a directory's absolute path"
+                )
     return tuple(mounts)
 
 
@@ -146,8 +151,14 @@ def _takes(request: Request) -> Iterator[p.Take | p.Given]:
     if request.upper is not None:
         yield p.Take(str(request.upper), "disk", read_only=False)
     for number, mount in enumerate(request.mounts):
-        source = mount.source.resolve()
-        yield p.Take(str(source if source.is_dir() else source.parent), f"m{number}")
+        yield from (p.Take(str(path), slot) for slot, path in _sources(number, mount))
+
+
+def _sources(number: int, mount: Mount) -> Iterator[tuple[str, Path]]:
+    """The directories that a mount shows, topmost first, with names for them."""
+    source = mount.source.resolve()
+    for depth, path in enumerate((source if source.is_dir() else source.parent, *reversed(mount.below))):
+        yield f"m{number}.{depth}", path.resolve()
 
 
 def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
@@ -156,9 +167,10 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
         yield p.Directory("mounts")
         yield p.Directory("mounts/empty")
     for number, mount in enumerate(mounts):
-        lower, merged = f"mounts/lower-{number}", f"mounts/{number}"
-        yield p.Attach(lower, slot=f"m{number}")
-        yield p.Overlay(merged, (lower, "mounts/empty"), "", "")
+        merged = f"mounts/{number}"
+        slots = [slot for slot, _ in _sources(number, mount)]
+        yield from (p.Attach(f"mounts/lower-{slot}", slot=slot) for slot in slots)
+        yield p.Overlay(merged, (*(f"mounts/lower-{slot}" for slot in slots), "mounts/empty"), "", "")
         source = mount.source.resolve()
         yield p.Attach(f"root{mount.target}", source=merged if source.is_dir() else f"{merged}/{source.name}")
 

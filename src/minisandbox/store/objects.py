@@ -38,6 +38,10 @@ class Pool:
         """Return where an object of that name lies."""
         return Path(self._path(name))
 
+    def has(self, name: str) -> bool:
+        """Whether an object of that name is there, damaged or not."""
+        return os.path.lexists(self._path(name))
+
     def _path(self, name: str) -> str:
         return f"{self.root}/{name[:2]}/{name}"
 
@@ -110,9 +114,12 @@ class Pool:
 
     def _given(self, name: str, path: str) -> bool:
         """Whether the pool had no inode of that path, and now has this one."""
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         try:
-            _link(name, path)
+            try:
+                _link(name, path)
+            except FileNotFoundError:  # the first object of its directory
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                _link(name, path)
         except FileExistsError:
             return False
         fault_point("object-given")

@@ -141,7 +141,7 @@ class Publication:
 
     def _first(self, key: str) -> int:
         """The first copy of an object that neither this layer nor those below it have."""
-        if not self._asked and os.path.lexists(self.pool.path(key)):
+        if not self._asked and self.pool.has(key):
             self._asked = True
             for name in self.below:
                 known, _, number = name.partition(".")

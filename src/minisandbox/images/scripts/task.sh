@@ -1,7 +1,6 @@
 # From the installed, clean source to what an agent gets: the patch applied, hidden files gone, one commit.
 clean=/run/minisandbox/source  # the source as it was unpacked
 cd /testbed
-[ "$(pwd -P)" = /testbed ] || { echo "/testbed is a link: what is made there would not be in the image"; exit 1; }
 apply_patch
 
 # Copies of a file that some installation made: a hidden test or the unbroken code could be read there.
@@ -35,49 +34,77 @@ while IFS= read -r -d '' path; do
 done < /tmp/build/hidden
 settle /testbed
 
-# One pack would be new for every task. Pieces whose borders depend on their content alone are equal files in all tasks
-# that share what is in them, and the store keeps equal files once. The commit and its tree are always new.
+# What the repository below has of the commit stays there. The rest goes into packs: each object into the piece that the
+# hash of its path names, so that tasks which have them in common have equal files, which the store keeps once. Pieces of
+# some 16 kB, but no more than 64 of files: each costs every git command a look.
 pack_in_pieces() {
-    local every=8 list
-    mkdir /tmp/build/pieces
-    git rev-list --objects HEAD | cut -d' ' -f1 | git cat-file --batch-check='%(objecttype) %(objectname)' > /tmp/build/objects
-    while [ $((every * 64)) -lt "$(wc -l < /tmp/build/objects)" ]; do every=$((every * 2)); done
-    awk -v every="$every" '
-        function border(name) { return index("0123456789abcdef", substr(name, 1, 1)) * 256 \
-            + index("0123456789abcdef", substr(name, 2, 1)) * 16 + index("0123456789abcdef", substr(name, 3, 1)) }
-        NR < 3 { print $2 > "/tmp/build/pieces/top"; next }
-        { if (border($2) % every == 0 && count[$1]) { close(file[$1]); number[$1]++ }
-          count[$1]++; file[$1] = "/tmp/build/pieces/" $1 "-" (number[$1] + 0); print $2 > file[$1] }' /tmp/build/objects
+    local list
+    mkdir -p /tmp/build/pieces /tmp/build/packs .git/objects/pack
+    LC_ALL=C awk '
+        BEGIN { for (i = 1; i < 256; i++) code[sprintf("%c", i)] = i }
+        function piece(path, of,    i, sum) {
+            for (i = 1; i <= length(path); i++) sum = (sum * 31 + code[substr(path, i, 1)]) % 1000003
+            return sum % of
+        }
+        { kind[NR] = $1; name[NR] = $2; bytes[$1] += $3; all += $3; path[NR] = substr($0, length($1 $2 $3) + 4) }
+        END {
+            for (k in bytes) for (of[k] = 1; of[k] < 64 && of[k] * 16384 < bytes[k];) of[k] *= 2
+            for (i = 1; i <= NR; i++) print i < 3 || all < 32768 ? "top" : kind[i] "-" piece(path[i], of[kind[i]]), name[i]
+        }' "$1" | sort -s -k1,1 |
+        awk '$1 != last { if (last) close(file); last = $1; file = "/tmp/build/pieces/" $1 } { print $2 > file }'
     for list in /tmp/build/pieces/*; do
-        git -c pack.writeReverseIndex=false pack-objects --quiet --threads=1 --window=0 .git/objects/pack/pack < "$list" > /dev/null
+        git -c pack.writeReverseIndex=false pack-objects --quiet --threads=1 --window=0 /tmp/build/packs/pack < "$list" > /dev/null
     done
-    git prune-packed
+    cp /tmp/build/packs/* .git/objects/pack/
+}
+
+# Objects that the commit does not have are removed: with what is left of those below, and a directory for each two
+# digits of their names, this is less than a repository of its own; or it is not, and none of those below is used.
+store_objects() {
+    git rev-list --objects "$commit" |
+        git cat-file --batch-check='%(objecttype) %(objectname) %(objectsize:disk) %(rest)' > /tmp/build/objects
+    find .git/objects -type f -printf '%P\n' | tr -d / > /tmp/build/below
+    if ! awk '
+        FILENAME ~ /below$/ { below[$1] = 1; next }
+        { whole += $3; has[$2] = 1; if (!($2 in below)) own += $3 }
+        END {
+            for (name in below) if (!(name in has)) {
+                print substr(name, 1, 2) "/" substr(name, 3) > "/tmp/build/gone"
+                if (!folder[substr(name, 1, 2)]++) own += 4096
+            }
+            exit 2 * own > whole  # other tasks may have its packs too, but never its directories
+        }' /tmp/build/below /tmp/build/objects; then
+        rm -rf .git/objects
+        mkdir .git/objects
+        : > /tmp/build/below
+    elif [ -e /tmp/build/gone ]; then
+        (cd .git/objects && xargs -r rm -f < /tmp/build/gone)
+    fi
+    awk 'FILENAME ~ /below$/ { below[$1] = 1; next } !($2 in below)' /tmp/build/below /tmp/build/objects > /tmp/build/own
+    pack_in_pieces /tmp/build/own
 }
 
 # What is committed: the source's files, with the patch's; never what an installation made beside them.
-git -c core.logAllRefUpdates=false init --quiet --template= --initial-branch=main .
-git config core.checkStat minimal  # inode numbers differ in every sandbox; without this git would read every file again
-git config core.trustctime false
-mkdir -p .git/info
+mkdir /tmp/build/object-files
+export GIT_OBJECT_DIRECTORY=/tmp/build/object-files  # where git finds an object it touches it, and so copies it up
 {
     (cd "$clean" && find . \( -type f -o -type l \) -printf '%P\0')
     cat /tmp/build/touched
 } | sort -zu | { grep -zvE '(^|/)\.git(/|$)' || true; } |
-    git -c core.autocrlf=false update-index --add --remove -z --stdin
+    git -c core.autocrlf=false update-index --index-version 4 --add --remove -z --stdin
 
 export GIT_AUTHOR_NAME=MiniSandbox GIT_AUTHOR_EMAIL=minisandbox@localhost GIT_AUTHOR_DATE='2000-01-01T00:00:00+0000'
 export GIT_COMMITTER_NAME=$GIT_AUTHOR_NAME GIT_COMMITTER_EMAIL=$GIT_AUTHOR_EMAIL GIT_COMMITTER_DATE=$GIT_AUTHOR_DATE
 commit=$(git commit-tree -m 'Initial commit' "$(git write-tree)")
-git -c core.logAllRefUpdates=false update-ref refs/heads/main "$commit"
+store_objects
+unset GIT_OBJECT_DIRECTORY
+printf '# pack-refs with: peeled fully-peeled sorted \n%s refs/heads/main\n' "$commit" > .git/packed-refs  # no directories
 
 # The rest is ignored, so that no patch of an agent has it.
-{
-    printf '%s\n' '__pycache__/' '*.py[co]' '.pytest_cache/' '.hypothesis/'
-    git ls-files --others --directory -z | sed -z -E 's/[][*?\\ ]/\\&/g; s|^|/|' | tr '\n' '?' | tr '\0' '\n'
-} > .git/info/exclude
-pack_in_pieces
-git config gc.auto 0  # many packs are meant here
-rm -rf .git/hooks .git/branches .git/logs .git/description .git/COMMIT_EDITMSG .git/ORIG_HEAD .git/FETCH_HEAD
+git ls-files --others --directory --exclude-from=.git/info/exclude -z | sed -z -E 's/[][*?\\ ]/\\&/g; s|^|/|' |
+    tr '\n' '?' | tr '\0' '\n' > /tmp/build/ignored
+[ ! -s /tmp/build/ignored ] || cat /tmp/build/ignored >> .git/info/exclude
+rm -rf .git/logs .git/COMMIT_EDITMSG .git/ORIG_HEAD .git/FETCH_HEAD
 
 # One commit, everything reachable, nothing changed: or there is no image.
 git status --porcelain > /tmp/build/status
@@ -89,5 +116,5 @@ if [ "$(git rev-list --all --count)" != 1 ] || [ "$(git for-each-ref | wc -l)" !
     exit 1
 fi
 printf '%s' "$commit" > /tmp/build/commit
-find .git -exec touch -h -d "$MOMENT" {} +
+find .git -newermt 2001-01-01 -exec touch -h -d "$MOMENT" {} +
 touch -d "$MOMENT + 1 minute" .git/index  # else git would read every file that is as old again
