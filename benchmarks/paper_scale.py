@@ -117,6 +117,9 @@ def report(each: DataSet, survey: Survey) -> None:
     print("besides, where kept:")
     for part in survey.further:
         _line(part)
+    print("would save:")
+    for part in survey.savings:
+        _line(part)
 
 
 def _line(part: Part) -> None:

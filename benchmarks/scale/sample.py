@@ -178,9 +178,7 @@ def check(
                     rest += entry.disk
     files, counted = sum(inodes.values()), ledger.files("packages")
     told, names = ledger.directories["packages"] + ledger.lists["packages"], ledger.inodes("packages")
-    say(
-        f"{len(built)} environments: {_mb(files)} of files in {len(inodes):,} inodes; counted {_mb(counted)} in {names:,}"
-    )
+    say(f"{len(built)} environments: {_mb(files)} in {len(inodes):,} inodes; counted {_mb(counted)} in {names:,}")
     say(f"without sharing {_mb(apart)}; counted {_mb(ledger.names['packages'])}")
     say(f"directories and lists {_mb(rest)}; counted {_mb(told)}")
     say(f"byte code at one path of equal sources: {shared_bytecode(layers):.1%} is one inode in all that have it")

@@ -27,6 +27,8 @@ from benchmarks.scale.trees import Repository, add_repository, add_source
 
 EXACT, MEASURED, ESTIMATED, RECORDED = "exact", "measured", "estimated", "recorded"
 
+_GPU = ("cuda", "cusparse", "cudnn", "cublas", "nccl", "cupti", "nvrtc", "nvToolsExt")
+
 Say = Callable[[str], None]
 Looked = Mapping[tuple[Pin, str], Contents]
 
@@ -55,11 +57,13 @@ class Survey:
     Attributes:
         parts: what the images need.
         further: what may lie in the store besides, and need not.
+        savings: what would make it smaller, and by how much.
         notes: counts, line by line.
     """
 
     parts: list[Part] = field(default_factory=list)
     further: list[Part] = field(default_factory=list)
+    savings: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -121,6 +125,23 @@ class Survey:
         ]  # fmt: skip
         sizes = {one.file: one.size for one in looked.values() if one.file}
         self.further.append(Part(f"downloads: {len(sizes)} wheels and archives", sum(sizes.values()), EXACT))
+        self._add_savings(files, looked, sum(sizes.values()))
+
+    def _add_savings(self, files: float, looked: Looked, downloads: float) -> None:
+        """What builds of packages without CUDA would save, and what compressing files as wheels do would."""
+        unpacked = {one.file: sum(on_disk(size) for _, _, size, _ in one.members) for one in looked.values()}
+        gpu = {one.file: gpu_bytes(pin.name, one) for (pin, _), one in looked.items()}
+        ratio = downloads / sum(unpacked.values())
+        with_gpu = sum(
+            one.size * gpu[one.file] / max(unpacked[one.file], 1) for one in looked.values() if gpu[one.file]
+        )
+        saved, packed = sum(gpu.values()), files * (1 - ratio)
+        left = (files - saved) * (1 - (downloads - with_gpu) / (sum(unpacked.values()) - saved))
+        self.savings += [
+            Part("builds of packages without CUDA", saved, ESTIMATED, 0.1 * saved),
+            Part(f"packages' files compressed as in their wheels, to {ratio:.0%}", packed, ESTIMATED, 0.15 * packed),
+            Part("both", saved + left, ESTIMATED, 0.15 * (saved + left)),
+        ]
 
     def _note_pins(self, environments: Sequence[Environment], looked: Looked) -> None:
         kinds = Counter(one.kind for one in looked.values())
@@ -268,6 +289,16 @@ def largest(environments: Sequence[Environment], looked: Looked, measured: Measu
 def family(name: str) -> str:
     """The name by which a distribution is counted among the largest: CUDA comes as a dozen of them."""
     return "nvidia-*" if name.startswith("nvidia-") else name
+
+
+def gpu_bytes(name: str, contents: Contents) -> int:
+    """What of a distribution is for GPUs alone."""
+    whole = name.startswith("nvidia-") or name == "triton"
+    return sum(
+        on_disk(size)
+        for path, _, size, _ in contents.members
+        if whole or (name == "torch" and any(word in path.rpartition("/")[2] for word in _GPU))
+    )
 
 
 def taken(contents: Contents, python: str, measured: Measured) -> int:
