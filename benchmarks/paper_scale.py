@@ -123,6 +123,8 @@ def report(each: DataSet, survey: Survey) -> None:
 
 
 def _line(part: Part) -> None:
+    if not part.bytes:
+        return
     title = f"{part.title} ({part.how})" if part.how else part.title
     print(f"{title:<88} {part.bytes / 1e9:7.2f} {part.unsure / 1e9:6.2f}")
 

@@ -97,7 +97,7 @@ def sample(folder: Path, environments: Sequence[Environment], index: Index, say:
 
 def _build(store: Store, one: Environment, contents: Mapping[Pin, Contents], say: Say) -> bool:
     name = one.owners[0].replace("/", "-").replace(".", "-").lower()[:60]
-    recipe = Recipe(python=one.python, requirements=_lines(contents))
+    recipe = Recipe(python=one.python, requirements=_lines(contents), complete=bool(contents))
     try:
         build(recipe, store=store, name=name)
     except InterpreterNotFound:

@@ -130,17 +130,16 @@ class Survey:
     def _add_savings(self, files: float, looked: Looked, downloads: float) -> None:
         """What builds of packages without CUDA would save, and what compressing files as wheels do would."""
         unpacked = {one.file: sum(on_disk(size) for _, _, size, _ in one.members) for one in looked.values()}
+        packed = {one.file: one.size for one in looked.values()}
         gpu = {one.file: gpu_bytes(pin.name, one) for (pin, _), one in looked.items()}
-        ratio = downloads / sum(unpacked.values())
-        with_gpu = sum(
-            one.size * gpu[one.file] / max(unpacked[one.file], 1) for one in looked.values() if gpu[one.file]
-        )
-        saved, packed = sum(gpu.values()), files * (1 - ratio)
-        left = (files - saved) * (1 - (downloads - with_gpu) / (sum(unpacked.values()) - saved))
+        saved, whole = sum(gpu.values()), sum(unpacked.values())
+        gpu_packed = sum(packed[file] * size / unpacked[file] for file, size in gpu.items() if size)
+        ratio, left = downloads / whole, (downloads - gpu_packed) / (whole - saved)
+        squeezed, both = files * (1 - ratio), saved + (files - saved) * (1 - left)
         self.savings += [
             Part("builds of packages without CUDA", saved, ESTIMATED, 0.1 * saved),
-            Part(f"packages' files compressed as in their wheels, to {ratio:.0%}", packed, ESTIMATED, 0.15 * packed),
-            Part("both", saved + left, ESTIMATED, 0.15 * (saved + left)),
+            Part(f"packages' files compressed as in wheels, to {ratio:.0%}", squeezed, ESTIMATED, 0.15 * squeezed),
+            Part(f"both (the others compress to {left:.0%})", both, ESTIMATED, 0.15 * both),
         ]
 
     def _note_pins(self, environments: Sequence[Environment], looked: Looked) -> None:
@@ -190,7 +189,7 @@ class Survey:
             say: shows progress.
         """
         ledger, absent, known = Ledger(), 0, read_rows(rows)
-        for _, there in add_rows(ledger, known, mirrors, cache, say):
+        for there in add_rows(ledger, known, mirrors, cache, say):
             absent += not there
         factor = count / (len(known) - absent)
         for kind in ("source", "repository", "tests"):
@@ -207,8 +206,9 @@ class Survey:
         apart, inside = (ledger.names[kind] * factor for kind in ("source", "repository"))
         self.note(f"sources for each task by itself {_gb(apart)}, repositories inside {_gb(inside)}")
         repos = Counter(row.repo for row in known)
-        built = sum(measured.built_of(repo) * number * factor for repo, number in repos.items())
-        self.parts.append(Part("what installing leaves: built files, metadata", built, ESTIMATED, 0.5 * built))
+        each = {repo: measured.installed_of(repo) + measured.built_of(repo) for repo in repos}
+        left = sum(each[repo] * number * factor for repo, number in repos.items())
+        self.parts.append(Part("what installing leaves: built files, metadata", left, ESTIMATED, 0.5 * left))
         self.further.append(_mirrors(mirrors, repos))
 
     def add_repositories(
@@ -242,7 +242,7 @@ class Survey:
     ) -> None:
         mean, error = _mean(sizes)
         rest = len(owners) - len(sizes)
-        built = sum(measured.built_of(repository_of(owner)) for owner in owners)
+        built = sum(measured.installed_of(repo) + measured.built_of(repo) for repo in map(repository_of, owners))
         self.parts += [
             Part(f"source and repository of {len(sizes)} repositories", sum(sizes), EXACT, 0.05 * sum(sizes)),
             Part(f"the same of {rest} more, at the mean of those", mean * rest, ESTIMATED, 2 * error * rest),

@@ -58,8 +58,8 @@ def find_mirror(mirrors: Path, repo: str) -> Path | None:
 
 def add_rows(
     ledger: Ledger, rows: Sequence[Row], mirrors: Path, cache: Path, progress: Callable[[str], None]
-) -> Iterator[tuple[Row, bool]]:
-    """Count the layers of tasks: source, hidden tests, repository; yield each with whether its commit was there."""
+) -> Iterator[bool]:
+    """Count the layers of tasks: source, hidden tests, repository; yield for each whether its commit is there."""
     found: dict[str, Repository | None] = {}
     for number, row in enumerate(sorted(rows, key=lambda one: (one.repo, one.commit)), 1):
         if row.repo not in found:
@@ -69,12 +69,12 @@ def add_rows(
         repository = found[row.repo]
         commit = repository.resolve(row.commit) if repository is not None else None
         progress(f"sources: {row.repo} {number} of {len(rows)}")
-        yield row, commit is not None
-        if repository is not None and commit is not None:
-            objects = repository.tree(commit)
+        objects = repository.tree(commit) if repository is not None and commit is not None else []
+        if repository is not None and objects:
             add_source(ledger, objects)
             add_repository(ledger, repository, objects, row.name)
             add_tests(ledger, row, objects)
+        yield bool(objects)
 
 
 def add_tests(ledger: Ledger, row: Row, objects: Sequence[Object]) -> None:
