@@ -174,7 +174,7 @@ class Survey:
     def add_recorded(self, sources: int) -> None:
         """Add what another run counted of the sources of all tasks."""
         self.parts.append(
-            Part("sources, repositories inside, hidden tests, built files", sources, RECORDED, 0.1 * sources)
+            Part("sources, repositories inside, hidden tests, built files", sources, RECORDED, 0.2 * sources)
         )
 
     def add_rows(self, rows: Path, mirrors: Path, cache: Path, count: int, measured: Measured, say: Say) -> None:
