@@ -17,7 +17,7 @@ class Measured:
         prefixes: bytes on disk of an interpreter's layer, by interpreter.
         installed: bytes on disk of metadata and directories that installing a project in place leaves, for each
             commit; "" for those that are not named.
-        built: bytes of what compilers leave, for each commit; hardly shared: two builds of astropy had little in common,
+        built: bytes of what compilers leave for each commit; two builds of astropy had little of it in common,
             though most of its sources are equal.
         sources: bytes of sources, repositories and hidden tests of all tasks, by data set; used without mirrors.
     """
