@@ -53,7 +53,7 @@ for patterns in *.lines; do
     done < <(xargs -r -d '\n' grep -lF -x -f "$patterns" -- < suspects)
 done
 find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /usr -o -path /run \) -prune -o -type f \
-    ! -path '/testbed/*' \( -name '*.whl' -o -name '*.egg' -o -name '*.tar.gz' -o -name '*.zip' -o -name '*.tar.bz2' \) -print |
+    ! -path '/testbed/*' -regex '.*\.\(whl\|egg\|tar\.gz\|zip\|tar\.bz2\)' -print |
     sed 's/^/archive\t/; s/$/\t1/'
 exit 0
 """
@@ -135,7 +135,7 @@ def _file(lines: tuple[str, ...] | list[str]) -> bytes:
 
 def _lines_of(box: Sandbox, path: str) -> frozenset[str]:
     try:
-        return frozenset(box.files.read_text(path, errors="replace").splitlines())
+        return frozenset(box.files.read_bytes(path).decode("utf-8", "replace").splitlines())
     except FileAccessError:
         return frozenset()
 

@@ -1,0 +1,1 @@
+"""What the store takes for whole data sets, computed: the parts of paper_scale.py."""

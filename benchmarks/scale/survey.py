@@ -1,0 +1,308 @@
+"""The parts of a store for a whole data set, each with how it was found and how wrong it may be."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.scale.blocks import Ledger, on_disk
+from benchmarks.scale.environments import BYTECODE, add_environment, compiled, place
+from benchmarks.scale.index import MISSING, NEAR, SDIST, WHEEL, Contents, Index, look_up
+from benchmarks.scale.measured import Measured
+from benchmarks.scale.pins import Environment, Pin
+from benchmarks.scale.tasks import (
+    add_rows,
+    bug_bytes,
+    commit_of,
+    find_mirror,
+    mirror_bytes,
+    read_rows,
+    repository_of,
+)
+from benchmarks.scale.trees import Repository, add_repository, add_source
+
+EXACT, MEASURED, ESTIMATED, RECORDED = "exact", "measured", "estimated", "recorded"
+
+_GPU = ("cuda", "cusparse", "cudnn", "cublas", "nccl", "cupti", "nvrtc", "nvToolsExt")
+
+Say = Callable[[str], None]
+Looked = Mapping[tuple[Pin, str], Contents]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the store.
+
+    Attributes:
+        title: what it is.
+        bytes: what it takes on disk.
+        how: how it was found.
+        unsure: how many bytes it may be off, either way.
+    """
+
+    title: str
+    bytes: float
+    how: str
+    unsure: float = 0.0
+
+
+@dataclass(slots=True)
+class Survey:
+    """What was found of one data set.
+
+    Attributes:
+        parts: what the images need.
+        further: what may lie in the store besides, and need not.
+        savings: what would make it smaller, and by how much.
+        notes: counts, line by line.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    further: list[Part] = field(default_factory=list)
+    savings: list[Part] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def total(self) -> float:
+        """Bytes of all that images need."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def unsure(self) -> float:
+        """How many bytes the total may be off, if every part is off the same way."""
+        return sum(part.unsure for part in self.parts)
+
+    def note(self, text: str) -> None:
+        """Add a line."""
+        self.notes.append(text)
+
+    def add_packages(self, environments: Sequence[Environment], index: Index, measured: Measured, say: Say) -> None:
+        """Add interpreters and environments; the downloads besides."""
+        wanted = sorted({(pin, one.python) for one in environments for pin in one.pins})
+        began = time.monotonic()
+
+        def show(number: int) -> None:
+            say(f"{number} of {len(wanted)} pins looked up, {time.monotonic() - began:.0f} s")
+
+        looked: Looked = dict(zip(wanted, look_up(index, wanted, show), strict=True))
+        ledger = Ledger()
+        for one in environments:
+            contents = {pin: looked[pin, one.python] for pin in one.pins}
+            add_environment(ledger, one, contents, measured.bytecode_of(one.python))
+        self._add_interpreters({one.python for one in environments}, measured)
+        self._add_package_parts(ledger, looked, measured)
+        self._note_pins(environments, looked)
+        self._note_sharing(environments, looked, ledger, measured)
+
+    def _add_interpreters(self, pythons: Iterable[str], measured: Measured) -> None:
+        sizes = {python: measured.prefix_of(python) for python in pythons}
+        other = sum(size for python, size in sizes.items() if python not in measured.prefixes)
+        title = f"interpreters, one of each of {len(sizes)} minor versions"
+        self.parts.append(Part(title, sum(sizes.values()), MEASURED, 0.2 * other))
+
+    def _add_package_parts(self, ledger: Ledger, looked: Looked, measured: Measured) -> None:
+        guessed = sum(taken(one, python, measured) for (_, python), one in looked.items() if one.kind in (NEAR, SDIST))
+        found = [taken(one, python, measured) for (_, python), one in looked.items() if one.kind == WHEEL]
+        missing = sum(one.kind == MISSING for one in looked.values())
+        code = sum(
+            on_disk(size) * count
+            for key, (size, count) in ledger.shared["packages"].items()
+            if isinstance(key, tuple) and key[0] == BYTECODE
+        )
+        files = ledger.files("packages") - code
+        mean = statistics.fmean(found) if found else 0.0
+        self.parts += [
+            Part("files of packages, from wheels' own lists", files, EXACT, 0.5 * guessed),
+            Part("their byte code", code, MEASURED, 0.03 * code),
+            Part(f"{missing} pins that are not on the index, at the mean of those that are", mean * missing, ESTIMATED,
+                 mean * missing),
+            Part("directories, lists and names in the pool of environments", ledger.overhead("packages"), EXACT,
+                 0.1 * ledger.overhead("packages")),
+        ]  # fmt: skip
+        sizes = {one.file: one.size for one in looked.values() if one.file}
+        self.further.append(Part(f"downloads: {len(sizes)} wheels and archives", sum(sizes.values()), EXACT))
+        self._add_savings(files, looked, sum(sizes.values()))
+
+    def _add_savings(self, files: float, looked: Looked, downloads: float) -> None:
+        """What builds of packages without CUDA would save, and what compressing files as wheels do would."""
+        unpacked = {one.file: sum(on_disk(size) for _, _, size, _ in one.members) for one in looked.values()}
+        packed = {one.file: one.size for one in looked.values()}
+        gpu = {one.file: gpu_bytes(pin.name, one) for (pin, _), one in looked.items()}
+        saved, whole = sum(gpu.values()), sum(unpacked.values())
+        gpu_packed = sum(packed[file] * size / unpacked[file] for file, size in gpu.items() if size)
+        ratio, left = downloads / whole, (downloads - gpu_packed) / (whole - saved)
+        squeezed, both = files * (1 - ratio), saved + (files - saved) * (1 - left)
+        self.savings += [
+            Part("builds of packages without CUDA", saved, ESTIMATED, 0.1 * saved),
+            Part(f"packages' files compressed as in wheels, to {ratio:.0%}", squeezed, ESTIMATED, 0.15 * squeezed),
+            Part(f"both (the others compress to {left:.0%})", both, ESTIMATED, 0.15 * both),
+        ]
+
+    def _note_pins(self, environments: Sequence[Environment], looked: Looked) -> None:
+        kinds = Counter(one.kind for one in looked.values())
+        exports = sum(len(one.owners) for one in environments)
+        pythons = Counter(one.python for one in environments)
+        distributions, versions = {pin.name for pin, _ in looked}, {pin for pin, _ in looked}
+        skipped = sum(one.skipped * len(one.owners) for one in environments) / exports
+        counted = ", ".join(f"{count} with {python}" for python, count in pythons.most_common())
+        self.note(f"{exports} exports, {len(environments)} different ones: {counted}")
+        self.note(f"{len(distributions)} distributions, {len(versions)} versions, {len(looked)} with interpreters")
+        self.note(f"{kinds[WHEEL]} of these have a wheel, whose list of files is exact; {kinds[NEAR]} only a source "
+                  "archive, counted by the wheel of the nearest interpreter; "
+                  f"{kinds[SDIST]} by the packages in the archive; {kinds[MISSING]} are not on the index")  # fmt: skip
+        self.note(
+            f"{skipped:.0f} entries of an export are conda packages that are no Python distributions: not installed"
+        )
+
+    def _note_sharing(
+        self, environments: Sequence[Environment], looked: Looked, ledger: Ledger, measured: Measured
+    ) -> None:
+        once = sum(taken(one, python, measured) for (_, python), one in looked.items())
+        apart = sum(taken(looked[pin, one.python], one.python, measured) * len(one.owners)
+                    for one in environments for pin in one.pins)  # fmt: skip
+        files, count = ledger.files("packages"), ledger.inodes("packages")
+        different = ledger.names["packages"]
+        self.note(f"packages for each export by itself {_gb(apart)}, for each different one {_gb(different)}")
+        self.note(f"each (distribution, version, interpreter) once {_gb(once)}, equal files once {_gb(files)} in "
+                  f"{count:,} inodes")  # fmt: skip
+        self.note("largest, before equal files count once: " + ", ".join(largest(environments, looked, measured)))
+
+    def add_recorded(self, sources: int) -> None:
+        """Add what another run counted of the sources of all tasks."""
+        self.parts.append(
+            Part("sources, repositories inside, hidden tests, built files", sources, RECORDED, 0.2 * sources)
+        )
+
+    def add_rows(self, rows: Path, mirrors: Path, cache: Path, count: int, measured: Measured, say: Say) -> None:
+        """Add sources, repositories, hidden tests and built files of SWE-bench's tasks.
+
+        Args:
+            rows: the tasks, JSON lines.
+            mirrors: the repositories.
+            cache: where compressed sizes are kept.
+            count: how many tasks the data set has; those without a row count as the mean of those with one.
+            measured: what building leaves.
+            say: shows progress.
+        """
+        ledger, absent, known = Ledger(), 0, read_rows(rows)
+        for there in add_rows(ledger, known, mirrors, cache, say):
+            absent += not there
+        factor = count / (len(known) - absent)
+        for kind in ("source", "repository", "tests"):
+            size = ledger.total(kind) * factor
+            unsure = ledger.total(kind) * (factor - 1) + 0.1 * ledger.overhead(kind)
+            self.parts += [
+                Part(f"{kind}: files", ledger.files(kind) * factor, EXACT, ledger.files(kind) * (factor - 1)),
+                Part(f"{kind}: directories, lists, names", size - ledger.files(kind) * factor, EXACT,
+                     unsure - ledger.files(kind) * (factor - 1)),
+            ]  # fmt: skip
+        self.note(
+            f"{len(known)} rows, {absent} without their commit in the mirrors; times {factor:.3f} for {count} tasks"
+        )
+        apart, inside = (ledger.names[kind] * factor for kind in ("source", "repository"))
+        self.note(f"sources for each task by itself {_gb(apart)}, repositories inside {_gb(inside)}")
+        repos = Counter(row.repo for row in known)
+        each = {repo: measured.installed_of(repo) + measured.built_of(repo) for repo in repos}
+        left = sum(each[repo] * number * factor for repo, number in repos.items())
+        self.parts.append(Part("what installing leaves: built files, metadata", left, ESTIMATED, 0.5 * left))
+        self.further.append(_mirrors(mirrors, repos))
+
+    def add_repositories(
+        self, environments: Sequence[Environment], mirrors: Path, cache: Path, count: int, measured: Measured, say: Say
+    ) -> None:
+        """Add the source and the clean repository of each of SWE-smith's; a layer for each bug besides."""
+        owners = sorted(owner for one in environments for owner in one.owners)
+        sizes: list[int] = []
+        bugs: list[float] = []
+        exact = 0
+        for number, owner in enumerate(owners, 1):
+            say(f"{owner}: {number} of {len(owners)}")
+            path = find_mirror(mirrors, repository_of(owner))
+            if path is None:
+                continue
+            repository = Repository(path, cache / f"{repository_of(owner).replace('/', '__')}.json.gz")
+            commit = repository.resolve(commit_of(owner))
+            exact += commit is not None
+            ledger, objects = Ledger(), repository.tree(commit or "HEAD")
+            add_source(ledger, objects)
+            add_repository(ledger, repository, objects, owner)
+            sizes.append(ledger.total("source") + ledger.total("repository"))
+            bugs.append(bug_bytes(ledger, repository, objects, number))
+        self._add_repository_parts(owners, sizes, bugs, count, measured)
+        self.note(
+            f"{len(sizes)} of {len(owners)} repositories looked into: {exact} at their commit, the others at another"
+        )
+
+    def _add_repository_parts(
+        self, owners: Sequence[str], sizes: Sequence[int], bugs: Sequence[float], count: int, measured: Measured
+    ) -> None:
+        mean, error = _mean(sizes)
+        rest = len(owners) - len(sizes)
+        built = sum(measured.installed_of(repo) + measured.built_of(repo) for repo in map(repository_of, owners))
+        self.parts += [
+            Part(f"source and repository of {len(sizes)} repositories", sum(sizes), EXACT, 0.05 * sum(sizes)),
+            Part(f"the same of {rest} more, at the mean of those", mean * rest, ESTIMATED, 2 * error * rest),
+            Part("what installing leaves", built, ESTIMATED, 0.5 * built),
+        ]
+        each, error = _mean(bugs)
+        title = f"a layer for each of {count:,} bugs, all kept at once ({each / 1e3:.0f} kB each)"
+        self.further.append(Part(title, each * count, ESTIMATED, 2 * error * count))
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and its standard error."""
+    if len(values) < 2:
+        return (values[0] if values else 0.0), 0.0
+    return statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
+
+
+def _mirrors(mirrors: Path, repos: Iterable[str]) -> Part:
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for repo in repos:
+        path = find_mirror(mirrors, repo)
+        if path is not None:
+            sizes[repo] = mirror_bytes(path)
+    return Part(f"mirrors of {len(sizes)} repositories, with all their history", sum(sizes.values()), MEASURED)
+
+
+def largest(environments: Sequence[Environment], looked: Looked, measured: Measured, count: int = 8) -> Iterator[str]:
+    """Yield the distributions that take most, with how many versions and environments have them."""
+    sizes: Counter[str] = Counter()
+    users: defaultdict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for (pin, python), contents in looked.items():
+        sizes[family(pin.name)] += taken(contents, python, measured)
+    for one in environments:
+        for pin in one.pins:
+            users[family(pin.name)].add(one.owners)
+    for name, size in sizes.most_common(count):
+        yield f"{name} {size / 1e9:.2f} GB ({len(users[name])} environments)"
+
+
+def family(name: str) -> str:
+    """The name by which a distribution is counted among the largest: CUDA comes as a dozen of them."""
+    return "nvidia-*" if name.startswith("nvidia-") else name
+
+
+def gpu_bytes(name: str, contents: Contents) -> int:
+    """What of a distribution is for GPUs alone."""
+    whole = name.startswith("nvidia-") or name == "triton"
+    return sum(
+        on_disk(size)
+        for path, _, size, _ in contents.members
+        if whole or (name == "torch" and any(word in path.rpartition("/")[2] for word in _GPU))
+    )
+
+
+def taken(contents: Contents, python: str, measured: Measured) -> int:
+    """What an installation takes by itself: files and byte code, in blocks."""
+    placed = place(contents)
+    code = compiled(placed, python, measured.bytecode_of(python))
+    return sum(on_disk(one.size) for one in (*placed, *code))
