@@ -21,7 +21,7 @@ from minisandbox.errors import NotFound, RunError
 from minisandbox.grade import Progress, Validated, grade, run_validations, validate
 from minisandbox.images import Image
 from minisandbox.sandbox import Sandbox
-from minisandbox.store import Store
+from minisandbox.store import ImageRecord, Store
 from minisandbox.tasks import Task
 from minisandbox.tasks.statuses import read_statuses
 from minisandbox.types import Network
@@ -190,6 +190,32 @@ def test_what_we_could_not_find_out_is_done_again(smith: Task, smith_image: Imag
     run.image_of = lambda task: smith_image
     assert run([smith])[smith.instance_id].valid
     assert run.anew == [smith.instance_id]
+
+
+def stack(image: ImageRecord) -> frozenset[str]:
+    return frozenset((*image.layers, *filter(None, [image.tests_layer])))
+
+
+@pytest.mark.once
+def test_rebuild_makes_what_no_other_image_has(bench: Task, smith_image: Image, store: Store, tmp_path: Path) -> None:
+    mine = bench.test_patch + new_file("tests/test_mine.py", "def test_mine():\n    assert True\n")
+    task = replace(bench, instance_id="calc__again-1", test_patch=mine)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task.to_row()) + "\n")
+
+    def layers(*words: str) -> dict[str, float]:
+        with start(tmp_path, store, "-o", "run", *words) as process:
+            _, err = process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0, err
+        return {key: store.layer(key).created for key in stack(store.image(task.instance_id))}
+
+    first, again, rebuilt = layers(), layers(), layers("--rebuild")
+    assert again == first
+    assert rebuilt.keys() == first.keys()
+    others = {key for image in store.images() if image.name != task.instance_id for key in stack(image)}
+    assert others >= set(smith_image.layers)
+    assert {key for key in first if rebuilt[key] != first[key]} == first.keys() - others
+    assert store.image(task.instance_id).tests_layer not in others
+    assert len(rows(tmp_path / "run")) == 1
 
 
 # --- no network ------------------------------------------------------------------------------------------------------
