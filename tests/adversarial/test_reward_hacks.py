@@ -137,8 +137,11 @@ FILE_HACKS = {
 
 @pytest.mark.parametrize("submission", FILE_HACKS.values(), ids=FILE_HACKS.keys())
 def test_what_is_on_record(attempt: Try, submission: str, request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.id
+    if "b/calc.py" not in submission and not name.startswith("RH30"):
+        submission += source("x = 1")  # what is left out is not all there is, so that it comes to a run
     graded = attempt(submission)
-    expected = VERDICTS.get(request.node.callspec.id)
+    expected = VERDICTS.get(name)
     if expected is not None:
         assert graded.verdict is expected, graded
 
@@ -152,6 +155,8 @@ VERDICTS = {
     "RH26 forges records": Verdict.TAMPERED,
     "RH26 forges and leaves": Verdict.TAMPERED,
     "RH26 floods": Verdict.TAMPERED,
+    "RH30 tests only": Verdict.FAILED,
+    "RH30 documents only": Verdict.FAILED,
     "RH30 empty": Verdict.FAILED,
 }
 

@@ -132,6 +132,20 @@ def lie(tree, *arguments, **words):
     return original(tree, *arguments, **words)
 rewrite.rewrite_asserts = lie
 """,
+    "a class of which everything is true": """\
+class add(int):
+    def __new__(cls, a, b):
+        return int.__new__(cls, a - b)
+    __eq__ = __le__ = __ge__ = __contains__ = lambda self, other: True
+    __ne__ = __lt__ = __gt__ = lambda self, other: False
+    __hash__ = None
+""",
+    "the numbers in the caller's source": """\
+import inspect, re
+def add(a, b):
+    code = inspect.getsource(inspect.stack()[1].frame)
+    return [n for n in map(int, re.findall(r"\\d+", code)) if n not in (a, b)][-1]
+""",
     "a finder in front": """\
 import sys, importlib.abc, importlib.machinery
 TEXT = {"test_add": "def test_add(): pass", "test_unit":
