@@ -19,6 +19,27 @@ def task(*, fix: tuple[str, ...] = ("pkg/core.py",), tests: tuple[str, ...] = ("
     return Task("a__b-1", "a/b", "c0", "", patch_of(*fix), "", tests, ())
 
 
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("README.md", True),
+        ("docs/usage.rst", True),
+        ("CHANGES.txt", True),
+        ("tests/test_other.py", True),
+        ("pkg/tests/data.json", True),
+        ("pkg/test_tools.py", True),
+        ("pkg/test/client.py", False),
+        ("pkg/testing.py", False),
+        ("pkg/data.txt", False),
+        ("pkg/core.py", False),
+        ("setup.py", False),
+        ("docs/guide.rst", False),
+    ],
+)
+def test_files_that_no_test_can_see(path: str, expected: bool) -> None:
+    assert Policy.for_task(task(fix=("pkg/core.py", "docs/guide.rst"))).is_beside_the_point(path) is expected
+
+
 def kind(path: str, policy: Policy, status: FileStatus = FileStatus.MODIFIED) -> str | None:
     return policy.why_protected(FileChange(path, status, path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # Nothing but the submission itself can cause these, so that no second run is needed to blame it.
 _CERTAINLY_THE_SUBMISSION = frozenset({Reason.PATCH_INVALID, Reason.REPORT_DAMAGED})
 _SEEN_FAILING = frozenset({"failed", "error"})
+_SAMPLE = 20
 UNCONFIRMED = "unconfirmed"
 """The kind of a flag: no test could be made to fail, so that the pass is believed on the report alone."""
 
@@ -164,9 +166,10 @@ def _confirm(task: Task, place: Workspace, change: Change, run: SuiteRun, graded
         foreign = tuple(name for name in run.report.changed if name not in control.report.changed)
         if foreign:
             return _tampered(graded, Reason.RUNNER_CHANGED, f"while the tests ran, it changed {_some(foreign)}")
-    sentinels = make_sentinels(hidden_files(place.image.tests_dir(), place.files), task.FAIL_TO_PASS)
+    chosen = task.FAIL_TO_PASS + _sample(task.PASS_TO_PASS)
+    sentinels = make_sentinels(hidden_files(place.image.tests_dir(), place.files), chosen)
     if not sentinels.tests:
-        return _unconfirmed(graded, "the FAIL_TO_PASS tests are in no file of the tests layer")
+        return _unconfirmed(graded, "the tests are in no file of the tests layer")
     spared = _not_seen_failing(_run_surely(place, change, sentinels.files), sentinels.tests)
     if not spared:
         return graded
@@ -175,8 +178,13 @@ def _confirm(task: Task, place: Workspace, change: Change, run: SuiteRun, graded
     if foreign:
         return _tampered(graded, Reason.SENTINEL_WRONG, f"tests that had to fail did not: {_some(foreign)}")
     if len(control_spared) == len(sentinels.tests):
-        return _unconfirmed(graded, "no FAIL_TO_PASS test could be changed so that it fails")
+        return _unconfirmed(graded, "no test could be changed so that it fails")
     return graded
+
+
+def _sample(tests: tuple[str, ...]) -> tuple[str, ...]:
+    """Return some tests, others each time: agents know those that must keep passing, and could forge them alone."""
+    return tuple(random.SystemRandom().sample(tests, min(len(tests), _SAMPLE)))
 
 
 def _not_seen_failing(run: SuiteRun, tests: tuple[str, ...]) -> tuple[str, ...]:

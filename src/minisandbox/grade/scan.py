@@ -29,7 +29,7 @@ _SIGNS = {
     r"\bTestReport\b|\bCallInfo\b|\bAssertionRewritingHook\b|\bMINISANDBOX\w*",
     "test_detection": r"\bPYTEST_\w+|[\"'](_?pytest|unittest|nose)[\"']\s+(not\s+)?in\s+\(?(set\()?(\w+\.)*modules|"
     r"\bmodules\s*(\[|\.get\()\s*[\"'](_?pytest|unittest|nose)\b",
-    "process_control": r"\b(os\.)?_exit\s*\(|\batexit\b|\bfaulthandler\b|\b"
+    "process_control": r"\bos\._exit\b|(?<!def )\b_exit\s*\(|\batexit\b|\bfaulthandler\b|\b"
     r"\bsignal\.(signal|alarm|setitimer|raise_signal)\b|\bos\.(abort|kill|killpg|fork|forkpty|dup2|closerange|setsid|getppid)\b|\bptrace\b",
     "interpreter_hooks": r"\bset(trace|profile)\b|\bsys\.(excepthook|unraisablehook|meta_path|path_hooks|monitoring|"
     r"addaudithook)\b|\b__builtins__\b|\bbuiltins\b\s*(\.|\[)[^=\n]*=(?!=)|\bsetattr\s*\(\s*(\w+\.)*builtins\b|"

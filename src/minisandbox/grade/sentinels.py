@@ -1,10 +1,10 @@
 """Sentinels: the task's own tests, changed so that they have to fail.
 
 A run in which everything passes says little where the code under test sits in the process that judges it. So whoever
-seems to have solved a task is run once more, the same way, on test files in which each FAIL_TO_PASS test expects
-something else: another number, another word, the opposite. Nothing else differs, names and places are the same, and
-hidden tests are not known to who wrote the submission. Objects that equal everything, values read from the stack,
-patched reports and patched asserts let such a test pass, or keep it from being seen to fail; a solution does not.
+seems to have solved a task is run once more, the same way, on test files in which tests expect something else: another
+number, another word, the opposite. Nothing else differs, names and places are the same, and hidden tests are not known
+to who wrote the submission. Objects that equal everything, values read from the stack, patched reports and patched
+asserts let such a test pass, or keep it from being seen to fail; a solution does not.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,17 +13,19 @@ from minisandbox.grade.belief import Doubt
 from minisandbox.grade.official import LOG_LIMIT, OfficialRunner
 from minisandbox.grade.runner import PytestRunner, SuiteRun, log_of
 from minisandbox.grade.submission import Change
-from minisandbox.grade.testfiles import HIDDEN, LaidOut, lay_out
+from minisandbox.grade.testfiles import HIDDEN, lay_out
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
-from minisandbox.types import ExecResult, Limits, Network, Outcome
+from minisandbox.types import ExecResult, Limits, MiB, Network, Outcome
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
 _STEP_TIMEOUT = 120.0
+_MOST_FILES = 500
+_LARGEST_FILE = 64 * MiB
 # Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
 _RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
 _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
@@ -67,8 +70,9 @@ class Workspace:
             Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=tests.mounts) as box,
         ):
             runner.install(box)
+            named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
             failed = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
-            return failed or _unless_changed(box, runner.run(box), tests)
+            return failed or _unless_changed(box, runner.run(box), named)
 
     def _runner(self) -> OfficialRunner | PytestRunner:
         if self.task.test_parser:
@@ -123,17 +127,24 @@ def _restore(box: Sandbox, task: Task) -> SuiteRun | None:
     return SuiteRun.not_run(Doubt(Reason.RESTORE_FAILED, f"test files: {result.fate}: {said}"), log_of(result))
 
 
-def _unless_changed(box: Sandbox, run: SuiteRun, tests: LaidOut) -> SuiteRun:
+def _unless_changed(box: Sandbox, run: SuiteRun, files: Mapping[str, bytes]) -> SuiteRun:
     """Disbelieve a run after which a test file is not what it was."""
-    for path, content in tests.checked.items():
-        try:
-            same = box.files.read_bytes(box.image.workdir / path, limit=len(content) + 1) == content
-        except FileAccessError:
-            same = False
-        if not same:
-            doubt = Doubt(Reason.TESTS_CHANGED, f"{path} was changed while the tests ran")
-            return run if run.doubt else replace(run, doubt=doubt)
-    return run
+    if run.doubt is not None:
+        return run
+    now = _read(box, tuple(files))
+    changed = next((path for path, content in files.items() if now.get(path) != content), None)
+    if changed is None:
+        return run
+    return replace(run, doubt=Doubt(Reason.TESTS_CHANGED, f"{changed} was changed while the tests ran"))
+
+
+def _read(box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of the named files of the repository that are there."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(FileAccessError):
+            found[name] = box.files.read_bytes(box.image.workdir / name, limit=_LARGEST_FILE)
+    return found
 
 
 def workspace(

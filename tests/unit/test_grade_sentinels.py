@@ -1,0 +1,138 @@
+"""Sentinels: a test that passed fails once it is changed, whatever it looks like."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+import unittest
+from pathlib import Path
+
+import pytest
+
+from minisandbox.grade.sentinels import make_sentinels
+
+BODIES = [
+    "assert add(2, 3) == 5",
+    "assert 5 == add(2, 3)",
+    "assert add(2, 3) == 5, 'words'",
+    "assert add(2, 3) == -(-5)",
+    "assert (add(2,\n     3)\n     == 5)",
+    "x = 5\nassert add(2, 3) == x",
+    "assert add(2, 3) != 6",
+    "assert add(2, 3) < 6 and add(2, 3) == 5",
+    "assert add(2, 3) < 6 or add(2, 3) == 7",
+    "assert 4 < add(2, 3) == 5",
+    "assert not add(2, -2)",
+    "assert add(2, 3)",
+    "assert add(2, 3) in (5, 6)",
+    "assert add('é', 'b') == u'éb'",
+    "assert add('-', '-') == '--'",
+    "assert add(b'a', b'\\xff') == b'a\\xff'",
+    "assert add('', '') == ''",
+    "assert add(1.5, 2) == 3.5",
+    "assert add(1j, 0) == 1j",
+    "assert add(0, 1) == True",
+    "assert [add(1, 1), {'a': add(1, 2)}] == [2, {'a': 3}]",
+    "assert [] == []",
+    "assert [add(1, 1)][1:] == []",
+    "assert None == None",
+    "for n in (1, 2):\n    assert add(n, 1) == n + 1",
+    "with open('/dev/null') as f:\n    assert add(2, 3) == 5",
+    "import pytest\nwith pytest.raises(TypeError):\n    add(1, None)  # comment",
+    "if add(2, 3) != 5:\n    raise AssertionError",
+    "'''Words.'''\nassert add(2, 3) == 5",
+    "add(2, 3)",
+    "pass; pass",
+]
+METHODS = [
+    "self.assertEqual(add(2, 3), 5)",
+    "self.assertEqual(5, add(2, 3))",
+    "self.assertEqual(add(2, 3), add(1, 4), 'words')",
+    "self.assertTrue(add(2, 3) == 5)",
+    "self.assertTrue(add(2, 3))",
+    "self.assertFalse(add(2, -2))",
+    "self.assertIn(add(2, 3), [5])",
+    "self.assertIsNone(None)",
+    "self.assertAlmostEqual(add(2, 3), 5.0)",
+    "with self.assertRaises(TypeError):\n    add(1, None)",
+    "with self.subTest():\n    self.assertEqual(add(2, 3), 5)",
+]
+
+
+def add(a: object, b: object) -> object:
+    return a + b  # type: ignore[operator] # whatever the tests give
+
+
+def outcome(text: bytes, method: bool) -> str:
+    names: dict[str, object] = {"add": add, "unittest": unittest}
+    exec(compile(text, "test_x.py", "exec"), names)
+    if not method:
+        try:
+            names["test_it"]()  # type: ignore[operator] # a function
+        except AssertionError:
+            return "failed"
+        return "passed"
+    case = names["TestIt"]("test_it")  # type: ignore[operator] # a class
+    result = unittest.TestResult()
+    case.run(result)
+    assert not result.errors, result.errors
+    return "failed" if result.failures else "passed"
+
+
+@pytest.mark.parametrize("body", BODIES + METHODS)
+def test_what_passed_fails(body: str) -> None:
+    method = body in METHODS
+    if method:
+        head = "class TestIt(unittest.TestCase):\n    def test_it(self):\n"
+        text = (head + textwrap.indent(body, "        ") + "\n").encode()
+        test = "tests/test_x.py::TestIt::test_it"
+    else:
+        text = ("def test_it():\n" + textwrap.indent(body, "    ") + "\n").encode()
+        test = "tests/test_x.py::test_it"
+    assert outcome(text, method) == "passed"
+    for _ in range(20):  # there are dice in it
+        made = make_sentinels({"tests/test_x.py": text}, [test])
+        assert made.tests == (test,)
+        assert outcome(made.files["tests/test_x.py"], method) == "failed", made.files
+
+
+def test_one_test_is_changed_and_the_rest_is_as_it_was() -> None:
+    text = b"# caf\xc3\xa9\ndef test_a():\n    assert 1 == 1\n\n\ndef test_b():\n    assert '\xc3\xa9' == '\xc3\xa9'\n"
+    made = make_sentinels(
+        {"t.py": text, "u.py": text, "v.txt": b""}, ["t.py::test_b[x]", "t.py::test_b[y]", "v.txt::a"]
+    )
+    assert made.tests == ("t.py::test_b[x]", "t.py::test_b[y]")
+    assert list(made.files) == ["t.py"]
+    before, after = text.splitlines(), made.files["t.py"].splitlines()
+    assert before[:-1] == after[:-1]
+    assert before[-1] != after[-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"print 'two'\n",
+        b"\xef\xbb\xbfdef test_it():\n    assert 1\n",
+        b"def test_it():\r\n    assert 1\r\n",
+        b"\xff",
+        b"",
+        b"x",
+    ],
+)
+def test_what_cannot_be_changed_gets_one_more_test(text: bytes) -> None:
+    made = make_sentinels({"t.py": text}, ["t.py::test_it"])
+    assert made.files["t.py"].startswith(text)
+    [name] = made.tests
+    assert name.startswith("t.py::test_")
+    assert name != "t.py::test_it"
+    assert f"def {name.removeprefix('t.py::')}():".encode() in made.files["t.py"]
+
+
+def test_our_own_tests_stay_well_formed() -> None:
+    for file in sorted(Path(__file__).parent.glob("test_*.py")):
+        content = file.read_bytes()
+        names = [node.name for node in ast.parse(content).body if isinstance(node, ast.FunctionDef)]
+        tests = [f"x.py::{name}" for name in names if name.startswith("test_")]
+        made = make_sentinels({"x.py": content}, tests)
+        assert set(made.tests) <= set(tests)
+        ast.parse(made.files["x.py"])
