@@ -268,3 +268,9 @@ class PredictionError(MiniSandboxError, ValueError):
     """Predictions cannot be read: no such file, not JSON, an entry that names no task, or two for the same."""
 
     exit_code = 33
+
+
+class HarnessError(MiniSandboxError):
+    """A benchmark's own code (``swebench``, ``swesmith``) could not say how a task is built, or what a log says."""
+
+    exit_code = 34

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import TaskFileError
+from minisandbox.errors import HarnessError, TaskFileError
 from minisandbox.tasks import Form, Task, harness, task_from_row
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.pinning import exported, listed, requirements_text, specified
@@ -142,7 +142,7 @@ def test_the_benchmarks_parser_and_rules_judge_a_log() -> None:
 
 def test_a_parser_that_hangs_is_ended_and_the_next_one_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "PARSE_TIMEOUT", 0.0)
-    with pytest.raises(harness.HarnessFailed, match="too long"):
+    with pytest.raises(HarnessError, match="too long"):
         harness.judge("swebench:pallets/flask", "x" * 10_000_000, [], [])
     monkeypatch.undo()
     assert harness.parse("swebench:pallets/flask", "PASSED a\n") == {"a": "PASSED"}

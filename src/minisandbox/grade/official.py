@@ -61,7 +61,7 @@ class OfficialRunner:
 
         Raises:
             SandboxGone: the sandbox has ended.
-            HarnessFailed: the benchmark's own code could not read the log.
+            HarnessError: the benchmark's own code could not read the log.
             MissingExtra: the benchmark's own code is not installed.
         """
         variables = {**self._reporter.environment(box), "PYTHONHASHSEED": "0"}

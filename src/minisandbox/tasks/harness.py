@@ -19,15 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minisandbox.errors import MiniSandboxError, MissingExtra, NotFound
+from minisandbox.errors import HarnessError, MissingExtra, NotFound
 
 START_TIMEOUT = 120.0
 PARSE_TIMEOUT = 60.0
 _EXTRA = "swe"
-
-
-class HarnessFailed(MiniSandboxError):
-    """The benchmarks' own code could not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +103,7 @@ def specification(repo: str, version: str, test_patch: str) -> Specification:
     Raises:
         NotFound: it has nothing for this version.
         MissingExtra: the package is not installed.
-        HarnessFailed: it could not say.
+        HarnessError: it could not say.
     """
     answer = _the_server().ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
     found = answer["specification"]
@@ -137,7 +133,7 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
     Raises:
         NotFound: it does not know the repository.
         MissingExtra: the package is not installed.
-        HarnessFailed: it could not say.
+        HarnessError: it could not say.
     """
     row = {"instance_id": instance_id, "FAIL_TO_PASS": list(fail_to_pass), "PASS_TO_PASS": list(pass_to_pass)}
     found = _the_server().ask("profile", START_TIMEOUT, row=row)
@@ -166,7 +162,7 @@ def judge(parser: str, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequ
 
     Raises:
         MissingExtra: the package is not installed.
-        HarnessFailed: the parser could not read the log, or needed longer than :data:`PARSE_TIMEOUT`.
+        HarnessError: the parser could not read the log, or needed longer than :data:`PARSE_TIMEOUT`.
     """
     answer = _the_server().ask(
         "judge",
@@ -209,8 +205,8 @@ class _Server:
                 self._start()
             try:
                 line = self._exchange(request, time.monotonic() + timeout + (START_TIMEOUT if fresh else 0))
-            except BaseException:
-                self.end()  # an answer that comes later must not be taken for another request's
+            except BaseException:  # an answer that comes later must not be taken for another request's
+                self.end()
                 raise
         answer = json.loads(line)
         if "error" not in answer:
@@ -221,7 +217,7 @@ class _Server:
                 reason=answer["error"],
                 hint=f"pip install 'swe-minisandbox[{_EXTRA}]'",
             )
-        raise HarnessFailed(f"the benchmark's own code failed at {operation!r}", reason=answer["error"])
+        raise HarnessError(f"the benchmark's own code failed at {operation!r}", reason=answer["error"])
 
     def end(self) -> None:
         process, self._process = self._process, None
@@ -261,13 +257,13 @@ class _Server:
             seconds = max(deadline - time.monotonic(), 0)
             readable, writable, _ = select.select([source], [target] if left else [], [], seconds)
             if not readable and not writable:
-                raise HarnessFailed("the benchmark's own code took too long", reason="the log is not what it expects")
+                raise HarnessError("the benchmark's own code took too long", reason="the log is not what it expects")
             if writable:
                 left = left[_write(target, left) :]
             if readable:
                 data = os.read(source, 1 << 20)
                 if not data:
-                    raise HarnessFailed("the process of the benchmark's own code ended", reason="it ran out of memory")
+                    raise HarnessError("the process of the benchmark's own code ended", reason="it ran out of memory")
                 self._waiting += data
         line, _, rest = bytes(self._waiting).partition(b"\n")
         self._waiting = bytearray(rest)
@@ -280,7 +276,7 @@ def _write(target: int, data: memoryview) -> int:
     except BlockingIOError:
         return 0
     except BrokenPipeError as error:
-        raise HarnessFailed("the process of the benchmark's own code ended") from error
+        raise HarnessError("the process of the benchmark's own code ended") from error
 
 
 _servers: dict[int, _Server] = {}
