@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.belief import Doubt
+from minisandbox.grade.names import first_words, located
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.report import not_passed
 from minisandbox.grade.runner import SuiteRun, files_of
@@ -133,7 +134,7 @@ def _reason(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]
 
 def _workspace(task: Task, image: Image, timeout: float | None, limits: Limits | None) -> Workspace:
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
-    files = tuple(sorted({*filter(None, map(file_of, named))})) if task.test_parser else files_of(named)
+    files = tuple(sorted({*map(file_of, located(task, named))})) if task.test_parser else files_of(named)
     seconds = task.test_timeout if timeout is None else timeout
     return workspace(image, task, files, timeout=seconds, limits=limits)
 
@@ -167,17 +168,19 @@ def _confirm(task: Task, place: Workspace, change: Change, run: SuiteRun, graded
         if foreign:
             return _tampered(graded, Reason.RUNNER_CHANGED, f"while the tests ran, it changed {_some(foreign)}")
     chosen = task.FAIL_TO_PASS + _sample(task.PASS_TO_PASS)
-    sentinels = make_sentinels(hidden_files(place.image.tests_dir(), place.files), chosen)
-    if not sentinels.tests:
+    names = located(task, chosen)
+    sentinels = make_sentinels(hidden_files(place.image.tests_dir(), place.files), tuple(names))
+    tests = tuple(names.get(test, test) for test in sentinels.tests)
+    if not tests:
         return _unconfirmed(graded, "the tests are in no file of the tests layer")
-    spared = _not_seen_failing(_run_surely(place, change, sentinels.files), sentinels.tests)
+    spared = _not_seen_failing(_run_surely(place, change, sentinels.files), tests)
     if not spared:
         return graded
-    control_spared = _not_seen_failing(place.run(reference_change(task), sentinels.files), sentinels.tests)
+    control_spared = _not_seen_failing(place.run(reference_change(task), sentinels.files), tests)
     foreign = tuple(test for test in spared if test not in control_spared)
     if foreign:
         return _tampered(graded, Reason.SENTINEL_WRONG, f"tests that had to fail did not: {_some(foreign)}")
-    if len(control_spared) == len(sentinels.tests):
+    if len(control_spared) == len(tests):
         return _unconfirmed(graded, "no test could be changed so that it fails")
     return graded
 
@@ -189,9 +192,7 @@ def _sample(tests: tuple[str, ...]) -> tuple[str, ...]:
 
 def _not_seen_failing(run: SuiteRun, tests: tuple[str, ...]) -> tuple[str, ...]:
     """Return the tests that were not seen failing; all of them, if the run is not believed."""
-    seen = run.report.outcomes() if run.doubt is None else {}
-    # the benchmarks' lists have ids that their parsers cut off at the first space
-    seen = {**{test.split()[0]: outcome for test, outcome in seen.items() if test.strip()}, **seen}
+    seen = first_words(run.report.outcomes()) if run.doubt is None else {}
     return tuple(test for test in tests if seen.get(test) not in _SEEN_FAILING)
 
 

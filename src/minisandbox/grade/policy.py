@@ -51,6 +51,11 @@ _RUNNER_IMPORTS = frozenset(
 )
 _DOCUMENTS = (".md", ".rst")
 _DOCUMENT_NAMES = frozenset({"AUTHORS", "CHANGELOG", "CHANGES", "COPYING", "HISTORY", "LICENSE", "NEWS", "README"})
+# Where a repository holds the runner of its own tests. What a reference touches there, anybody may.
+_OWN_RUNNERS = {
+    "django/django": ("django/test/", "tests/runtests.py"),
+    "sympy/sympy": ("bin/", "sympy/testing/", "sympy/utilities/pytest.py", "sympy/utilities/runtests.py"),
+}
 _TEST_DIRECTORIES = frozenset({"test", "tests"})
 _IMPORT_ROOTS = frozenset({"", "src", "lib"})
 _NEW = frozenset({FileStatus.ADDED, FileStatus.RENAMED, FileStatus.COPIED})
@@ -66,6 +71,7 @@ class Policy:
         allowed: files that the reference changes; whoever solves the task may change them.
         allowed_names: modules that the reference changes although they share a name with a part of the runner.
         roots: directories from which tests import.
+        runner: files and directories of the repository's own test runner.
     """
 
     test_files: frozenset[str]
@@ -73,6 +79,7 @@ class Policy:
     allowed: frozenset[str]
     allowed_names: frozenset[str]
     roots: frozenset[str]
+    runner: tuple[str, ...] = ()
 
     @classmethod
     def for_task(cls, task: Task) -> Policy:
@@ -82,7 +89,10 @@ class Policy:
         touched = frozenset(touched_files(task.patch))
         names = (_runner_name(path, roots) for path in touched)
         directories = frozenset(top for file in files if (top := _test_directory(file)) is not None)
-        return cls(files, directories, touched, frozenset(name for name in names if name is not None), roots)
+        own = _OWN_RUNNERS.get(task.repo, ()) if task.test_runner != "pytest" else ()
+        runner = tuple(place for place in own if not any(path.startswith(place) for path in touched))
+        allowed_names = frozenset(name for name in names if name is not None)
+        return cls(files, directories, touched, allowed_names, roots, runner)
 
     def why_protected(self, change: FileChange) -> str | None:
         """Return why one file of a submission is not applied, or None where it is.
@@ -92,7 +102,7 @@ class Policy:
 
         Returns:
             ``test_file``, ``test_directory``, ``pytest_config``, ``start_up_hook``, ``compiled_code``,
-            ``package_metadata``, ``shadows_runner``, ``git_metadata`` or None.
+            ``package_metadata``, ``shadows_runner``, ``test_runner``, ``git_metadata`` or None.
         """
         for path in dict.fromkeys((change.path, change.old_path)):
             kind = None if path in self.allowed else self._kind(path, new=change.status in _NEW)
@@ -113,6 +123,8 @@ class Policy:
             return "test_file"
         if any(path == directory or path.startswith(directory + "/") for directory in self.test_directories):
             return "test_directory"
+        if path.startswith(self.runner) and self.runner:
+            return "test_runner"
         return _kind_by_name(path) or ("shadows_runner" if self._shadows(path, new=new) else None)
 
     def _shadows(self, path: str, *, new: bool) -> bool:

@@ -1,0 +1,41 @@
+"""What tests are called: by their runner and in the benchmarks' lists, and by the file that they are in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from minisandbox.patches import touched_files
+from minisandbox.tasks import Task, file_of
+
+_UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
+
+
+def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
+    """Return the ids that pytest would give to tests, each with what the test is called.
+
+    Args:
+        task: the task.
+        tests: names from its lists. Those that say nothing of a file, as descriptions do, are left out; SymPy's, which
+            never do, are looked for in every file of the tests' patch.
+    """
+    if task.test_runner == "pytest":
+        return {test: test for test in tests if file_of(test)}
+    files = [path for path in touched_files(task.test_patch) if path.endswith(".py")]
+    found: dict[str, str] = {}
+    for test in tests:
+        if match := _UNITTEST.fullmatch(test):
+            *module, name = match[2].removesuffix(f".{match[1]}").split(".")
+            found[f"tests/{'/'.join(module)}.py::{name}::{match[1]}"] = test
+        elif test.isidentifier():
+            found |= {f"{path}::{test}": test for path in files}
+    return found
+
+
+def first_words(outcomes: Mapping[str, str]) -> Mapping[str, str]:
+    """Return outcomes under the names that lists may have for them, too.
+
+    The benchmarks' parsers cut pytest's ids off at the first space, and unittest prints a description below a name.
+    """
+    lines = {test.splitlines()[0]: outcome for test, outcome in outcomes.items() if test.strip()}
+    return {**{test.split()[0]: outcome for test, outcome in lines.items()}, **lines, **outcomes}
