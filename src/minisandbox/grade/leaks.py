@@ -90,8 +90,8 @@ class _Lines:
 
     @property
     def enough(self) -> int:
-        """How many of them a file may not have: short patches have few, and some lines come twice by chance."""
-        return max(1, -(-2 * len(self.lines) // 3))
+        """How many of them a file may not have. Tests of neighbours have three quarters of their lines in common."""
+        return max(1, -(-19 * len(self.lines) // 20))
 
     def without(self, lines: frozenset[str]) -> _Lines:
         """Leave out lines that are in the file as it is: they tell nothing of what it will be."""

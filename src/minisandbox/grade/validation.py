@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.grading import grade_reference, grade_untouched
+from minisandbox.grade.leaks import Leak, find_leaks
 from minisandbox.grade.report import MISSING, UNCOLLECTED
 from minisandbox.grade.verdict import Grade, Reason
 from minisandbox.tasks import Task
@@ -40,6 +41,8 @@ class Cause(enum.StrEnum):
     F2P_NOT_FAILING = "f2p_not_failing"
     P2P_NOT_PASSING = "p2p_not_passing"
     FLAKY = "flaky"
+    LEAK = "leak"
+    """An agent could read the answer in its image."""
     NOT_BUILT = "not_built"
     """Its image could not be made."""
     INFRASTRUCTURE = "infrastructure"
@@ -88,7 +91,8 @@ def validate(
     """Check that a task tells a solution from none: several times, to find tests that waver.
 
     Valid means, in every run: the reference resolves it, the empty patch does not; without a patch each FAIL_TO_PASS
-    test is seen failing, and each PASS_TO_PASS test passes. Every run has a fresh sandbox without network.
+    test is seen failing, and each PASS_TO_PASS test passes. Every run has a fresh sandbox without network. And nothing
+    in the image gives the answer away (:func:`.find_leaks`).
 
     Args:
         task: the task.
@@ -99,6 +103,7 @@ def validate(
 
     Raises:
         InvalidValue: ``runs`` is less than 1, or nothing of ours can run the task's tests.
+        GradingError: the image could not be searched.
     """
     if runs < 1:
         raise InvalidValue(f"runs is {runs}", hint="give 1 or more")
@@ -109,7 +114,7 @@ def validate(
     if broken is not None:
         status, finding = Status.ERROR, _Finding(Cause.INFRASTRUCTURE, broken.detail)
     else:
-        found = _finding(task, reference, empty, flaky)
+        found = _finding(task, reference, empty, flaky) or _about_leaks(find_leaks(task, image))
         if found is None:
             return Validation(task.instance_id, Status.VALID, reference=reference, empty=empty)
         status, finding = Status.INVALID, found
@@ -121,6 +126,13 @@ def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], fla
     if flaky or len({one.resolved for one in reference}) > 1:
         return _Finding(Cause.FLAKY, f"{len(flaky)} tests change from run to run", flaky)
     return _about_reference(reference[0]) or _about_empty(task, empty[0])
+
+
+def _about_leaks(leaks: Sequence[Leak]) -> _Finding | None:
+    if not leaks:
+        return None
+    more = f", and {len(leaks) - 1} more" if len(leaks) > 1 else ""
+    return _Finding(Cause.LEAK, f"the image gives the answer away: {leaks[0].place}: {leaks[0].detail}{more}")
 
 
 def _wavering(runs: Sequence[Grade]) -> set[str]:

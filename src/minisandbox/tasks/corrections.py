@@ -16,6 +16,12 @@ _NETWORK_TOOLS = re.compile(r"^(?:wget|curl)\b")
 FIRST = ("pip<24.1", "setuptools<70", "wheel")
 """Where nobody pinned them: projects of the benchmarks' time use distutils and pkg_resources, which later ones lack."""
 
+AFTERWARDS: dict[str, tuple[str, ...]] = {
+    # setuptools brings a release of inflect along, with the code that the tasks' bugs were put into
+    "jaraco/inflect": ('rm -rf "$CONDA_PREFIX"/lib/python3.*/site-packages/setuptools/_vendor/inflect*',),
+}
+"""Commands that follow the installation of a repository."""
+
 WITHOUT: dict[str, str] = {
     "backports.zoneinfo": "is for Python before 3.9, and its C code does not build with later ones",
 }

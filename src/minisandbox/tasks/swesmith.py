@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
-from minisandbox.tasks.corrections import sort_commands
+from minisandbox.tasks.corrections import AFTERWARDS, sort_commands
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
@@ -61,7 +61,7 @@ def task_from_swesmith(row: Mapping[str, object], *, pins: Path | None = None) -
             requirements=pinned.requirements,
             complete=pinned.complete,
             source=SourceSpec("git", (("url", f"https://github.com/{repository}"), ("commit", commit))),
-            install=commands.kept,
+            install=(*commands.kept, *AFTERWARDS.get(profile.repo, ())),
             environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")),
             system=commands.system,
         ),
