@@ -246,6 +246,8 @@ def _failure(source: GitSource, said: str) -> SourceError | DiskFull:
     hint = "check the address and your access to it; on a machine without network give --repo-mirrors DIR"
     if "dubious ownership" in said:
         hint = "the repository belongs to another user: `git config --global --add safe.directory PATH` trusts it"
+    if re.search(r"unable to read [0-9a-f]{40}|missing (?:blob|tree) object", said):
+        hint = "the repository is not whole, as after a partial clone: `git fetch --refetch` in it, or a new clone"
     return SourceError(f"cannot {what}", reason=" / ".join(lines[-4:]), hint=hint)
 
 

@@ -23,7 +23,7 @@ AFTERWARDS: dict[str, tuple[str, ...]] = {
 """Commands that follow the installation of a repository."""
 
 WITHOUT: dict[str, str] = {
-    "backports.zoneinfo": "is for Python before 3.9, and its C code does not build with later ones",
+    "backports-zoneinfo": "is for Python before 3.9, and its C code does not build with later ones",
 }
 """Distributions of exported environments that are left out, with the reason."""
 
