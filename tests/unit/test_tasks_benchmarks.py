@@ -166,6 +166,7 @@ def test_pins_are_found_at_any_depth_and_conda_names_are_the_indexes(tmp_path: P
     folder.mkdir(parents=True)
     (folder / "sweenv_a__b.12345678.yml").write_text(
         "dependencies:\n  - python=3.10.16=h1\n  - matplotlib-base=3.9.2=py310h1\n  - cdtime=3.1.4=py310h1\n"
+        "  - backports.zoneinfo=0.2.1=py310h1\n"
     )
     found = exported(tmp_path, "a__b.12345678")
     assert found is not None

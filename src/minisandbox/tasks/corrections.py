@@ -22,10 +22,11 @@ AFTERWARDS: dict[str, tuple[str, ...]] = {
 }
 """Commands that follow the installation of a repository."""
 
-WITHOUT: dict[str, str] = {
-    "backports-zoneinfo": "is for Python before 3.9, and its C code does not build with later ones",
+BEFORE: dict[str, str] = {
+    # its C code uses what Python 3.10 no longer has; conda's build carries a patch
+    "backports-zoneinfo": "3.9",
 }
-"""Distributions of exported environments that are left out, with the reason."""
+"""Distributions of exported environments that are installed only for interpreters before the one named."""
 
 
 @dataclass(frozen=True, slots=True)

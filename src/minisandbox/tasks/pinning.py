@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks.corrections import FIRST, WITHOUT
+from minisandbox.tasks.corrections import BEFORE, FIRST
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -49,8 +51,10 @@ def exported(folder: Path | None, *names: str) -> Pinned | None:
         from minisandbox.images.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
 
         pins = read_pins(path)
-        found = [line for line in pins.requirements if name_of(line) not in WITHOUT]
-        return Pinned(".".join(pins.python.split(".")[:2]), tuple(found), complete=True)
+        python = Version(pins.python)
+        late = {name for name, first in BEFORE.items() if python >= Version(first)}
+        found = [line for line in pins.requirements if name_of(line) not in late]
+        return Pinned(f"{python.major}.{python.minor}", tuple(found), complete=True)
     return None
 
 
