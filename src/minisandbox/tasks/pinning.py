@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from minisandbox.errors import TaskFileError
+from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.corrections import BEFORE, FIRST
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -51,6 +51,8 @@ def exported(folder: Path | None, *names: str) -> Pinned | None:
         from minisandbox.images.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
 
         pins = read_pins(path)
+        if not pins.python:
+            raise InvalidValue(f"{path} names no python", reason="it is no `conda env export`", hint="export it again")
         python = Version(pins.python)
         late = {name for name, first in BEFORE.items() if python >= Version(first)}
         found = [line for line in pins.requirements if name_of(line) not in late]
