@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import HarnessError, TaskFileError
-from minisandbox.tasks import Form, Task, harness, task_from_row
+from minisandbox.tasks import Form, Task, file_of, harness, node_id, task_from_row
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.pinning import exported, listed, requirements_text, specified
 from minisandbox.tasks.swebench import task_from_swebench
@@ -183,3 +183,10 @@ def test_listings_of_specifications() -> None:
     ]
     wanted = specified("3.9", ["setuptools==38", "Jinja2>=2"], ["jinja2==3"])
     assert wanted.requirements == ("pip<24.1", "wheel", "setuptools==38")
+
+
+def test_what_pytest_prints_of_a_test_is_not_always_what_it_calls_it() -> None:
+    assert node_id("../dev/tests/test_x.py::test_y") == "tests/test_x.py::test_y"
+    assert node_id("tests/test_x.py::test_y[../z/]") == "tests/test_x.py::test_y[../z/]"
+    assert file_of("../dev/tests/test_x.py::test_y") == "tests/test_x.py"
+    assert file_of("test_x (tests.test_y.Case)") == ""

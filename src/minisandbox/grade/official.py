@@ -18,7 +18,7 @@ from minisandbox.grade.runner import SuiteRun, log_of
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import touched_files
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Task, file_of, harness
+from minisandbox.tasks import Task, file_of, harness, node_id
 from minisandbox.types import ExecResult, MiB
 
 LOG_LIMIT = 128 * MiB
@@ -91,7 +91,8 @@ class OfficialRunner:
             return run
         reported = self._reported()
         lists = [[test for test in tests if test in reported] for tests in (task.FAIL_TO_PASS, task.PASS_TO_PASS)]
-        seen = harness.judge(task.test_parser, as_log(run.report, printed=bool(self._program)), *lists)
+        told = as_log(run.report, printed=bool(self._program))
+        seen = harness.judge(task.test_parser, told, *(list(map(node_id, tests)) for tests in lists))
         if seen.resolved:
             return run
         missing = (*seen.failed_fail_to_pass, *seen.failed_pass_to_pass)

@@ -246,12 +246,17 @@ def _build_row(build: BuildSpec) -> dict[str, object]:
     }
 
 
-def file_of(test_id: str) -> str:
-    """Return the file that a pytest id names; "" for those of other runners (``test_x (module.Class)``).
+def node_id(test_id: str) -> str:
+    """Return what pytest itself calls a test that it may print otherwise.
 
-    With ``-c /dev/null`` pytest takes /dev for its root and writes ``../dev/tests/test_x.py``.
+    With ``-c /dev/null`` it takes /dev for its root, and prints ``../dev/tests/test_x.py::test_y``.
     """
-    file, colons, _ = _OUTSIDE.sub("", test_id, count=1).partition("::")
+    return _OUTSIDE.sub("", test_id, count=1) if test_id.startswith("../") else test_id
+
+
+def file_of(test_id: str) -> str:
+    """Return the file that a pytest id names; "" for those of other runners (``test_x (module.Class)``)."""
+    file, colons, _ = node_id(test_id).partition("::")
     return file if (colons or file.endswith(".py")) and " " not in file else ""
 
 
