@@ -22,8 +22,8 @@ _ROOT = "/sys/fs/cgroup"
 _OWN = "/proc/self/cgroup"
 _PERIOD = 100_000  # microseconds of one round of the CPU limit
 _PATIENCE = 2.0
-_MEMORY_1 = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
-"""The last one: version 1 counts what the network's buffers hold by itself, if it is told to."""
+_MEMORY_1 = (("memory.limit_in_bytes", 1), ("memory.memsw.limit_in_bytes", 1), ("memory.kmem.tcp.limit_in_bytes", 8))
+"""What is limited to which part. The last one: version 1 counts TCP's buffers by themselves, if it is told to."""
 _COUNTERS = {"memory": (("memory.events", "memory.oom_control"), "oom_kill"), "pids": (("pids.events",), "max")}
 
 
@@ -181,9 +181,9 @@ class Group:
                 sc.write_setting(f"{directory}/cpu.cfs_quota_us", str(quota))
 
     def _limit_memory(self, directory: str, amount: int) -> None:
-        for name in ("memory.max",) if self.version == 2 else _MEMORY_1:
+        for name, share in (("memory.max", 1),) if self.version == 2 else _MEMORY_1:
             if os.path.exists(f"{directory}/{name}"):  # memsw: only where the kernel counts swap
-                sc.write_setting(f"{directory}/{name}", str(amount))
+                sc.write_setting(f"{directory}/{name}", str(amount // share))
         if self.version == 2 and os.path.exists(f"{directory}/memory.swap.max"):
             sc.write_setting(f"{directory}/memory.swap.max", "0")
 

@@ -84,7 +84,10 @@ def _has(argument: int, flag: int) -> Test:
 
 _CLONE_NEW = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET; NEWTIME is no flag of clone(2)
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
-_PR_SCHED_CORE = 62
+_PR_SCHED_CORE, _PR_MERGE, _PR_SET_SECCOMP = 62, 67, 22
+_SECCOMP_MODE_FILTER, _SECCOMP_SET_FILTER = 2, 1
+_SOL_SOCKET, _SO_ATTACH = 1, (26, 50, 51, 52)  # FILTER BPF REUSEPORT_CBPF REUSEPORT_EBPF
+_BRIDGES = (0x8940, 0x8941, 0x8980, 0x8981, 0x8982, 0x8983, 0x89A0, 0x89A1, 0x89A2, 0x89A3)
 _PTRACE_ATTACH, _PTRACE_SEIZE = 16, 0x4206
 _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # LINUX, LINUX32, both with UNAME26; the last one asks
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
@@ -182,6 +185,12 @@ RULES = (
         "prctl",
         "a process's own settings; the kernel checks each",
         Clause("PR_SCHED_CORE: would idle cores that others share", (Test(0, (_PR_SCHED_CORE,)),), errno.EINVAL),
+        Clause("PR_SET_MEMORY_MERGE: pages shared with others tell of them", (Test(0, (_PR_MERGE,)),), errno.EINVAL),
+        Clause(
+            "PR_SET_SECCOMP with a filter: their code is memory of which the machine has one amount",
+            (Test(0, (_PR_SET_SECCOMP,)), Test(1, (_SECCOMP_MODE_FILTER,))),
+            errno.EINVAL,
+        ),
     ),
     _allow(
         "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal rt_sigaction rt_sigprocmask "
@@ -195,7 +204,16 @@ RULES = (
     ),
     _allow("uretprobe uprobe", "only the kernel's probe trampolines use these; refused, a probed program would crash"),
     _allow("futex futex_waitv futex_wake futex_wait futex_requeue", "locks"),
-    _allow("seccomp landlock_create_ruleset landlock_add_rule landlock_restrict_self", "can only tighten"),
+    _allow("landlock_create_ruleset landlock_add_rule landlock_restrict_self", "can only tighten"),
+    _allow(
+        "seccomp",
+        "can only tighten",
+        Clause(
+            "a filter: their code is memory of which the machine has one amount (net.core.bpf_jit_limit)",
+            (Test(0, (_SECCOMP_SET_FILTER,)),),
+            errno.EINVAL,
+        ),
+    ),
     # --- limits, scheduling ------------------------------------------------------------------------------------------
     _allow("getrlimit setrlimit getrusage sysinfo uname getpriority ioprio_get", "the process's own limits and use"),
     _refuse(
@@ -251,9 +269,18 @@ RULES = (
         Clause("AF_UNIX", (Test(0, (_UNIX,)),), ALLOW),
     ),
     _allow(
-        "bind connect listen accept accept4 getsockname getpeername getsockopt setsockopt shutdown sendto recvfrom "
-        "sendmsg recvmsg sendmmsg recvmmsg",
+        "bind connect listen accept accept4 getsockname getpeername getsockopt shutdown sendto recvfrom sendmsg "
+        "recvmsg sendmmsg recvmmsg",
         "sockets, of the families that can be made",
+    ),
+    _allow(
+        "setsockopt",
+        "sockets, of the families that can be made",
+        Clause(
+            "SO_ATTACH_*: their code is memory of which the machine has one amount (net.core.bpf_jit_limit)",
+            (Test(1, (_SOL_SOCKET,)), Test(2, _SO_ATTACH)),
+            errno.EPERM,
+        ),
     ),
     _allow(
         "ioctl",
@@ -261,6 +288,7 @@ RULES = (
         Clause(
             "TIOCSTI, TIOCLINUX: type into a terminal (CVE-2017-5226)", (Test(1, (_TIOCSTI, _TIOCLINUX)),), errno.EPERM
         ),
+        Clause("SIOC*BR, SIOC*VLAN: load modules for bridges and VLANs", (Test(1, _BRIDGES),), errno.EPERM),
         Clause("TIOCSETD: loads line disciplines, which no test needs", (Test(1, (_TIOCSETD,)),), errno.EPERM),
     ),
     _refuse(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Generic, Protocol, TypeVar
 
-from minisandbox.errors import FileAccessError, SandboxGone
+from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.host import reaper
 from minisandbox.sandbox import transfers
 from minisandbox.sandbox.core import info_of
@@ -155,6 +155,8 @@ def live_sandboxes(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxI
 
 def directory(core: SandboxCore, path: str | PurePosixPath | None) -> str:
     """Where a command starts."""
+    if path is not None and "\0" in str(path):
+        raise InvalidValue(f"cwd is {str(path)!r}", reason="it has a NUL character", hint="give a directory inside")
     return str(core.image.workdir if path is None else core.image.workdir / path)
 
 

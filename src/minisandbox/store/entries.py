@@ -149,7 +149,7 @@ def parse(lines: Iterator[bytes], where: str) -> Iterator[Entry]:
             raise StoreError(f"{where} has format {head['format']!r}", hint="use a later MiniSandbox")
         for line in lines:
             yield decode(line)
-    except (ValueError, TypeError, KeyError, EOFError, OSError) as error:  # OSError: gzip's own checks
+    except (ValueError, TypeError, KeyError, EOFError, OSError, RecursionError) as error:  # OSError: gzip's own checks
         raise StoreError(
             f"the list of files {where} is damaged", reason=str(error), hint="build the image again"
         ) from error

@@ -157,7 +157,7 @@ class _Stream:
                 raise unfit(where, f"its format {head['format']!r} is of a later MiniSandbox")
             self.images = [_image(values, where) for values in head["images"]]
             self._keys = [str(layer["key"]) for layer in head["layers"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise unfit(where, f"its head cannot be read: {error}") from error
 
     def layers(self, wanted: set[str]) -> list[PackedLayer]:

@@ -105,7 +105,7 @@ def check_image(record: ImageRecord, where: str) -> ImageRecord:
             and _COMMIT.fullmatch(record.base_commit) is not None
             and all(name and "=" not in name for name in names)
         )
-    except (InvalidValue, TypeError, ValueError, AttributeError) as error:
+    except (InvalidValue, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise unfit(where, f"the record of an image: {error}") from error
     if not fine:
         raise unfit(where, f"the record of image {record.name!r}: a field has a value that it cannot have")
@@ -125,7 +125,7 @@ def check_layer(layer: PackedLayer, where: str) -> PackedLayer:
             check_key(record.parent)
         facts = (text for pair in record.facts.items() for text in pair)
         fine = float(record.seconds) >= 0 and _are_texts(facts) and bool(record.step.keys())
-    except (InvalidValue, TypeError, ValueError, AttributeError) as error:
+    except (InvalidValue, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise unfit(where, f"the record of a layer: {error}") from error
     if not fine:
         raise unfit(where, f"the record of layer {record.key[:16]}: a field has a value that it cannot have")

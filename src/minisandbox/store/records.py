@@ -53,7 +53,7 @@ class _Record:
             known = {f.name for f in fields(cls)}
             if version == FORMAT:
                 return cls(**{name: _frozen(value) for name, value in values.items() if name in known})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"record {where} is damaged",
                 reason=str(error),

@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import stat
+import struct
 import time
 from typing import Callable, Iterator
 
@@ -392,3 +393,55 @@ def locked_memory() -> Finding:
     memory_block = mmap.mmap(-1, size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory_block))
     return judge(LIBC.mlock(ctypes.c_void_p(address), ctypes.c_size_t(size)) == 0)
+
+
+FILTER = struct.pack("HBBI", 0x94, 0, 0, 7) * 64 + struct.pack("HBBI", 6, 0, 0, 0xFFFF)  # A %= 7, again and again
+
+
+def filter_program() -> tuple[object, bytes]:
+    """A classic BPF program, and the buffer that it lies in."""
+    code = ctypes.create_string_buffer(FILTER, len(FILTER))
+    return code, struct.pack("HxxxxxxQ", len(FILTER) // 8, ctypes.addressof(code))
+
+
+@probe(KIND)
+def programs_in_the_kernel_of_sockets() -> Finding:
+    """Attach programs to sockets: their code is memory of which the machine has one amount"""
+    code, program = filter_program()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+        for option in (26, 51):  # SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF
+            try:
+                one.setsockopt(socket.SOL_SOCKET, option, program)
+            except OSError:
+                continue
+            return judge(True, f"option {option}, {len(bytes(FILTER))} bytes at {code}")
+    return judge(False)
+
+
+@probe(KIND)
+def programs_in_the_kernel_of_seccomp() -> Finding:
+    """Add filters of system calls, of the same memory, as many as there are processes"""
+    allow = struct.pack("HBBI", 6, 0, 0, 0x7FFF0000)
+    code = ctypes.create_string_buffer(allow, len(allow))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 1, ctypes.addressof(code)))
+    child = os.fork()
+    if child == 0:
+        LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+        done = LIBC.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(program)), 0, 0)  # PR_SET_SECCOMP, a filter
+        os._exit(done == 0)
+    return judge(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1)
+
+
+@probe(KIND, maybe=True)
+def modules_for_bridges() -> Finding:
+    """Have the kernel load code for bridges and VLANs by asking a socket"""
+    with socket.socket() as one:
+        for request in (0x8940, 0x8982):
+            try:
+                fcntl.ioctl(one, request, b"\0" * 64)
+            except PermissionError:
+                continue
+            except OSError as error:
+                return judge(True, f"{request:#x}: {error}")
+            return judge(True, f"{request:#x}")
+    return judge(False)
