@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
 def _add_sources(
     survey: Survey, each: DataSet, environments: list[Environment], options: argparse.Namespace, measured: Measured
 ) -> None:
-    trees = options.cache / "trees"
+    trees = options.cache / "objects"
     if options.mirrors is None or (each is VERIFIED and options.rows is None):
         survey.add_recorded(measured.sources[each.folder])
     elif each is VERIFIED:
@@ -103,10 +103,10 @@ def report(each: DataSet, survey: Survey) -> None:
     print(f"\n{each.title}\n{'=' * len(each.title)}")
     for note in survey.notes:
         print(f"- {note}")
-    print(f"\n{'':<88} {'GB':>7} {'+-':>6}")
+    print(f"\n{'':<88} {'GB':>7} {'+-':>6} {'without CUDA libraries':>23}")
     for part in survey.parts:
         _line(part)
-    _line(Part("all images", survey.total, "", survey.unsure))
+    _line(Part("all images", survey.total, "", survey.unsure, survey.cuda))
     reached = "reached" if survey.total + survey.unsure <= each.aim else "reached, but for what is unsure"
     verdict = reached if survey.total <= each.aim else "missed"
     print(
@@ -126,7 +126,8 @@ def _line(part: Part) -> None:
     if not part.bytes:
         return
     title = f"{part.title} ({part.how})" if part.how else part.title
-    print(f"{title:<88} {part.bytes / 1e9:7.2f} {part.unsure / 1e9:6.2f}")
+    lean = f" {(part.bytes - part.cuda) / 1e9:23.2f}" if part.cuda else ""
+    print(f"{title:<88} {part.bytes / 1e9:7.2f} {part.unsure / 1e9:6.2f}{lean}")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 BLOCK = 4096
 LIST_ROW = 50
 """Bytes of a row in a layer's compressed list of files; measured, mostly half of a SHA-256 in hexadecimal digits."""
-LAYER_FILES = 5 * BLOCK
-"""The directories of a layer above its tree, and its record; measured."""
+LAYER_FILES = 3 * BLOCK
+"""The directory of a layer, that of its tree, and its record; measured."""
 POOL_ROW = 100
 """Bytes that a name in the pool takes in its directory: 64 digits, 8 of the entry, and what hashed directories leave
 free; measured."""
@@ -47,7 +47,9 @@ class Ledger:
     lists: Counter[str] = field(default_factory=Counter)
     names: Counter[str] = field(default_factory=Counter)
 
-    def add_layer(self, kind: str, files: Files, directories: int, rows: int) -> None:
+    def add_layer(
+        self, kind: str, files: Files, directories: int, rows: int, below: Mapping[Hashable, int] | None = None
+    ) -> None:
         """Count a layer.
 
         Args:
@@ -55,13 +57,14 @@ class Ledger:
             files: each different one once.
             directories: bytes of the tree's directories.
             rows: how many names its list has.
+            below: how often a layer of this kind below it has a file; no inode is in an image twice.
         """
-        known = self.shared.setdefault(kind, {})
+        known, under = self.shared.setdefault(kind, {}), below or {}
         for key, size, count in files:
             if not size:
                 continue
             before = known.get(key, (size, 0))[1]
-            known[key] = (size, max(before, count))
+            known[key] = (size, max(before, count + under.get(key, 0)))
             self.names[kind] += on_disk(size) * count
         self.layers[kind] += 1
         self.directories[kind] += directories

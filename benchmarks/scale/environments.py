@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from benchmarks.scale.blocks import Ledger, directory_bytes
+from benchmarks.scale.blocks import BLOCK, Ledger, directory_bytes
 from benchmarks.scale.index import Contents, Member
 from benchmarks.scale.pins import Environment, Pin
 
 _PROGRAM = 320
 """Bytes of a program that an installer makes of an entry point."""
 _INSTALLER = 3
+_TESTS = re.compile("/tests?/")
+"""What common.sh's compile leaves out, in a path below site-packages."""
+_ABOVE = 2 * BLOCK  # directories above an environment, as far as programs' paths do not lead through them
 BYTECODE = "pyc"
 """How keys of byte code begin."""
 
@@ -72,9 +76,12 @@ def _placed(member: Member) -> Placed:
 
 
 def compiled(placed: Iterable[Placed], python: str, bytecode: ByteCode) -> Iterable[Placed]:
-    """Yield the byte code of sources; it has their path in it, so that equal sources elsewhere have other byte code."""
+    """Yield the byte code of sources; it has their path in it, so that equal sources elsewhere have other byte code.
+
+    The tests of packages get none.
+    """
     for one in placed:
-        if one.path.endswith(".py") and not one.path.startswith("../"):
+        if one.path.endswith(".py") and not one.path.startswith("../") and not _TESTS.search(one.path):
             folder, _, name = one.path.rpartition("/")
             path = f"{folder}/__pycache__/{name[:-3]}.cpython-{python.replace('.', '')}.pyc"
             yield Placed(path, (BYTECODE, python, one.path, one.key), bytecode.size(one.size))
@@ -95,7 +102,7 @@ def add_environment(
     sizes = {one.key: one.size for one in everything.values()}
     counts = Counter(one.key for one in everything.values())
     names = [*everything, *_folders(everything)]
-    folders = _directories(names)
+    folders = _ABOVE + _directories(names)
     ledger.add_layer("packages", ((key, sizes[key], count) for key, count in counts.items()), folders, len(names))
 
 

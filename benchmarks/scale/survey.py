@@ -6,12 +6,13 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.scale.blocks import Ledger, on_disk
 from benchmarks.scale.environments import BYTECODE, add_environment, compiled, place
 from benchmarks.scale.index import MISSING, NEAR, SDIST, WHEEL, Contents, Index, look_up
+from benchmarks.scale.layers import OBJECTS, SOURCE, TASK, add_objects, add_source, add_task
 from benchmarks.scale.measured import Measured
 from benchmarks.scale.pins import Environment, Pin
 from benchmarks.scale.tasks import (
@@ -23,11 +24,18 @@ from benchmarks.scale.tasks import (
     read_rows,
     repository_of,
 )
-from benchmarks.scale.trees import Repository, add_repository, add_source
+from benchmarks.scale.trees import Repository
 
 EXACT, MEASURED, ESTIMATED, RECORDED = "exact", "measured", "estimated", "recorded"
 
 _GPU = ("cuda", "cusparse", "cudnn", "cublas", "nccl", "cupti", "nvrtc", "nvToolsExt")
+
+_KINDS = {
+    SOURCE: "sources",
+    OBJECTS: "git objects that a repository's tasks share",
+    TASK: "git objects and index of each task",
+    "tests": "hidden tests",
+}
 
 Say = Callable[[str], None]
 Looked = Mapping[tuple[Pin, str], Contents]
@@ -42,12 +50,14 @@ class Part:
         bytes: what it takes on disk.
         how: how it was found.
         unsure: how many bytes it may be off, either way.
+        cuda: how many of the bytes are CUDA libraries.
     """
 
     title: str
     bytes: float
     how: str
     unsure: float = 0.0
+    cuda: float = 0.0
 
 
 @dataclass(slots=True)
@@ -72,6 +82,11 @@ class Survey:
         return sum(part.bytes for part in self.parts)
 
     @property
+    def cuda(self) -> float:
+        """Bytes of CUDA libraries in it."""
+        return sum(part.cuda for part in self.parts)
+
+    @property
     def unsure(self) -> float:
         """How many bytes the total may be off, if every part is off the same way."""
         return sum(part.unsure for part in self.parts)
@@ -89,12 +104,11 @@ class Survey:
             say(f"{number} of {len(wanted)} pins looked up, {time.monotonic() - began:.0f} s")
 
         looked: Looked = dict(zip(wanted, look_up(index, wanted, show), strict=True))
-        ledger = Ledger()
-        for one in environments:
-            contents = {pin: looked[pin, one.python] for pin in one.pins}
-            add_environment(ledger, one, contents, measured.bytecode_of(one.python))
+        lean: Looked = {(pin, python): without_cuda(pin.name, one) for (pin, python), one in looked.items()}
+        ledger = counted(environments, looked, measured)
         self._add_interpreters({one.python for one in environments}, measured)
-        self._add_package_parts(ledger, looked, measured)
+        self._add_package_parts(ledger, counted(environments, lean, measured), looked, measured)
+        self._note_cuda(environments, looked)
         self._note_pins(environments, looked)
         self._note_sharing(environments, looked, ledger, measured)
 
@@ -104,28 +118,31 @@ class Survey:
         title = f"interpreters, one of each of {len(sizes)} minor versions"
         self.parts.append(Part(title, sum(sizes.values()), MEASURED, 0.2 * other))
 
-    def _add_package_parts(self, ledger: Ledger, looked: Looked, measured: Measured) -> None:
+    def _add_package_parts(self, ledger: Ledger, lean: Ledger, looked: Looked, measured: Measured) -> None:
         guessed = sum(taken(one, python, measured) for (_, python), one in looked.items() if one.kind in (NEAR, SDIST))
         found = [taken(one, python, measured) for (_, python), one in looked.items() if one.kind == WHEEL]
         missing = sum(one.kind == MISSING for one in looked.values())
-        code = sum(
-            on_disk(size) * count
-            for key, (size, count) in ledger.shared["packages"].items()
-            if isinstance(key, tuple) and key[0] == BYTECODE
-        )
-        files = ledger.files("packages") - code
+        code, lean_code = bytecode_bytes(ledger), bytecode_bytes(lean)
+        files, lean_files = ledger.files("packages") - code, lean.files("packages") - lean_code
+        rest = ledger.overhead("packages")
         mean = statistics.fmean(found) if found else 0.0
         self.parts += [
-            Part("files of packages, from wheels' own lists", files, EXACT, 0.5 * guessed),
-            Part("their byte code", code, MEASURED, 0.03 * code),
+            Part("files of packages, from wheels' own lists", files, EXACT, 0.5 * guessed, files - lean_files),
+            Part("their byte code", code, MEASURED, 0.03 * code, code - lean_code),
             Part(f"{missing} pins that are not on the index, at the mean of those that are", mean * missing, ESTIMATED,
                  mean * missing),
-            Part("directories, lists and names in the pool of environments", ledger.overhead("packages"), EXACT,
-                 0.1 * ledger.overhead("packages")),
+            Part("directories, lists and names in the pool of environments", rest, EXACT, 0.1 * rest,
+                 rest - lean.overhead("packages")),
         ]  # fmt: skip
         sizes = {one.file: one.size for one in looked.values() if one.file}
         self.further.append(Part(f"downloads: {len(sizes)} wheels and archives", sum(sizes.values()), EXACT))
         self._add_savings(files, looked, sum(sizes.values()))
+
+    def _note_cuda(self, environments: Sequence[Environment], looked: Looked) -> None:
+        found = [one for one in environments if any(gpu_bytes(pin.name, looked[pin, one.python]) for pin in one.pins)]
+        if found:
+            owners = ", ".join(owner for one in found for owner in one.owners)
+            self.note(f"{len(found)} environments have CUDA libraries: {owners}")
 
     def _add_savings(self, files: float, looked: Looked, downloads: float) -> None:
         """What builds of packages without CUDA would save, and what compressing files as wheels do would."""
@@ -137,7 +154,7 @@ class Survey:
         ratio, left = downloads / whole, (downloads - gpu_packed) / (whole - saved)
         squeezed, both = files * (1 - ratio), saved + (files - saved) * (1 - left)
         self.savings += [
-            Part("builds of packages without CUDA", saved, ESTIMATED, 0.1 * saved),
+            Part("builds of packages without CUDA, before equal files count once", saved, ESTIMATED, 0.1 * saved),
             Part(f"packages' files compressed as in wheels, to {ratio:.0%}", squeezed, ESTIMATED, 0.15 * squeezed),
             Part(f"both (the others compress to {left:.0%})", both, ESTIMATED, 0.15 * both),
         ]
@@ -192,19 +209,18 @@ class Survey:
         for there in add_rows(ledger, known, mirrors, cache, say):
             absent += not there
         factor = count / (len(known) - absent)
-        for kind in ("source", "repository", "tests"):
-            size = ledger.total(kind) * factor
-            unsure = ledger.total(kind) * (factor - 1) + 0.1 * ledger.overhead(kind)
+        for kind, title in _KINDS.items():
+            times = 1.0 if kind == OBJECTS else factor
+            files, rest = ledger.files(kind), ledger.overhead(kind)
             self.parts += [
-                Part(f"{kind}: files", ledger.files(kind) * factor, EXACT, ledger.files(kind) * (factor - 1)),
-                Part(f"{kind}: directories, lists, names", size - ledger.files(kind) * factor, EXACT,
-                     unsure - ledger.files(kind) * (factor - 1)),
-            ]  # fmt: skip
+                Part(f"{title}: files", files * times, EXACT, files * (times - 1)),
+                Part(f"{title}: directories, lists, names", rest * times, EXACT, rest * (times - 1 + 0.1)),
+            ]
         self.note(
             f"{len(known)} rows, {absent} without their commit in the mirrors; times {factor:.3f} for {count} tasks"
         )
-        apart, inside = (ledger.names[kind] * factor for kind in ("source", "repository"))
-        self.note(f"sources for each task by itself {_gb(apart)}, repositories inside {_gb(inside)}")
+        apart, packs = (ledger.names[kind] * factor for kind in (SOURCE, TASK))
+        self.note(f"files of sources without sharing {_gb(apart)}, of tasks {_gb(packs)}")
         repos = Counter(row.repo for row in known)
         each = {repo: measured.installed_of(repo) + measured.built_of(repo) for repo in repos}
         left = sum(each[repo] * number * factor for repo, number in repos.items())
@@ -229,9 +245,10 @@ class Survey:
             exact += commit is not None
             ledger, objects = Ledger(), repository.tree(commit or "HEAD")
             add_source(ledger, objects)
-            add_repository(ledger, repository, objects, owner)
-            sizes.append(ledger.total("source") + ledger.total("repository"))
-            bugs.append(bug_bytes(ledger, repository, objects, number))
+            add_objects(ledger, repository, objects)
+            add_task(ledger, repository, objects, objects, owner)
+            sizes.append(ledger.total(SOURCE) + ledger.total(OBJECTS) + ledger.total(TASK))
+            bugs.append(bug_bytes(repository, objects, number))
         self._add_repository_parts(owners, sizes, bugs, count, measured)
         self.note(
             f"{len(sizes)} of {len(owners)} repositories looked into: {exact} at their commit, the others at another"
@@ -293,11 +310,36 @@ def family(name: str) -> str:
 
 def gpu_bytes(name: str, contents: Contents) -> int:
     """What of a distribution is for GPUs alone."""
-    whole = name.startswith("nvidia-") or name == "triton"
+    return sum(on_disk(size) for path, _, size, _ in contents.members if _is_cuda(name, path))
+
+
+def _is_cuda(name: str, path: str) -> bool:
+    if name.startswith("nvidia-") or name == "triton":
+        return True
+    return name == "torch" and any(word in path.rpartition("/")[2] for word in _GPU)
+
+
+def without_cuda(name: str, contents: Contents) -> Contents:
+    """What a build of a distribution without CUDA would be, nearly: its other files are taken to be the same."""
+    kept = tuple(member for member in contents.members if not _is_cuda(name, member[0]))
+    return replace(contents, members=kept)
+
+
+def counted(environments: Sequence[Environment], looked: Looked, measured: Measured) -> Ledger:
+    """Count the layers of all environments."""
+    ledger = Ledger()
+    for one in environments:
+        contents = {pin: looked[pin, one.python] for pin in one.pins}
+        add_environment(ledger, one, contents, measured.bytecode_of(one.python))
+    return ledger
+
+
+def bytecode_bytes(ledger: Ledger) -> int:
+    """What byte code takes among packages."""
     return sum(
-        on_disk(size)
-        for path, _, size, _ in contents.members
-        if whole or (name == "torch" and any(word in path.rpartition("/")[2] for word in _GPU))
+        on_disk(size) * count
+        for key, (size, count) in ledger.shared["packages"].items()
+        if isinstance(key, tuple) and key[0] == BYTECODE
     )
 
 

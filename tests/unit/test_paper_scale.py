@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import IO, cast
 
 import pytest
 from benchmarks.scale.blocks import BLOCK, Ledger, directory_bytes, on_disk
 from benchmarks.scale.environments import ByteCode, add_environment, place
 from benchmarks.scale.index import MISSING, WHEEL, Contents, Index, Tail, choose, installed_of, nearest, zip_members
+from benchmarks.scale.layers import (
+    OBJECTS,
+    SOURCE,
+    TASK,
+    add_objects,
+    add_source,
+    add_task,
+    index_bytes,
+    objects_of,
+    own_objects,
+    pieces,
+)
+from benchmarks.scale.layers import commit_of as one_commit
 from benchmarks.scale.pins import Environment, Pin, read_environments
 from benchmarks.scale.sample import line, source_of
-from benchmarks.scale.tasks import changed_objects, commit_of, find_mirror, repository_of
-from benchmarks.scale.trees import Object, Repository, add_repository, add_source, border, index_bytes, pieces
+from benchmarks.scale.survey import without_cuda
+from benchmarks.scale.tasks import Row, add_rows, bug_bytes, changed_objects, commit_of, find_mirror, repository_of
+from benchmarks.scale.trees import BEST, LOOSE, PACK, Object, Repository
 
 from minisandbox.images.index import IndexSettings
 from minisandbox.images.simple_api import Link
@@ -157,6 +174,11 @@ def test_byte_code_of_equal_sources_at_other_paths_is_another() -> None:
     assert count(("3.9", one)).inodes("packages") == 2 + 2
 
 
+def test_tests_of_packages_have_no_byte_code() -> None:
+    one = contents(("a/x.py", 1, 10), ("a/tests/x.py", 2, 10), ("a/b/test/x.py", 3, 10), ("tests/x.py", 4, 10))
+    assert count(("3.9", one)).inodes("packages") == 4 + 2
+
+
 def test_where_a_wheel_puts_its_files() -> None:
     one = contents(("a-1.data/scripts/run", 1, 1), ("a-1.data/purelib/a.py", 2, 1), ("a-1.dist-info/METADATA", 3, 1),
                    ("a-1.dist-info/entry_points.txt", 4, 1))  # fmt: skip
@@ -182,18 +204,26 @@ def git(root: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> tuple[Repository, list[str]]:
-    """A repository with two commits; the second changes one of 200 files."""
+    """A repository with three commits: the second changes, moves and removes one file, the third all."""
     root = tmp_path / "owner+name"
     root.mkdir()
     git(root, "init", "--quiet")
     for number in range(200):
         path = root / f"package{number % 5}" / f"m{number}.py"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"x = {number}\n" * 200)
+        path.write_text(Random(number).randbytes(1500).hex())
     (root / "link").symlink_to("package0")
+    (root / "old").mkdir()
+    (root / "old/gone.py").write_text("x\n")
     commits = []
-    for text in ("", "changed\n"):
-        (root / "package1/m1.py").write_text(f"x = 1\n{text}" * 200)
+    for number in range(3):
+        if number == 1:
+            (root / "package1/m1.py").write_text("x = 1\n")
+            (root / "package1/m6.py").rename(root / "package2/m6 moved.py")
+            (root / "old/gone.py").unlink()
+        elif number == 2:
+            for path in root.glob("package*/*"):
+                path.write_text(Random(path.name).randbytes(1500).hex())
         git(root, "add", "--all")
         git(root, "commit", "--quiet", "-m", "x")
         commits.append(git(root, "rev-parse", "HEAD"))
@@ -201,54 +231,121 @@ def repository(tmp_path: Path) -> tuple[Repository, list[str]]:
     return Repository(found, tmp_path / "kept.json.gz"), commits
 
 
-def test_pieces_are_those_of_the_script(repository: tuple[Repository, list[str]], tmp_path: Path) -> None:
-    """Beside task.sh's own pack_in_pieces, run on the same tree: as many packs, of the same size on disk."""
+SCRIPTS = Path("src/minisandbox/images/scripts")
+
+
+def run_scripts(root: Path, commits: Sequence[str], place: Path) -> Path:
+    """Run what repository.sh does on the first commit, then what task.sh does on the second; return the repository."""
+    work, build = place / "work", place / "build"
+    build.mkdir()
+    git(root, "worktree", "add", "--quiet", "--detach", str(work), commits[0])
+    (work / ".git").unlink()
+    task = (SCRIPTS / "task.sh").read_text()
+    steps = (
+        (SCRIPTS / "repository.sh").read_text(),
+        task[task.index("pack_in_pieces() {") : task.index("unset GIT_OBJECT_DIRECTORY")],
+    )
+    for commit, step in zip(commits, steps, strict=True):
+        for path in [path for path in work.iterdir() if path.name != ".git"]:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        subprocess.run(["tar", "-xC", work], input=archive(root, commit), check=True)
+        (build / "touched").touch()
+        head = "set -euo pipefail; MOMENT=@946684800; export GIT_CONFIG_GLOBAL=/dev/null; clean=$PWD"
+        text = step.replace("/testbed", str(work)).replace("/tmp/build", str(build))
+        subprocess.run(["bash", "-c", f"{head}\n{text}"], cwd=work, check=True)
+    return work / ".git"
+
+
+def archive(root: Path, commit: str) -> bytes:
+    return subprocess.check_output(["git", "-C", str(root), "archive", commit])
+
+
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["anchor", "near", "far"])
+def test_a_task_is_stored_as_the_scripts_do(
+    repository: tuple[Repository, list[str]], tmp_path: Path, number: int
+) -> None:
+    """Beside the very scripts: the same packs of the same objects, the same objects of the anchor left, equal sizes."""
+    found, commits = repository
+    anchor, objects = found.tree(commits[0]), found.tree(commits[number])
+    found.measure(anchor, BEST)
+    found.measure(objects, LOOSE, PACK)
+    made = run_scripts(tmp_path / "owner+name", [commits[0], commits[number]], tmp_path)
+
+    commit = one_commit(objects[0].name, found)
+    has = {commit.name: commit, **objects_of(objects)}
+    own, hidden = own_objects(has, objects_of(anchor), found.sizes[LOOSE])
+    packs = pieces([has[name] for name in own], found.sizes[LOOSE])
+    assert {frozenset(piece) for piece in packs} == {packed(idx) for idx in (made / "objects/pack").glob("*.idx")}
+    counted = [32 + sum(found.sizes[PACK][name] for name in piece) for piece in packs]
+    sizes = [path.stat().st_size for path in (made / "objects/pack").glob("*.pack")]
+    assert sorted(sizes) == pytest.approx(sorted(counted), rel=0.03, abs=8)
+
+    left = [path for path in (made / "objects").glob("??/*") if path.is_file()]
+    assert len(left) + hidden.total() == (len(objects_of(anchor)) if number < 2 else 0)
+    assert [path.stat().st_size for path in left] == pytest.approx(
+        [found.sizes[BEST][path.parent.name + path.name] for path in left], abs=8
+    )
+    assert index_bytes(objects) == pytest.approx((made / "index").stat().st_size, rel=0.02)
+
+
+def packed(idx: Path) -> frozenset[str]:
+    listed = subprocess.check_output(["git", "show-index"], input=idx.read_bytes()).decode()
+    return frozenset(line.split()[1] for line in listed.splitlines())
+
+
+def test_a_source_over_another_is_what_differs(repository: tuple[Repository, list[str]]) -> None:
+    found, commits = repository
+    ledger = Ledger()
+    anchor = found.tree(commits[0])
+    add_source(ledger, anchor)
+    assert ledger.files(SOURCE) == 201 * BLOCK, "the link takes no block"
+    assert ledger.directories[SOURCE] == 7 * BLOCK
+    add_source(ledger, found.tree(commits[1]), anchor)
+    assert ledger.files(SOURCE) == 203 * BLOCK, "one changed, one has a copy: no image has an inode twice"
+    assert ledger.directories[SOURCE] == (7 + 3) * BLOCK, "the root and two of its directories"
+
+
+def test_a_near_commit_stands_on_the_anchors_objects(repository: tuple[Repository, list[str]]) -> None:
+    found, commits = repository
+    ledger, anchor = Ledger(), found.tree(commits[0])
+    add_objects(ledger, found, anchor)
+    assert ledger.inodes(OBJECTS) == 201 + 1 + 7 + 3, "blobs, the link, trees, HEAD, config, exclude"
+    before = ledger.total(TASK)
+    add_task(ledger, found, found.tree(commits[1]), anchor, "near")
+    near = ledger.total(TASK) - before
+    add_task(ledger, found, found.tree(commits[2]), anchor, "far")
+    assert near < (ledger.total(TASK) - near) / 2
+    kept = Repository(found.path, found.kept).sizes
+    assert all(name in kept[way] for way in (LOOSE, PACK) for name in objects_of(found.tree(commits[2])))
+
+
+def test_the_first_row_of_a_repository_is_the_anchor(repository: tuple[Repository, list[str]], tmp_path: Path) -> None:
+    _, commits = repository
+    rows = [Row(f"name__{number}", "owner/name", commits[number], "") for number in (1, 0, 0)]
+    rows.append(Row("absent", "owner/name", "f" * 40, ""))
+    mirrors = tmp_path / "mirrors"
+    mirrors.mkdir()
+    (mirrors / "owner__name").symlink_to(tmp_path / "owner+name/.git")
+    ledger = Ledger()
+    assert list(add_rows(ledger, rows, mirrors, tmp_path / "cache", lambda _: None)) == [True, True, True, False]
+    assert ledger.layers[SOURCE] == 2, "tasks at one commit have one source"
+    assert ledger.layers[OBJECTS] == 1
+    assert ledger.inodes(OBJECTS) == 200 + 1 + 6 + 3, "of the second commit, without what it removes"
+    assert ledger.layers[TASK] == 3
+
+
+def test_a_bug_takes_little_of_a_repository(repository: tuple[Repository, list[str]]) -> None:
     found, commits = repository
     objects = found.tree(commits[0])
-    found.measure(objects)
-    script = Path("src/minisandbox/images/scripts/task.sh").read_text()
-    function = script[script.index("pack_in_pieces() {") : script.index("# What is committed")]
-    work = tmp_path / "work"
-    git(tmp_path, "clone", "--quiet", str(tmp_path / "owner+name"), str(work))
-    tree = git(work, "rev-parse", f"{commits[0]}^{{tree}}")
-    git(work, "checkout", "--quiet", "--orphan", "one")
-    git(work, "read-tree", tree)
-    git(work, "commit", "--quiet", "--message", "Initial commit")
-    packs = work / ".git/objects/pack"
-    git(work, "remote", "remove", "origin")
-    for old in packs.iterdir():
-        old.unlink()
-    assert pieces(objects)
-    text = function.replace("/tmp/build", str(tmp_path / "build"))
-    # the clone's own objects were in what was just removed, or are hard links of loose ones
-    alternates = work / ".git/objects/info/alternates"
-    alternates.parent.mkdir(exist_ok=True)
-    alternates.write_text(f"{found.path / 'objects'}\n")
-    (tmp_path / "build").mkdir()
-    subprocess.run(["bash", "-ec", f"{text}\npack_in_pieces"], cwd=work, check=True)
-    made = sorted(path.stat().st_size for path in packs.glob("*.pack"))
-    counted = sorted(32 + sum(found.packed[name] for name in piece) for piece in pieces(objects))
-    assert len(made) == len(counted)
-    assert sum(made) == pytest.approx(sum(counted), rel=0.03, abs=300)
+    found.measure(objects, LOOSE, PACK)
+    assert 10 * BLOCK < bug_bytes(found, objects, 1) < 50 * BLOCK
 
 
-def test_index_is_as_large_as_gits(repository: tuple[Repository, list[str]]) -> None:
-    found, commits = repository
-    assert index_bytes(found.tree(commits[1])) == pytest.approx((found.path / "index").stat().st_size, rel=0.02)
-
-
-def test_a_second_commit_shares_what_it_did_not_change(repository: tuple[Repository, list[str]]) -> None:
-    found, commits = repository
-    ledger, sizes = Ledger(), []
-    for commit in commits:
-        objects = found.tree(commit)
-        add_source(ledger, objects)
-        add_repository(ledger, found, objects, commit)
-        sizes.append((ledger.files("source"), ledger.files("repository")))
-    assert sizes[0][0] == 200 * BLOCK, "the link takes no block"
-    assert sizes[1][0] - sizes[0][0] == BLOCK, "one file changed"
-    assert sizes[1][1] - sizes[0][1] < sizes[0][1] / 3
-    assert Repository(found.path, found.kept).packed == found.packed, "compressed sizes are kept"
+def test_a_build_without_cuda_lacks_its_libraries() -> None:
+    one = contents(("torch/lib/libtorch_cuda.so", 1, 9), ("torch/lib/libtorch_cpu.so", 2, 9), ("torch/cuda.py", 3, 9))
+    assert [path for path, *_ in without_cuda("torch", one).members] == ["torch/lib/libtorch_cpu.so"]
+    assert without_cuda("torchvision", one) == one
+    assert without_cuda("nvidia-cudnn-cu12", one).members == ()
 
 
 def test_a_changed_file_changes_the_directories_above_it() -> None:
@@ -260,7 +357,9 @@ def test_a_changed_file_changes_the_directories_above_it() -> None:
     ]
     changed = changed_objects(tree, "a/b.py", "mark")
     assert [old.name == new.name for old, new in zip(tree, changed, strict=True)] == [False, False, False, True]
-    assert border("000") == 256 + 16 + 1
+    without = changed_objects(tree, "c.py", "mark", ["a/b.py"])
+    assert [one.path for one in without] == ["", "a", "c.py"]
+    assert not {one.name for one in without} & {one.name for one in tree}, "the directory of a hidden file is another"
 
 
 def test_a_commit_that_is_not_there(repository: tuple[Repository, list[str]]) -> None:
