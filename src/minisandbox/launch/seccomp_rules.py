@@ -187,7 +187,7 @@ RULES = (
         Clause("PR_SCHED_CORE: would idle cores that others share", (Test(0, (_PR_SCHED_CORE,)),), errno.EINVAL),
         Clause("PR_SET_MEMORY_MERGE: pages shared with others tell of them", (Test(0, (_PR_MERGE,)),), errno.EINVAL),
         Clause(
-            "PR_SET_SECCOMP with a filter: their code is memory of which the machine has one amount",
+            "PR_SET_SECCOMP with a filter: its code takes of net.core.bpf_jit_limit",
             (Test(0, (_PR_SET_SECCOMP,)), Test(1, (_SECCOMP_MODE_FILTER,))),
             errno.EINVAL,
         ),
@@ -209,7 +209,7 @@ RULES = (
         "seccomp",
         "can only tighten",
         Clause(
-            "a filter: their code is memory of which the machine has one amount (net.core.bpf_jit_limit)",
+            "a filter: all of the machine have one amount of memory for code (net.core.bpf_jit_limit)",
             (Test(0, (_SECCOMP_SET_FILTER,)),),
             errno.EINVAL,
         ),
@@ -277,7 +277,7 @@ RULES = (
         "setsockopt",
         "sockets, of the families that can be made",
         Clause(
-            "SO_ATTACH_*: their code is memory of which the machine has one amount (net.core.bpf_jit_limit)",
+            "SO_ATTACH_*: all of the machine have one amount of memory for their code",
             (Test(1, (_SOL_SOCKET,)), Test(2, _SO_ATTACH)),
             errno.EPERM,
         ),
