@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import HarnessError, TaskFileError
-from minisandbox.tasks import Form, Task, harness, task_from_row
+from minisandbox.tasks import Form, Task, file_of, harness, reported_id, task_from_row
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.pinning import exported, listed, requirements_text, specified
 from minisandbox.tasks.swebench import task_from_swebench
@@ -183,3 +183,9 @@ def test_listings_of_specifications() -> None:
     ]
     wanted = specified("3.9", ["setuptools==38", "Jinja2>=2"], ["jinja2==3"])
     assert wanted.requirements == ("pip<24.1", "wheel", "setuptools==38")
+
+
+def test_ids_from_another_root_are_those_that_pytest_itself_has() -> None:
+    assert reported_id("../dev/tests/test_a.py::test_b[../c/d]") == "tests/test_a.py::test_b[../c/d]"
+    assert reported_id("tests/test_a.py::test_b[x-../c/d]") == "tests/test_a.py::test_b[x-../c/d]"
+    assert file_of("../dev/tests/test_a.py::test_b") == "tests/test_a.py"

@@ -20,7 +20,7 @@ from minisandbox.grade.submission import Change, screen
 from minisandbox.grade.testfiles import hidden_files
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace, workspace
-from minisandbox.tasks import Task, file_of
+from minisandbox.tasks import Task, file_of, reported_id
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _sample(tests: tuple[str, ...]) -> tuple[str, ...]:
 def _not_seen_failing(run: SuiteRun, tests: tuple[str, ...]) -> tuple[str, ...]:
     """Return the tests that were not seen failing; all of them, if the run is not believed."""
     seen = first_words(run.report.outcomes()) if run.doubt is None else {}
-    return tuple(test for test in tests if seen.get(test) not in _SEEN_FAILING)
+    return tuple(test for test in tests if seen.get(test, seen.get(reported_id(test))) not in _SEEN_FAILING)
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from minisandbox.patches import touched_files
-from minisandbox.tasks import Task, file_of
+from minisandbox.tasks import Task, file_of, reported_id
 
 _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
@@ -20,7 +20,7 @@ def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
             never do, are looked for in every file of the tests' patch.
     """
     if task.test_runner == "pytest":
-        return {test: test for test in tests if file_of(test)}
+        return {reported_id(test): test for test in tests if file_of(test)}
     files = [path for path in touched_files(task.test_patch) if path.endswith(".py")]
     found: dict[str, str] = {}
     for test in tests:

@@ -18,7 +18,7 @@ from minisandbox.grade.runner import SuiteRun, log_of
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import touched_files
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Task, file_of, harness
+from minisandbox.tasks import Task, file_of, harness, reported_id
 from minisandbox.types import ExecResult, MiB
 
 LOG_LIMIT = 128 * MiB
@@ -90,7 +90,8 @@ class OfficialRunner:
         if not said.resolved:
             return run
         reported = self._reported()
-        lists = [[test for test in tests if test in reported] for tests in (task.FAIL_TO_PASS, task.PASS_TO_PASS)]
+        named = (task.FAIL_TO_PASS, task.PASS_TO_PASS)
+        lists = [[reported_id(test) for test in tests if test in reported] for tests in named]
         seen = harness.judge(task.test_parser, as_log(run.report, printed=bool(self._program)), *lists)
         if seen.resolved:
             return run

@@ -70,8 +70,9 @@ class Workspace:
             Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=tests.mounts) as box,
         ):
             runner.install(box)
-            named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
             failed = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
+            # only now: the reference itself may change a file with tests in its docstrings
+            named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
             return failed or _unless_changed(box, runner.run(box), named)
 
     def _runner(self) -> OfficialRunner | PytestRunner:

@@ -6,7 +6,7 @@ from minisandbox.tasks.documents import Layout
 from minisandbox.tasks.loading import read_tasks
 from minisandbox.tasks.rows import build_spec
 from minisandbox.tasks.statuses import STATUSES_NAME, read_statuses, write_statuses
-from minisandbox.tasks.task import BuildSpec, Form, Reference, SourceSpec, Task, file_of
+from minisandbox.tasks.task import BuildSpec, Form, Reference, SourceSpec, Task, file_of, reported_id
 from minisandbox.tasks.taskset import TaskSet, bundled_sets
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "file_of",
     "read_statuses",
     "read_tasks",
+    "reported_id",
     "task_from_row",
     "write_statuses",
 ]

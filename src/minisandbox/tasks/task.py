@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minisandbox.images import Recipe, Source
 
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]*")
-_OUTSIDE = re.compile(r"(?:\.\./)+[^/]+/")
+_OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
 RUNNERS = ("pytest", "other")
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]*")
 
@@ -247,12 +247,17 @@ def _build_row(build: BuildSpec) -> dict[str, object]:
 
 
 def file_of(test_id: str) -> str:
-    """Return the file that a pytest id names; "" for those of other runners (``test_x (module.Class)``).
-
-    With ``-c /dev/null`` pytest takes /dev for its root and writes ``../dev/tests/test_x.py``.
-    """
-    file, colons, _ = _OUTSIDE.sub("", test_id, count=1).partition("::")
+    """Return the file that a pytest id names; "" for those of other runners (``test_x (module.Class)``)."""
+    file, colons, _ = reported_id(test_id).partition("::")
     return file if (colons or file.endswith(".py")) and " " not in file else ""
+
+
+def reported_id(test_id: str) -> str:
+    """Return what pytest itself calls a test of a benchmark's list, which was read from what pytest prints.
+
+    With ``-c /dev/null`` pytest takes /dev for its root, and prints ``../dev/tests/test_x.py``.
+    """
+    return _OUTSIDE.sub("", test_id, count=1)
 
 
 def _files_of(test_ids: tuple[str, ...]) -> set[str]:
