@@ -175,7 +175,7 @@ def _against_5(
     ]
     derived = sorted(rows_5.keys() - published.keys())
     said = summary(found, _packages(answer))
-    return [*said, f"rows that are not in its layout, graded with the parser of 4.1: {', '.join(derived) or 'none'}"]
+    return [*said, f"- rows that are not in its layout, graded with the parser of 4.1: {', '.join(derived) or 'none'}"]
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def _word(resolved: bool | None) -> str:
 
 
 def summary(found: Sequence[Compared], against: str) -> list[str]:
-    """Return sentences: how many are equal, and each case that is not.
+    """Return lines: how many are equal, each case that is not, and each unbelieved run that should have been.
 
     Args:
         found: the cases.
@@ -100,17 +100,22 @@ def summary(found: Sequence[Compared], against: str) -> list[str]:
     counts = Counter(one.standing for one in found)
     believed = counts[Standing.EQUAL] + counts[Standing.DIFFERENT]
     share = 100 * counts[Standing.EQUAL] / believed if believed else 0.0
-    references = sum(one.standing is Standing.NOT_BELIEVED and one.case.variant == REFERENCE for one in found)
-    equal = f"{counts[Standing.EQUAL]} of {believed} believed verdicts are equal ({share:.1f} %)"
-    doubted = f"{counts[Standing.NOT_BELIEVED]} runs are not believed, {references} of them with the reference"
-    said = [f"against {against}: {equal}; {doubted}"]
+    doubted = [one for one in found if one.standing is Standing.NOT_BELIEVED]
+    references = sum(one.case.variant == REFERENCE for one in doubted)
+    resolved = sum(one.official is True for one in doubted)
+    said = [
+        f"against {against}:",
+        f"- {counts[Standing.EQUAL]} of {believed} verdicts on believed runs are equal ({share:.1f} %)",
+        f"- {len(doubted)} runs are not believed, {references} with the reference; {resolved} are officially resolved",
+    ]
+    said += [f"  - {count} x {reason}" for reason, count in Counter(one.case.reason for one in doubted).most_common()]
     for one in found:
         where = f"{one.case.instance_id} {one.case.variant}"
         if one.standing is Standing.DIFFERENT:
             about = one.error or f"{len(one.tests)} tests differ: {', '.join(one.tests[:5])}"
-            said.append(f"different: {where}: ours {one.case.verdict}, officially {_word(one.official)}; {about}")
-        elif one.standing is Standing.NOT_BELIEVED:
-            said.append(f"not believed: {where}: {one.case.doubt[:200]}; officially {_word(one.official)}")
+            said.append(f"- different: {where}: ours {one.case.verdict}, officially {_word(one.official)}; {about}")
+        elif one.standing is Standing.NOT_BELIEVED and (one.official or one.case.variant == REFERENCE):
+            said.append(f"- not believed: {where}: {one.case.doubt[:200]}; officially {_word(one.official)}")
     return said
 
 

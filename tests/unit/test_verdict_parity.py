@@ -181,10 +181,15 @@ def test_what_is_said() -> None:
         Compared(replace(CASE, variant="empty"), Standing.DIFFERENT, False, ("a",)),
         Compared(replace(CASE, variant="changed", reason="timeout", doubt="too long"), Standing.NOT_BELIEVED, None),
     ]
-    said = summary(found, "x 1")
-    assert said[0].startswith("against x 1: 1 of 2 believed verdicts are equal (50.0 %); 1 runs are not believed, 0 of")
-    assert said[1] == "different: t-1 empty: ours resolved, officially not resolved; 1 tests differ: a"
-    assert said[2] == "not believed: t-1 changed: too long; officially unknown"
+    assert summary(found, "x 1") == [
+        "against x 1:",
+        "- 1 of 2 verdicts on believed runs are equal (50.0 %)",
+        "- 1 runs are not believed, 0 with the reference; 0 are officially resolved",
+        "  - 1 x timeout",
+        "- different: t-1 empty: ours resolved, officially not resolved; 1 tests differ: a",
+    ]
+    reference = replace(found[2], case=replace(found[2].case, variant="reference"), official=True)
+    assert summary([reference], "x 1")[-1] == "- not believed: t-1 reference: too long; officially resolved"
     rows = table(found, {"t-2": "no image"}).splitlines()
     assert rows[2] == "| t-1 | resolved | **resolved, officially not resolved** |  | (timeout) |  |"
     assert rows[3].startswith("| t-2 | no image |")
