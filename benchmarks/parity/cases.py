@@ -154,9 +154,11 @@ def _graded(place: Recorded, variant: str, patch: str, key: str, out: Path) -> C
     else:
         grade = grade_in(place, patch.encode("utf-8", "surrogateescape"))
         run = place.runs[0] if place.runs else None
-    log = f"{task.instance_id}.{variant}.log" if run is not None and run.whole_log else ""
-    if log and run is not None:
-        write_whole(out / "logs" / log, run.whole_log.encode("utf-8", "surrogateescape"))
+    # of a run that came to nothing there is the end only, which is all of it where nothing started
+    printed = "" if run is None else run.whole_log or run.log
+    log = f"{task.instance_id}.{variant}.log" if printed else ""
+    if log:
+        write_whole(out / "logs" / log, printed.encode("utf-8", "surrogateescape"))
     return Case(
         task.instance_id,
         variant,

@@ -103,18 +103,24 @@ def summary(found: Sequence[Compared], against: str) -> list[str]:
     doubted = [one for one in found if one.standing is Standing.NOT_BELIEVED]
     references = sum(one.case.variant == REFERENCE for one in doubted)
     resolved = sum(one.official is True for one in doubted)
+    same = sum(one.official is (one.case.verdict == Verdict.RESOLVED) for one in found)
+    reasons = ", ".join(
+        f"{count} {reason}" for reason, count in Counter(one.case.reason for one in doubted).most_common()
+    )
     said = [
-        f"against {against}:",
+        f"Against {against}:",
+        "",
         f"- {counts[Standing.EQUAL]} of {believed} verdicts on believed runs are equal ({share:.1f} %)",
-        f"- {len(doubted)} runs are not believed, {references} with the reference; {resolved} are officially resolved",
+        f"- {len(doubted)} runs are not believed ({reasons or 'none'}), {references} of them with the reference",
+        f"- {resolved} of those are officially resolved",
+        f"- {same} of {len(found)} verdicts, believed or not, say the same of whether the task is resolved",
     ]
-    said += [f"  - {count} x {reason}" for reason, count in Counter(one.case.reason for one in doubted).most_common()]
     for one in found:
         where = f"{one.case.instance_id} {one.case.variant}"
         if one.standing is Standing.DIFFERENT:
             about = one.error or f"{len(one.tests)} tests differ: {', '.join(one.tests[:5])}"
             said.append(f"- different: {where}: ours {one.case.verdict}, officially {_word(one.official)}; {about}")
-        elif one.standing is Standing.NOT_BELIEVED and (one.official or one.case.variant == REFERENCE):
+        elif one.standing is Standing.NOT_BELIEVED and (one.official is not False or one.case.variant == REFERENCE):
             said.append(f"- not believed: {where}: {one.case.doubt[:200]}; officially {_word(one.official)}")
     return said
 

@@ -182,11 +182,14 @@ def test_what_is_said() -> None:
         Compared(replace(CASE, variant="changed", reason="timeout", doubt="too long"), Standing.NOT_BELIEVED, None),
     ]
     assert summary(found, "x 1") == [
-        "against x 1:",
+        "Against x 1:",
+        "",
         "- 1 of 2 verdicts on believed runs are equal (50.0 %)",
-        "- 1 runs are not believed, 0 with the reference; 0 are officially resolved",
-        "  - 1 x timeout",
+        "- 1 runs are not believed (1 timeout), 0 of them with the reference",
+        "- 0 of those are officially resolved",
+        "- 1 of 3 verdicts, believed or not, say the same of whether the task is resolved",
         "- different: t-1 empty: ours resolved, officially not resolved; 1 tests differ: a",
+        "- not believed: t-1 changed: too long; officially unknown",
     ]
     reference = replace(found[2], case=replace(found[2].case, variant="reference"), official=True)
     assert summary([reference], "x 1")[-1] == "- not believed: t-1 reference: too long; officially resolved"
