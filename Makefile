@@ -12,7 +12,7 @@ PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
 KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
 SOURCES := src tests benchmarks tools examples
 
-.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations fuzz adversarial adversarial-load soak stress-store paper-scale lint format lock reference bench clean
+.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -27,6 +27,8 @@ help:
 	@echo "make soak         200 times: kill -9 among 50 busy sandboxes, and see what is left"
 	@echo "make stress-store 60 processes want the same 10 layers; then the same with makers killed"
 	@echo "make paper-scale  compute the store's size for the paper's whole data sets; PAPER_SCALE='--pins DIR ...'"
+	@echo "make verdict-parity  compare verdicts with those of swebench and swesmith; VERDICT_PARITY='ROWS -o DIR ...'"
+	@echo "make validation-page  write the tables of docs/validation.md; VALIDATION_PAGE='DIR --rows FILE ...'"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the sources"
 	@echo "make lock         write requirements.lock and requirements-dev.lock anew from pyproject.toml"
@@ -91,6 +93,14 @@ stress-store: $(VENV)/.dev
 # PAPER_SCALE: --pins DIR --rows FILE --mirrors DIR; benchmarks/paper_scale.py says what they hold
 paper-scale: $(VENV)/.dev
 	@"$(BIN)/python" -m benchmarks.paper_scale $(PAPER_SCALE)
+
+# VERDICT_PARITY: ROWS... -o DIR; the environment needs swebench 4.1 and swesmith: pip install -e '.[swe]'
+verdict-parity: $(VENV)/.dev
+	@"$(BIN)/python" -m benchmarks.verdict_parity $(VERDICT_PARITY)
+
+# VALIDATION_PAGE: DIR --rows FILE... [--parity DIR]
+validation-page: $(VENV)/.dev
+	@"$(BIN)/python" tools/make_validation_page.py $(VALIDATION_PAGE)
 
 lint: $(VENV)/.dev
 	"$(BIN)/ruff" check .

@@ -57,7 +57,7 @@ def grade(
         InvalidValue: the task's tests are not pytest's.
     """
     started = time.monotonic()
-    verdict = _grade(task, submission, _workspace(task, image, timeout, limits))
+    verdict = grade_in(workspace_for(task, image, timeout, limits), submission)
     return replace(verdict, duration=time.monotonic() - started)
 
 
@@ -67,7 +67,7 @@ def grade_reference(task: Task, image: Image, *, timeout: float | None = None, l
     Raises:
         InvalidValue: the task's tests are not pytest's.
     """
-    return _grade_own(task, reference_change(task), _workspace(task, image, timeout, limits))
+    return _grade_own(task, reference_change(task), workspace_for(task, image, timeout, limits))
 
 
 def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, limits: Limits | None = None) -> Grade:
@@ -79,7 +79,7 @@ def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, l
     Raises:
         InvalidValue: the task's tests are not pytest's.
     """
-    return _grade_own(task, Change(), _workspace(task, image, timeout, limits))
+    return _grade_own(task, Change(), workspace_for(task, image, timeout, limits))
 
 
 def _grade_own(task: Task, change: Change, place: Workspace) -> Grade:
@@ -132,14 +132,17 @@ def _reason(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]
     return Reason.TESTS_NOT_PASSED, detail
 
 
-def _workspace(task: Task, image: Image, timeout: float | None, limits: Limits | None) -> Workspace:
+def workspace_for(task: Task, image: Image, timeout: float | None = None, limits: Limits | None = None) -> Workspace:
+    """Return where a task is graded; arguments and errors as for :func:`grade`."""
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
     files = tuple(sorted({*map(file_of, located(task, named))})) if task.test_parser else files_of(named)
     seconds = task.test_timeout if timeout is None else timeout
     return workspace(image, task, files, timeout=seconds, limits=limits)
 
 
-def _grade(task: Task, submission: bytes, place: Workspace) -> Grade:
+def grade_in(place: Workspace, submission: bytes) -> Grade:
+    """Grade a submission in a workspace, which makes all runs that takes; without the time it took."""
+    task = place.task
     policy = Policy.for_task(task)
     try:
         change = screen(submission, policy)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minisandbox.images import Recipe, Source
 
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]*")
-_OUTSIDE = re.compile(r"(?:\.\./)+[^/]+/")
+_OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
 RUNNERS = ("pytest", "other")
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]*")
 

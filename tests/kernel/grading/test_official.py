@@ -17,11 +17,10 @@ UNHELPFUL = """\
 diff --git a/calc/core.py b/calc/core.py
 --- a/calc/core.py
 +++ b/calc/core.py
-@@ -1,3 +1,3 @@
- def add(a, b):
-     return a + b
--    # that is all
-+    # that is not all
+@@ -6,2 +6,2 @@
+ def double(a):
+-    return 2 * a
++    return a * 2
 """
 FAKE = """\
 diff --git a/calc/core.py b/calc/core.py
@@ -72,7 +71,7 @@ def test_a_test_that_only_the_log_calls_passed_is_not_believed(official: Task, i
     graded = grade(official, image, FAKE.encode())
     assert graded.resolved is False
     assert graded.reason == "log_mismatch", graded
-    assert "pytest's own report does not" in graded.detail
+    assert "the runner's own report does not" in graded.detail
 
 
 def test_ids_that_only_an_inner_pytest_prints_are_the_logs(official: Task, images: Callable[[Task], Image]) -> None:
@@ -99,3 +98,39 @@ def test_a_file_that_the_tests_patch_removes_is_removed(official: Task, images: 
         test_command="test ! -e tests/helper.py && python -m pytest -rA tests/test_double.py tests/test_new.py",
     )
     assert grade_reference(task, images(task)).verdict is Verdict.RESOLVED
+
+
+def test_ids_that_pytest_prints_from_another_root_are_its_own(official: Task, images: Callable[[Task], Image]) -> None:
+    """As pytest before 9 prints them with ``-c /dev/null``: its root is /dev then, and its ids start there."""
+    task = replace(
+        official,
+        instance_id="calc__official-4",
+        FAIL_TO_PASS=tuple(f"../dev/{test}" for test in official.FAIL_TO_PASS),
+        PASS_TO_PASS=tuple(f"../dev/{test}" for test in official.PASS_TO_PASS),
+        test_command="set -o pipefail; from_dev() { "
+        f"{official.test_command} \"$@\" 2>&1 | sed 's,^PASSED ,PASSED ../dev/,'; }}; from_dev",
+    )
+    image = images(task)
+    assert grade(task, image, UNHELPFUL.encode()).reason == "tests_not_passed"
+    graded = grade(task, image, task.patch.encode())
+    assert (graded.verdict, graded.flags) == (Verdict.RESOLVED, ())
+
+
+def test_a_reference_may_change_a_file_with_tests_in_docstrings(
+    official: Task, images: Callable[[Task], Image]
+) -> None:
+    documented = official.patch.replace("+6,6 @@", "+6,10 @@")
+    documented = documented.replace(
+        "+def triple(a):\n", '+def triple(a):\n+    """\n+    >>> triple(2)\n+    6\n+    """\n'
+    )
+    task = replace(
+        official,
+        instance_id="calc__official-5",
+        patch=documented,
+        FAIL_TO_PASS=("calc/core.py::calc.core.triple", *official.FAIL_TO_PASS),
+        test_command=f"{official.test_command} --doctest-modules calc/core.py",
+    )
+    image = images(task)
+    reference = grade_reference(task, image)
+    assert reference.verdict is Verdict.RESOLVED, reference
+    assert grade(task, image, task.patch.encode()).verdict is Verdict.RESOLVED

@@ -1,0 +1,122 @@
+"""Write the tables of ``docs/validation.md`` from run directories; what people wrote around them stays.
+
+    python tools/make_validation_page.py VALIDATION --rows FILE [FILE...] [--parity DIR]
+
+VALIDATION is a directory of ``minisandbox validate -o``. The rows are those of the data, with a column ``validation``
+where somebody has validated them elsewhere: those should be valid here. The other directory is one of
+``benchmarks/verdict_parity.py``. Tables stand between lines ``<!-- NAME: made -->`` and ``<!-- NAME: end -->``. A row
+that is not what it should be has to be named in the text, with the reason; the tool ends with 1 where one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "validation.md"
+MB = 1e6
+
+
+def main() -> int:
+    """Write the page; 1 if a row that is not what it should be is not explained."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("validation", type=Path, help="a directory of minisandbox validate -o")
+    parser.add_argument("--rows", type=Path, nargs="+", required=True, help="the data's rows, JSON Lines")
+    parser.add_argument("--parity", type=Path, help="a directory of benchmarks/verdict_parity.py")
+    parser.add_argument("--page", type=Path, default=OUTPUT, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    report = json.loads((options.validation / "report.json").read_text())
+    rows = [json.loads(line) for file in options.rows for line in file.read_text().splitlines() if line.strip()]
+    expected = expectations(rows)
+    page = with_part(options.page.read_text(), "validation", validation_part(report, expected))
+    if options.parity is not None:
+        page = with_part(page, "parity", (options.parity / "report.md").read_text())
+    options.page.write_text(page)
+    silent = unexplained(page, exceptions(report, expected))
+    for row in silent:
+        print(f"{row} is not what the data says, and {options.page.name} does not say why", file=sys.stderr)
+    return 1 if silent else 0
+
+
+def expectations(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return by id what the data says of each row; empty where it says nothing."""
+    return {row["instance_id"]: "valid" if row.get("validation") else "" for row in rows}
+
+
+def validation_part(report: Mapping[str, Any], expected: Mapping[str, str]) -> str:
+    """Return the table of a validation, with its totals.
+
+    Args:
+        report: what ``report.json`` says.
+        expected: what the data says of each row, by id.
+    """
+    lines = [
+        "| row | interpreter | build, s | unique, MB | shared, MB | validate, s | verdict | should be |",
+        "|---|---|--:|--:|--:|--:|---|---|",
+    ]
+    lines += [_line(one, expected.get(one["instance_id"], "")) for one in report["results"]]
+    missing = [row for row in expected if row not in {one["instance_id"] for one in report["results"]}]
+    lines += [f"| {row} | | | | | | not looked at | {expected[row]} |" for row in missing]
+    return "\n".join([*lines, "", _totals(report, expected), ""])
+
+
+def _line(one: Mapping[str, Any], expected: str) -> str:
+    measured = one["measured"]
+    verdict = one["verdict"] + (f": {one['cause']}" if one["cause"] else "")
+    cells = (
+        one["instance_id"],
+        one["python"],
+        f"{measured['build_seconds']:.1f}",
+        f"{measured['unique_bytes'] / MB:.1f}",
+        f"{measured['shared_bytes'] / MB:.1f}",
+        f"{measured['validate_seconds']:.1f}",
+        verdict if not expected or one["verdict"] == expected else f"**{verdict}**",
+        expected,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _totals(report: Mapping[str, Any], expected: Mapping[str, str]) -> str:
+    measured, counts = report["measured"], report["counts"]
+    should = sum(word == "valid" for word in expected.values())
+    return (
+        f"{counts.get('valid', 0)} of {report['tasks']} rows are valid, {counts.get('invalid', 0)} are not, about "
+        f"{counts.get('error', 0)} we could not find out; {should} should be valid. Their images take "
+        f"{measured['layer_bytes'] / MB:.0f} MB, every layer counted once, and {measured['build_seconds']:.0f} s to "
+        f"build; validating took {measured['validate_seconds']:.0f} s, the seconds of all rows added up."
+    )
+
+
+def exceptions(report: Mapping[str, Any], expected: Mapping[str, str]) -> list[str]:
+    """Return the ids of rows that are not what the data says, those that were not looked at included."""
+    verdicts = {one["instance_id"]: one["verdict"] for one in report["results"]}
+    return [row for row, word in expected.items() if word and verdicts.get(row) != word]
+
+
+def unexplained(page: str, rows: Sequence[str]) -> list[str]:
+    """Return those of some rows that the page does not name outside its tables."""
+    written = re.sub(r"<!-- (\w+): made -->.*?<!-- \1: end -->", "", page, flags=re.DOTALL)
+    return [row for row in rows if row not in written]
+
+
+def with_part(page: str, name: str, text: str) -> str:
+    """Return a page with another text in one of its made parts.
+
+    Raises:
+        ValueError: the page has no such part.
+    """
+    begin, end = f"<!-- {name}: made -->", f"<!-- {name}: end -->"
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"the page has no lines {begin!r} and {end!r}")
+    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
