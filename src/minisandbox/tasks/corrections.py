@@ -18,9 +18,23 @@ FIRST = ("pip<24.1", "setuptools<70", "wheel")
 
 AFTERWARDS: dict[str, tuple[str, ...]] = {
     # setuptools brings a release of inflect along, with the code that the tasks' bugs were put into
+    # its tests ask httpbin.org, which no sandbox reaches: the same program answers on the loopback
+    "psf/requests": (
+        "python -m venv /opt/httpbin",
+        "/opt/httpbin/bin/python -m pip install -q 'httpbin==0.10.2' 'gunicorn==23.0.0' 'setuptools<81'",
+    ),
     "jaraco/inflect": ('rm -rf "$CONDA_PREFIX"/lib/python3.*/site-packages/setuptools/_vendor/inflect*',),
 }
 """Commands that follow the installation of a repository."""
+
+_HTTPBIN = """\
+(unset PYTHONPATH; cd /opt && exec httpbin/bin/python -m gunicorn -b 127.0.0.1:8055 httpbin:app \
+    > /dev/null 2>&1 < /dev/null 8<&- 9>&-) &
+for second in $(seq 100); do (: < /dev/tcp/127.0.0.1/8055) 2> /dev/null && break; sleep 0.1; done
+export HTTPBIN_URL=http://127.0.0.1:8055/"""
+
+BEFORE_TESTS: dict[str, tuple[str, ...]] = {"psf/requests": (_HTTPBIN,)}
+"""Commands that come before the tests of a repository: services that they ask."""
 
 BEFORE: dict[str, str] = {
     # its C code uses what Python 3.10 no longer has; conda's build carries a patch

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
-from minisandbox.tasks.corrections import sort_commands
+from minisandbox.tasks.corrections import AFTERWARDS, BEFORE_TESTS, sort_commands
 from minisandbox.tasks.pinning import Pinned, exported, listed, requirements_text, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
@@ -50,6 +50,7 @@ def task_from_swebench(row: Mapping[str, object], *, pins: Path | None = None, m
             hint="give the row `build` and `test` of its own (docs/task-files.md)",
         ) from error
     commands = sort_commands(said.commands)
+    before = (*sort_commands(said.before_tests).kept, *BEFORE_TESTS.get(repo, ()))
     pinned = _pinned(row, said, pins, mirrors)
     return Task(
         instance_id=fields.text("instance_id"),
@@ -68,11 +69,13 @@ def task_from_swebench(row: Mapping[str, object], *, pins: Path | None = None, m
             complete=pinned.complete,
             overrides=pinned.overrides,
             source=SourceSpec("git", (("url", f"https://github.com/{repo}"), ("commit", commit))),
-            install=commands.kept,
+            install=(*commands.kept, *AFTERWARDS.get(repo, ())),
             environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")),
             system=commands.system,
         ),
-        test_command="; ".join((*sort_commands(said.before_tests).kept, said.test_command)),
+        test_command="; ".join((*before, said.test_command)),
+            (*sort_commands(said.before_tests).kept, *BEFORE_TESTS.get(repo, ()), said.test_command)
+        ),
         test_timeout=TEST_TIMEOUT,
         test_runner="pytest" if re.search(r"\b(?:pytest|tox)\b", said.test_command.split("/")[0]) else "other",
         test_parser=f"swebench:{repo}",
