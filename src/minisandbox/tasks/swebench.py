@@ -74,8 +74,6 @@ def task_from_swebench(row: Mapping[str, object], *, pins: Path | None = None, m
             system=commands.system,
         ),
         test_command="; ".join((*before, said.test_command)),
-            (*sort_commands(said.before_tests).kept, *BEFORE_TESTS.get(repo, ()), said.test_command)
-        ),
         test_timeout=TEST_TIMEOUT,
         test_runner="pytest" if re.search(r"\b(?:pytest|tox)\b", said.test_command.split("/")[0]) else "other",
         test_parser=f"swebench:{repo}",
