@@ -28,7 +28,7 @@ help:
 	@echo "make stress-store 60 processes want the same 10 layers; then the same with makers killed"
 	@echo "make paper-scale  compute the store's size for the paper's whole data sets; PAPER_SCALE='--pins DIR ...'"
 	@echo "make verdict-parity  compare verdicts with those of swebench and swesmith; VERDICT_PARITY='ROWS -o DIR ...'"
-	@echo "make validation-page  write the tables of docs/validation.md; VALIDATION_PAGE='DIR --rows FILE ...'"
+	@echo "make validation-page  write the tables of docs/validation.md; VALIDATION_PAGE='DIR --rows FILE... --parity DIR'"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the sources"
 	@echo "make lock         write requirements.lock and requirements-dev.lock anew from pyproject.toml"
@@ -98,7 +98,7 @@ paper-scale: $(VENV)/.dev
 verdict-parity: $(VENV)/.dev
 	@"$(BIN)/python" -m benchmarks.verdict_parity $(VERDICT_PARITY)
 
-# VALIDATION_PAGE: DIR --rows FILE... [--parity DIR]
+# VALIDATION_PAGE: [DIR --rows FILE...] [--parity DIR]
 validation-page: $(VENV)/.dev
 	@"$(BIN)/python" tools/make_validation_page.py $(VALIDATION_PAGE)
 

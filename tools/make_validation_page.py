@@ -1,6 +1,6 @@
 """Write the tables of ``docs/validation.md`` from run directories; what people wrote around them stays.
 
-    python tools/make_validation_page.py VALIDATION --rows FILE [FILE...] [--parity DIR]
+    python tools/make_validation_page.py [VALIDATION --rows FILE...] [--parity DIR]
 
 VALIDATION is a directory of ``minisandbox validate -o``. The rows are those of the data, with a column ``validation``
 where somebody has validated them elsewhere: those should be valid here. The other directory is one of
@@ -25,19 +25,21 @@ MB = 1e6
 def main() -> int:
     """Write the page; 1 if a row that is not what it should be is not explained."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("validation", type=Path, help="a directory of minisandbox validate -o")
-    parser.add_argument("--rows", type=Path, nargs="+", required=True, help="the data's rows, JSON Lines")
+    parser.add_argument("validation", type=Path, nargs="?", help="a directory of minisandbox validate -o")
+    parser.add_argument("--rows", type=Path, nargs="+", default=[], help="the data's rows, JSON Lines")
     parser.add_argument("--parity", type=Path, help="a directory of benchmarks/verdict_parity.py")
     parser.add_argument("--page", type=Path, default=OUTPUT, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    report = json.loads((options.validation / "report.json").read_text())
-    rows = [json.loads(line) for file in options.rows for line in file.read_text().splitlines() if line.strip()]
-    expected = expectations(rows)
-    page = with_part(options.page.read_text(), "validation", validation_part(report, expected))
+    page, silent = options.page.read_text(), list[str]()
     if options.parity is not None:
         page = with_part(page, "parity", (options.parity / "report.md").read_text())
+    if options.validation is not None:
+        report = json.loads((options.validation / "report.json").read_text())
+        rows = [json.loads(line) for file in options.rows for line in file.read_text().splitlines() if line.strip()]
+        expected = expectations(rows)
+        page = with_part(page, "validation", validation_part(report, expected))
+        silent = unexplained(page, exceptions(report, expected))
     options.page.write_text(page)
-    silent = unexplained(page, exceptions(report, expected))
     for row in silent:
         print(f"{row} is not what the data says, and {options.page.name} does not say why", file=sys.stderr)
     return 1 if silent else 0
