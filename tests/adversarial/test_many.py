@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMES_OF_DAY = {
     "cli/image_store.py", "cli/quickstart.py", "cli/sandbox.py", "host/probes.py", "images/builder.py",
     "images/failures.py", "images/image.py", "images/listing.py", "images/repair.py", "rollouts/rollout.py",
-    "rollouts/rundir.py", "sandbox/core.py", "sandbox/testing.py", "store/collect.py", "store/store.py",
+    "rollouts/rundir.py", "sandbox/core.py", "sandbox/testing.py", "store/collect.py", "store/results.py",
+    "store/rundir.py", "store/store.py",
 }  # fmt: skip
 YEAR = 365 * 86400.0
 

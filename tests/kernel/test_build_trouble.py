@@ -54,7 +54,7 @@ def test_processes_that_want_the_same_image_build_it_once(tmp_path: Path, source
     lines = [out.split() for out, _ in outputs]
     assert all(line for line in lines), [err for _, err in outputs]
     assert len({line[0] for line in lines}) == 1
-    assert sorted(step for line in lines for step in line[1:]) == ["base", "install", "source", "task"]
+    assert sorted(step for line in lines for step in line[1:]) == ["base", "install", "repository", "source", "task"]
     assert _staged(store) == []
 
 
