@@ -1,6 +1,6 @@
 """Write the tables of ``docs/validation.md`` from run directories; what people wrote around them stays.
 
-    python tools/make_validation_page.py [VALIDATION --rows FILE...] [--parity DIR]
+    python tools/make_validation_page.py [VALIDATION... --rows FILE...] [--parity DIR]
 
 VALIDATION is a directory of ``minisandbox validate -o``. The rows are those of the data, with a column ``validation``
 where somebody has validated them elsewhere: those should be valid here. The other directory is one of
@@ -25,7 +25,7 @@ MB = 1e6
 def main() -> int:
     """Write the page; 1 if a row that is not what it should be is not explained."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("validation", type=Path, nargs="?", help="a directory of minisandbox validate -o")
+    parser.add_argument("validation", type=Path, nargs="*", help="directories of minisandbox validate -o")
     parser.add_argument("--rows", type=Path, nargs="+", default=[], help="the data's rows, JSON Lines")
     parser.add_argument("--parity", type=Path, help="a directory of benchmarks/verdict_parity.py")
     parser.add_argument("--page", type=Path, default=OUTPUT, help=argparse.SUPPRESS)
@@ -33,12 +33,14 @@ def main() -> int:
     page, silent = options.page.read_text(), list[str]()
     if options.parity is not None:
         page = with_part(page, "parity", (options.parity / "report.md").read_text())
-    if options.validation is not None:
-        report = json.loads((options.validation / "report.json").read_text())
+    if options.validation:
+        reports = [json.loads((directory / "report.json").read_text()) for directory in options.validation]
         rows = [json.loads(line) for file in options.rows for line in file.read_text().splitlines() if line.strip()]
         expected = expectations(rows)
-        page = with_part(page, "validation", validation_part(report, expected))
-        silent = unexplained(page, exceptions(report, expected))
+        page = with_part(page, "validation", "\n\n".join(validation_part(report, expected) for report in reports))
+        results = [one for report in reports for one in report["results"]]
+        missing = [row for row in expected if row not in {one["instance_id"] for one in results}]
+        silent = unexplained(page, [*exceptions(results, expected), *missing])
     options.page.write_text(page)
     for row in silent:
         print(f"{row} is not what the data says, and {options.page.name} does not say why", file=sys.stderr)
@@ -62,8 +64,6 @@ def validation_part(report: Mapping[str, Any], expected: Mapping[str, str]) -> s
         "|---|---|--:|--:|--:|--:|---|---|",
     ]
     lines += [_line(one, expected.get(one["instance_id"], "")) for one in report["results"]]
-    missing = [row for row in expected if row not in {one["instance_id"] for one in report["results"]}]
-    lines += [f"| {row} | | | | | | not looked at | {expected[row]} |" for row in missing]
     return "\n".join([*lines, "", _totals(report, expected), ""])
 
 
@@ -85,7 +85,7 @@ def _line(one: Mapping[str, Any], expected: str) -> str:
 
 def _totals(report: Mapping[str, Any], expected: Mapping[str, str]) -> str:
     measured, counts = report["measured"], report["counts"]
-    should = sum(word == "valid" for word in expected.values())
+    should = sum(expected.get(one["instance_id"]) == "valid" for one in report["results"])
     return (
         f"{counts.get('valid', 0)} of {report['tasks']} rows are valid, {counts.get('invalid', 0)} are not, about "
         f"{counts.get('error', 0)} we could not find out; {should} should be valid. Their images take "
@@ -94,10 +94,13 @@ def _totals(report: Mapping[str, Any], expected: Mapping[str, str]) -> str:
     )
 
 
-def exceptions(report: Mapping[str, Any], expected: Mapping[str, str]) -> list[str]:
-    """Return the ids of rows that are not what the data says, those that were not looked at included."""
-    verdicts = {one["instance_id"]: one["verdict"] for one in report["results"]}
-    return [row for row, word in expected.items() if word and verdicts.get(row) != word]
+def exceptions(results: Iterable[Mapping[str, Any]], expected: Mapping[str, str]) -> list[str]:
+    """Return the ids of results that are not what the data says."""
+    return [
+        one["instance_id"]
+        for one in results
+        if (word := expected.get(one["instance_id"], "")) and one["verdict"] != word
+    ]
 
 
 def unexplained(page: str, rows: Sequence[str]) -> list[str]:
