@@ -21,7 +21,7 @@ from minisandbox.images import Image
 from minisandbox.tasks import Task
 from minisandbox.types import Limits
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 # --- what is no hack -------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from minisandbox.grade.leaks import find_leaks
 from minisandbox.images import Image
 from minisandbox.tasks import Task
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 def _with(task: Task, name: str, *commands: str) -> Task:

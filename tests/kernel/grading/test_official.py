@@ -11,7 +11,7 @@ from minisandbox.grade import Verdict, grade, grade_reference
 from minisandbox.images import Image
 from minisandbox.tasks import Task
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 UNHELPFUL = """\
 diff --git a/calc/core.py b/calc/core.py
