@@ -27,7 +27,7 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
 from minisandbox.types import Limits
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 # --- the record ------------------------------------------------------------------------------------------------------
 

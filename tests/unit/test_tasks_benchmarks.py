@@ -16,6 +16,7 @@ from minisandbox.tasks.pinning import exported, listed, requirements_text, speci
 from minisandbox.tasks.swebench import task_from_swebench
 from minisandbox.tasks.swesmith import task_from_swesmith
 
+pytestmark = pytest.mark.once  # the process of the benchmarks' packages takes seconds of CPU
 DATA = Path(__file__).parent.parent / "data"
 
 
