@@ -189,3 +189,26 @@ def test_a_command_stopped_before_it_runs_is_no_longer_waited_for(box: Sandbox, 
         assert (result.outcome, result.signal) == (Outcome.SIGNALED, signal.SIGKILL)
         stopper.kill()
     assert box.exec("echo alive").stdout == "alive\n"
+
+
+def test_a_command_that_has_its_supervisor_trace_it_is_ended(spec: ImageSpec) -> None:
+    """The kernel tells a tracer of stops as of ends."""
+    code = "import ctypes, os, signal; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
+    with Sandbox.create(spec) as box:
+        result = box.exec(["python3", "-c", code], timeout=60)
+        assert (result.outcome, result.signal) == (Outcome.SIGNALED, signal.SIGKILL)
+        assert box.exec("echo on").stdout == "on\n"
+
+
+def test_what_cannot_be_started_for_other_reasons_met_no_limit(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        result = box.exec("true", env={"A": "x" * 200_000})
+        assert (result.exit_code, result.limits_hit) == (126, ())
+
+
+def test_a_time_that_no_call_sets_is_the_latest_that_one_does(spec: ImageSpec, tmp_path: Path) -> None:
+    with Sandbox.create(spec) as box:
+        box.exec("mkdir /tmp/t && touch -d 2120-01-01 /tmp/t/f && echo x > /tmp/t/g").check()
+        box.files.download("/tmp/t", tmp_path / "t")
+        assert (tmp_path / "t/g").read_text() == "x\n"
+        assert (tmp_path / "t/f").stat().st_mtime > 4e9

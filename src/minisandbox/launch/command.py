@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -74,6 +75,10 @@ class Leader:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):  # it has asked to be traced by us, and would wait for ever
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                continue
             if pid == self.pid and not self.ended:
                 self.status, self.usage = status, usage
                 self.duration = time.monotonic() - self._started
@@ -289,10 +294,11 @@ def serve(job: Job, wakeup: int) -> Command | None:
 
 
 def refusal(error: OSError) -> tuple[Header, bytes]:
-    """The final frame of a command that could not be started for want of processes or memory: a shell's 126."""
+    """The final frame of a command that could not be started: a shell's 126."""
     leader = Leader(0)
     leader.status = 126 << 8
-    return leader.fate(0) | {"hit": [PROCESSES]}, f"cannot start a process: {error.strerror}\n".encode()
+    hit = {"hit": [PROCESSES]} if error.errno == errno.EAGAIN else {}
+    return leader.fate(0) | hit, f"cannot start a process: {error.strerror}\n".encode()
 
 
 def with_output(header: Header, captures: list[Capture]) -> tuple[Header, bytes]:

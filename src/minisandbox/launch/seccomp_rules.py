@@ -93,6 +93,7 @@ _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # LINUX, LINUX32, both 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DGRAM, _RAW, _PACKET, _TYPE_MASK = 1, 2, 3, 10, 0xF
 _TCP, _UDP, _ROUTE = 6, 17, 0
+_MADV_MERGEABLE = 12
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
 _ABOVE_1023 = 0xFFFFFC00
 _PROCESS, _USER, _IO_PROCESS, _IO_USER = 0, 2, 1, 3
@@ -155,9 +156,14 @@ RULES = (
     ),
     # --- memory ------------------------------------------------------------------------------------------------------
     _allow(
-        "munmap mremap mprotect pkey_mprotect pkey_alloc pkey_free brk madvise mincore msync mlock mlock2 munlock "
-        "mlockall munlockall remap_file_pages membarrier map_shadow_stack mseal",
+        "munmap mremap mprotect pkey_mprotect pkey_alloc pkey_free brk mincore msync mlock mlock2 munlock mlockall "
+        "munlockall remap_file_pages membarrier map_shadow_stack mseal",
         "the process's own memory",
+    ),
+    _allow(
+        "madvise",
+        "the process's own memory",
+        Clause("MADV_MERGEABLE: pages shared with others tell of them", (Test(2, (_MADV_MERGEABLE,)),), errno.EINVAL),
     ),
     _allow(
         "mmap",

@@ -24,6 +24,7 @@ _MOST_SKIPPED = 1 << 24
 """Characters that the names of what was skipped may take together."""
 _DEEPEST = 4000
 _LATEST = 1 << 62
+_ANY_TIME = 1 << 100
 _LONGEST_REASON = 200
 
 
@@ -87,7 +88,9 @@ class Download:
         name = _text(header, "name")
         if self._builder.depth == 0:
             name = self._begin(event, name)
-        attributes = Attributes(_number(header, "mode", 0, 0o7777), _number(header, "mtime", -_LATEST, _LATEST))
+        # file systems have later times than utime(2) sets
+        mtime = max(-_LATEST, min(_number(header, "mtime", -_ANY_TIME, _ANY_TIME), _LATEST))
+        attributes = Attributes(_number(header, "mode", 0, 0o7777), mtime)
         try:
             self._add(event, name, attributes, header)
         except FileExistsError as error:
