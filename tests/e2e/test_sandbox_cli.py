@@ -303,7 +303,7 @@ def test_the_end_of_input_leaves_the_shell(store: Path) -> None:
     with person(store, "shell") as somebody:
         somebody.see(b"the sandbox ends with it")
         somebody.type(b"echo ready:$((1+1))\r")
-        somebody.see(rb"\rready:2\r\n")
+        somebody.see(rb"\rready:2\r\n[^\n]*# ")  # before its prompt the shell's terminal swallows an end of input
         somebody.type(b"\x04")
         assert somebody.end() == 0
 
