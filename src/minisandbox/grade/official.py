@@ -132,6 +132,8 @@ _STILL_JUDGED = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TES
 
 def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
     """Which of some files there are, before anything of a submission is there to say so."""
+    if not any(files):  # of runners whose tests' names say nothing of files
+        return frozenset()
     script = 'for file; do [ ! -f "$file" ] || printf "%s\\n" "$file"; done'
     result = box.exec(["bash", "-c", script, "files", *sorted(filter(None, files))], timeout=60.0)
     return frozenset(result.stdout.splitlines())

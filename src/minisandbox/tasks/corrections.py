@@ -50,12 +50,10 @@ class Commands:
     Attributes:
         kept: what is run as it is.
         system: packages that the dropped ``apt-get`` commands install.
-        dropped: what is not run.
     """
 
     kept: tuple[str, ...]
     system: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
 
 
 def sort_commands(commands: Iterable[str]) -> Commands:
@@ -69,16 +67,14 @@ def sort_commands(commands: Iterable[str]) -> Commands:
     """
     kept: list[str] = []
     system: list[str] = []
-    dropped: list[str] = []
     for command in commands:
         parts = [part.strip() for part in _BETWEEN.split(command) if part.strip()]
         lost = [part for part in parts if _is_dropped(part)]
         system += [package for part in lost if (apt := _APT.match(part)) for package in _packages(apt[1])]
-        dropped += lost
         left = [part for part in parts if part not in lost]
         # a command that loses nothing stays as it is: quotes may hold what looks like an end
         kept += [" && ".join(left) if lost else command] if left else []
-    return Commands(tuple(kept), tuple(dict.fromkeys(system)), tuple(dropped))
+    return Commands(tuple(kept), tuple(dict.fromkeys(system)))
 
 
 def _is_dropped(part: str) -> bool:

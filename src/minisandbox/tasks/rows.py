@@ -208,9 +208,9 @@ class RowFields:
         Raises:
             TaskFileError: one is missing, or is no list of strings.
         """
-        first = tuple(dict.fromkeys(self._fields.ids("FAIL_TO_PASS")))
-        second = dict.fromkeys(test for test in self._fields.ids("PASS_TO_PASS") if test not in set(first))
-        return TestLists(first, tuple(second))
+        starting = dict.fromkeys(self._fields.ids("FAIL_TO_PASS"))
+        second = dict.fromkeys(self._fields.ids("PASS_TO_PASS"))
+        return TestLists(tuple(starting), tuple(test for test in second if test not in starting))
 
 
 class _Fields:

@@ -15,7 +15,7 @@ from minisandbox.tasks import harness
 from minisandbox.tasks.corrections import AFTERWARDS, BEFORE_TESTS, sort_commands
 from minisandbox.tasks.pinning import Pinned, exported, listed, requirements_text, specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task, github
 
 TEST_TIMEOUT = 1800.0
 """Seconds that swebench gives the tests of an instance (``run_evaluation --timeout``)."""
@@ -68,7 +68,7 @@ def task_from_swebench(row: Mapping[str, object], *, pins: Path | None = None, m
             requirements=pinned.requirements,
             complete=pinned.complete,
             overrides=pinned.overrides,
-            source=SourceSpec("git", (("url", f"https://github.com/{repo}"), ("commit", commit))),
+            source=SourceSpec.on_github(repo, commit),
             install=(*commands.kept, *AFTERWARDS.get(repo, ())),
             environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")),
             system=commands.system,
@@ -115,7 +115,7 @@ def _from_repository(row: Mapping[str, object], files: Sequence[str], mirrors: P
             reason=f"its specification leaves that to {' or '.join(files)} in the repository",
             hint="give --pins DIR with the exported environments, or --repo-mirrors DIR with the repository",
         )
-    url = f"https://github.com/{repo}"
+    url = github(repo)
     for path in files:
         text = read_committed(mirrors, url, commit, path)
         if text is not None:

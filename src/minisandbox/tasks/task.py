@@ -42,6 +42,11 @@ class SourceSpec:
     kind: str
     fields: tuple[tuple[str, str], ...]
 
+    @classmethod
+    def on_github(cls, repo: str, commit: str) -> SourceSpec:
+        """Return a commit of a repository that is called ``owner/name`` there."""
+        return cls("git", (("url", github(repo)), ("commit", commit)))
+
     def source(self) -> Source:
         """Return it as the images package wants it."""
         from minisandbox import images  # noqa: PLC0415 - reading task files must not load the sandbox
@@ -244,6 +249,11 @@ def _build_row(build: BuildSpec) -> dict[str, object]:
         **({"exclude_newer": build.exclude_newer} if build.exclude_newer else {}),
         **({"system": list(build.system)} if build.system else {}),
     }
+
+
+def github(repo: str) -> str:
+    """Return the address of a repository that is called ``owner/name``."""
+    return f"https://github.com/{repo}"
 
 
 def node_id(test_id: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from minisandbox.patches import reversed_patch
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.revisions import full_commit
-from minisandbox.tasks.dialects.values import commands, github, requirement_lines
+from minisandbox.tasks.dialects.values import commands, requirement_lines
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
@@ -65,6 +65,6 @@ def _build(row: Mapping[str, object], repo: str, commit: str, context: LoadConte
         python=python if "python_version" in row else pinned.python,
         requirements=pinned.requirements,
         complete=pinned.complete,
-        source=SourceSpec("git", (("url", github(repo)), ("commit", commit))),
+        source=SourceSpec.on_github(repo, commit),
         install=commands(row, *_INSTALL) or ("python -m pip install -e .",),
     )

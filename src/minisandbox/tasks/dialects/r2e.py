@@ -14,7 +14,7 @@ from difflib import unified_diff
 from minisandbox.errors import TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.revisions import full_commit
-from minisandbox.tasks.dialects.values import commands, github, object_of
+from minisandbox.tasks.dialects.values import commands, object_of
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
@@ -78,7 +78,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
             python=pinned.python,
             requirements=pinned.requirements,
             complete=pinned.complete,
-            source=SourceSpec("git", (("url", github(repo)), ("commit", commit))),
+            source=SourceSpec.on_github(repo, commit),
             install=commands(row, "install") or ("python -m pip install -e .",),
         ),
     )

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks.dialects.values import github
+from minisandbox.tasks.task import github
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects.values import commands, github
+from minisandbox.tasks.dialects.values import commands
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
@@ -61,7 +61,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
             python=pinned.python,
             requirements=pinned.requirements,
             complete=pinned.complete,
-            source=SourceSpec("git", (("url", github(repo)), ("commit", commit))),
+            source=SourceSpec.on_github(repo, commit),
             install=commands(row, "install") or install,
         ),
         test_timeout=_TEST_TIMEOUT,

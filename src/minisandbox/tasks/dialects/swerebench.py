@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from minisandbox.errors import TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.corrections import sort_commands
-from minisandbox.tasks.dialects.values import commands, github, object_of, requirement_lines
+from minisandbox.tasks.dialects.values import commands, object_of, requirement_lines
 from minisandbox.tasks.pinning import specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
@@ -58,7 +58,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: A
             python=python,
             requirements=pinned.requirements,
             overrides=pinned.overrides,
-            source=SourceSpec("git", (("url", github(repo)), ("commit", commit))),
+            source=SourceSpec.on_github(repo, commit),
             install=found.kept,
             system=found.system,
         ),

@@ -67,10 +67,5 @@ def requirement_lines(value: object, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line for line in plain if line and not line.startswith(("#", "-"))))
 
 
-def github(repo: str) -> str:
-    """Return the address of a repository that is called ``owner/name``."""
-    return f"https://github.com/{repo}"
-
-
 def _wrong(name: str, problem: str, hint: str) -> TaskFileError:
     return TaskFileError(f"field {name!r} {problem}", field=name, hint=hint)
