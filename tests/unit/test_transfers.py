@@ -194,7 +194,7 @@ HOSTILE_TREES: list[list[Frame]] = [
     *([an_entry(event, "x")] for event in ("file", "directory", "link", "skip")),
     *([an_entry(event, "")] for event in ("link", "skip")),
     *(tree(an_entry("file", "f", mode=mode), {"event": "eof"}) for mode in (-1, 0o10000, 1 << 80, "x", None, 0.5)),
-    *(tree(an_entry("directory", "f", mtime=mtime)) for mtime in (1 << 70, -(1 << 70), "x", None, float("nan"))),
+    *(tree(an_entry("directory", "f", mtime=mtime)) for mtime in (1 << 94, -(1 << 94), "x", None, float("nan"))),
     *(tree(FILE, {"event": "hole", "size": size}) for size in SIZES),
     [ROOT, FILE, ({"event": "data"}, b"x" * (LIMIT + 1))],
     [ROOT, FILE, ({"event": "data"}, b"x" * LIMIT), ({"event": "data"}, b"x")],
@@ -242,6 +242,14 @@ def test_hostile_trees(tmp_path: Path, number: int) -> None:
         answer(transfers.download("t", tmp_path / "in/t", cwd="/", limit=LIMIT), as_bytes(HOSTILE_TREES[number]))
     assert os.listdir(tmp_path) == ["in"]
     assert os.listdir(tmp_path / "in") == []
+
+
+def test_dates_that_no_file_here_can_have(tmp_path: Path) -> None:
+    """A file system may have later times than utime(2) sets: the file comes, with the last time there is."""
+    for number, mtime in enumerate((1 << 70, -(1 << 70))):
+        frames = [*tree({**FILE, "mtime": mtime}), {"event": "eof"}, {"event": "up"}, {"event": "end"}]
+        answer(transfers.download("t", tmp_path / f"{number}", cwd="/", limit=LIMIT), as_bytes(frames))
+        assert (tmp_path / f"{number}/f").read_bytes() == b""
 
 
 def test_endless_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ _MOST_SKIPPED = 1 << 24
 """Characters that the names of what was skipped may take together."""
 _DEEPEST = 4000
 _LATEST = 1 << 62
-_ANY_TIME = 1 << 100
+_ANY_TIME = 1 << 93
+"""Nanoseconds of 64 bits of seconds, the most that stat(2) has."""
 _LONGEST_REASON = 200
 
 
