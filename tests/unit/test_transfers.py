@@ -247,7 +247,8 @@ def test_hostile_trees(tmp_path: Path, number: int) -> None:
 def test_dates_that_no_file_here_can_have(tmp_path: Path) -> None:
     """A file system may have later times than utime(2) sets: the file comes, with the last time there is."""
     for number, mtime in enumerate((1 << 70, -(1 << 70))):
-        frames = [*tree({**FILE, "mtime": mtime}), {"event": "eof"}, {"event": "up"}, {"event": "end"}]
+        file: Header = {**FILE, "mtime": mtime}
+        frames: list[Frame] = [ROOT, file, {"event": "eof"}, {"event": "up"}, {"event": "end"}]
         answer(transfers.download("t", tmp_path / f"{number}", cwd="/", limit=LIMIT), as_bytes(frames))
         assert (tmp_path / f"{number}/f").read_bytes() == b""
 
