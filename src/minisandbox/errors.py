@@ -274,3 +274,42 @@ class HarnessError(MiniSandboxError):
     """A benchmark's own code (``swebench``, ``swesmith``) could not say how a task is built, or what a log says."""
 
     exit_code = 34
+
+
+# --- models (40 to 49) -----------------------------------------------------------------------------------------------
+
+
+class ModelError(MiniSandboxError):
+    """A model did not answer; never a statement about the agent's work."""
+
+    exit_code = 40
+
+
+class ModelUnavailable(ModelError):
+    """No answer came, however often it was asked for: time-outs, lost connections, 429, 5xx."""
+
+    exit_code = 41
+
+
+class BadAnswer(ModelError):
+    """What came is no answer: no JSON, no choice, tokens that do not fit their log-probabilities."""
+
+    exit_code = 42
+
+
+class ModelRefused(ModelError):
+    """The server refuses the request whoever asks how often: a wrong key, an unknown model, an option it lacks."""
+
+    exit_code = 43
+
+
+class ContextExceeded(ModelError):
+    """The conversation is longer than the model reads. It ends an agent, as its own doing."""
+
+    exit_code = 44
+
+
+class BudgetExceeded(ModelError):
+    """What the answer would cost is no longer there: of the rollout, which ends, or of the whole run, which stops."""
+
+    exit_code = 45

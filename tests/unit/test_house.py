@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "grade": ("tasks", "images", "sandbox", "pool", "store"),
     "models": (),
     "agents": ("models", "tasks", "sandbox."),
-    "trajectories": ("tasks", "grade"),
+    "trajectories": ("tasks", "grade", "models"),
     "rollouts": BELOW_ROLLOUTS,
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
 }

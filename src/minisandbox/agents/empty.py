@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from minisandbox.agents.protocol import AgentResult
-from minisandbox.sandbox import Sandbox
+from minisandbox.agents.protocol import Ending
+from minisandbox.agents.session import Session
 from minisandbox.tasks import Task
 
 
@@ -11,8 +11,9 @@ class EmptyAgent:
     """Submits the repository as it found it."""
 
     name = "empty"
+    needs_model = False
 
-    def run(self, task: Task, box: Sandbox) -> AgentResult:
+    async def run(self, task: Task, session: Session) -> Ending:
         """Return at once."""
-        del task, box
-        return AgentResult()
+        del task, session
+        return Ending()

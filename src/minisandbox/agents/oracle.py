@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from minisandbox.agents.protocol import EXIT_ERROR, AgentResult, perform
-from minisandbox.sandbox import Sandbox
+from minisandbox.agents.protocol import EXIT_ERROR, Ending
+from minisandbox.agents.session import Session
 from minisandbox.tasks import Reference, Task
 
 _TIMEOUT = 120.0
@@ -13,18 +13,18 @@ class OracleAgent:
     """Submits the reference. Where the whole pipeline is sound, it resolves every valid task."""
 
     name = "oracle"
+    needs_model = False
 
-    def run(self, task: Task, box: Sandbox) -> AgentResult:
+    async def run(self, task: Task, session: Session) -> Ending:
         """Apply the reference with git.
 
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        step = perform(box, apply_command(task.reference), timeout=_TIMEOUT)
-        if step.result.ok:
-            return AgentResult((step,))
-        detail = f"the reference does not apply: {step.result.stderr.strip()[:500]}"
-        return AgentResult((step,), EXIT_ERROR, detail)
+        result = await session.perform(apply_command(task.reference), timeout=_TIMEOUT)
+        if result.ok:
+            return Ending()
+        return Ending(EXIT_ERROR, f"the reference does not apply: {result.stderr.strip()[:500]}")
 
 
 def apply_command(reference: Reference) -> str:

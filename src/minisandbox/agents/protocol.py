@@ -1,14 +1,12 @@
-"""What an agent is: a name and a loop over one sandbox."""
+"""What an agent is: a name, and a loop over a session."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from minisandbox.sandbox import Sandbox
+from minisandbox.agents.session import Session
 from minisandbox.tasks import Task
-from minisandbox.types import ExecResult
 
 SUBMITTED = "submitted"
 """The exit status of an agent that ended by itself."""
@@ -16,31 +14,19 @@ SUBMITTED = "submitted"
 EXIT_ERROR = "exit_error"
 """The exit status of an agent that could not go on."""
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One action of an agent.
-
-    Attributes:
-        command: what it ran, as given.
-        result: how that ended.
-    """
-
-    command: str | tuple[str, ...]
-    result: ExecResult
+EXIT_FORMAT = "exit_format"
+"""The exit status of an agent whose model did not find back to the format of actions."""
 
 
 @dataclass(frozen=True, slots=True)
-class AgentResult:
+class Ending:
     """How an agent's loop ended.
 
     Attributes:
-        steps: what it did, in order.
-        exit_status: why it ended, in the field's words: ``submitted``, ``exit_error``, ``exit_cost`` and so on.
+        exit_status: why, in the field's words: ``submitted``, ``exit_error``, ``exit_format`` and so on.
         detail: the same in a sentence, where there is more to say.
     """
 
-    steps: tuple[Step, ...] = ()
     exit_status: str = SUBMITTED
     detail: str = ""
 
@@ -53,24 +39,21 @@ class Agent(Protocol):
         """What people, logs and trajectories call it."""
         ...
 
-    def run(self, task: Task, box: Sandbox) -> AgentResult:
+    @property
+    def needs_model(self) -> bool:
+        """Whether it asks a model."""
+        ...
+
+    async def run(self, task: Task, session: Session) -> Ending:
         """Work on a task until done. The submission is whatever the sandbox's repository then differs by.
 
         Args:
             task: the task; an honest agent reads its problem statement only.
-            box: a sandbox of the task's image, ready.
+            session: the sandbox and the model; what goes through it is recorded.
 
         Raises:
             SandboxGone: the sandbox has ended.
+            LimitReached: a limit of the rollout ended it.
+            ModelError: the model did not answer.
         """
         ...
-
-
-def perform(box: Sandbox, command: str | Sequence[str], *, timeout: float | None) -> Step:
-    """Run one command in a sandbox and record it; its failure is recorded, too.
-
-    Raises:
-        SandboxGone: the sandbox has ended.
-    """
-    kept = command if isinstance(command, str) else tuple(command)
-    return Step(kept, box.exec(kept, timeout=timeout))

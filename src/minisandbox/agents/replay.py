@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from minisandbox.agents.protocol import AgentResult, perform
+from minisandbox.agents.protocol import Ending
+from minisandbox.agents.session import Session
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
 
 Command = str | tuple[str, ...]
@@ -24,6 +24,7 @@ class ReplayAgent:
     """
 
     name = "replay"
+    needs_model = False
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class ReplayAgent:
             return cls(per_task=dict([_recorded(path)]), timeout=timeout)
         return cls(_commands(value, path), timeout=timeout)
 
-    def run(self, task: Task, box: Sandbox) -> AgentResult:
+    async def run(self, task: Task, session: Session) -> Ending:
         """Play the commands.
 
         Raises:
@@ -68,7 +69,9 @@ class ReplayAgent:
         if commands is None:
             known = ", ".join(sorted(self._per_task)[:3])
             raise NotFound(f"nothing was recorded for {task.instance_id!r}", hint=f"recorded are {known or 'none'}")
-        return AgentResult(tuple(perform(box, command, timeout=self._timeout) for command in commands))
+        for command in commands:
+            await session.perform(command, timeout=self._timeout)
+        return Ending()
 
 
 def _read(path: Path) -> object:

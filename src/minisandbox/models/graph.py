@@ -1,0 +1,113 @@
+"""Training rows from answers: turns are linked by their tokens alone, never by their text.
+
+An answer follows another if its prompt begins with all tokens of the other, prompt and sampled ones. A conversation
+that only grows is one row; where it forks, or was summarised, or was rendered into other tokens, there are several.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from minisandbox.models.protocol import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One sequence to train on. Over all rows of a rollout, each sampled token carries loss once.
+
+    Attributes:
+        ids: the tokens (``array('i')``).
+        logprobs: natural logarithms of the probabilities they were sampled with; 0.0 for context (``array('d')``).
+        mask: for each token 1 where it carries loss, else 0: context, and what an earlier row has trained already.
+        turns: the numbers of the answers in it, in order, from 0.
+    """
+
+    ids: array[int]
+    logprobs: array[float]
+    mask: bytes
+    turns: tuple[int, ...]
+
+    @property
+    def prompt_length(self) -> int:
+        """How many tokens come before the first sampled one that carries loss."""
+        found = self.mask.find(1)
+        return len(self.mask) if found < 0 else found
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """An answer: what its prompt has beyond the node before, and what was sampled."""
+
+    turn: int
+    context: array[int]
+    sampled: array[int]
+    logprobs: array[float]
+    before: _Node | None
+    after: list[_Node] = field(default_factory=list)
+
+    def is_at(self, prompt: array[int], start: int) -> int:
+        """Return where this node's tokens end in a prompt if they lie at ``start``, else -1."""
+        middle = start + len(self.context)
+        end = middle + len(self.sampled)
+        there = prompt[start:middle] == self.context and prompt[middle:end] == self.sampled
+        return end if there else -1
+
+
+class TokenGraph:
+    """The answers of one rollout."""
+
+    def __init__(self) -> None:
+        self._roots: list[_Node] = []
+        self._count = 0
+
+    def add(self, tokens: Tokens) -> int:
+        """Take an answer; returns its number, from 0."""
+        before, start = self._latest_before(tokens.prompt)
+        node = _Node(self._count, tokens.prompt[start:], tokens.sampled, tokens.logprobs, before)
+        (self._roots if before is None else before.after).append(node)
+        self._count += 1
+        return node.turn
+
+    def rows(self) -> tuple[TokenRow, ...]:
+        """Return a row for each answer that nothing follows, in the order of these answers."""
+        leaves = sorted((node for node in self._nodes() if not node.after), key=lambda node: node.turn)
+        trained: set[int] = set()
+        return tuple(_row(leaf, trained) for leaf in leaves)
+
+    def _latest_before(self, prompt: array[int]) -> tuple[_Node | None, int]:
+        """Return the node whose tokens are the longest beginning of a prompt, and how many they are."""
+        best: tuple[_Node | None, int] = (None, 0)
+        waiting = [(node, 0) for node in self._roots]
+        while waiting:
+            node, start = waiting.pop()
+            end = node.is_at(prompt, start)
+            if end < 0:
+                continue
+            if end > best[1]:
+                best = (node, end)
+            waiting.extend((child, end) for child in node.after)
+        return best
+
+    def _nodes(self) -> Iterator[_Node]:
+        waiting = list(self._roots)
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(node.after)
+
+
+def _row(leaf: _Node, trained: set[int]) -> TokenRow:
+    path: list[_Node] = []
+    node: _Node | None = leaf
+    while node is not None:
+        path.append(node)
+        node = node.before
+    ids, logprobs, mask = array("i"), array("d"), bytearray()
+    for one in reversed(path):
+        ids += one.context + one.sampled
+        logprobs += array("d", bytes(8 * len(one.context))) + one.logprobs
+        mask += bytes(len(one.context)) + bytes([one.turn not in trained]) * len(one.sampled)
+        trained.add(one.turn)
+    return TokenRow(ids, logprobs, bytes(mask), tuple(one.turn for one in reversed(path)))
