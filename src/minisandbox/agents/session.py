@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.models import Completion, Message, Model, Request, Sampling
+from minisandbox.models import Completion, Message, Model, Request, Sampling, TokenGraph, TokenRow
 from minisandbox.sandbox import AsyncSandbox
 from minisandbox.types import ExecResult
 
@@ -69,7 +69,7 @@ class Turn:
 
     Attributes:
         message: the answer's index in the history.
-        completion: the answer, with its tokens.
+        completion: the answer; its tokens are in the record's graph, where each is kept once.
         began: seconds from the beginning of the session to the request.
     """
 
@@ -103,11 +103,35 @@ class Record:
         messages: the history.
         turns: the model's answers.
         steps: the commands.
+        tokens: what was read and sampled.
     """
 
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    tokens: TokenGraph = field(default_factory=TokenGraph)
+    _with_tokens: list[int] = field(default_factory=list)
+
+    def add(self, completion: Completion, began: float) -> None:
+        """Append an answer of the model.
+
+        Args:
+            completion: the answer.
+            began: seconds from the beginning of the session to the request.
+        """
+        if (
+            completion.tokens is not None
+        ):  # a prompt holds all prompts before it: kept as they are, they grow as a square
+            self.tokens.add(completion.tokens)
+            self._with_tokens.append(len(self.turns))
+            completion = replace(completion, tokens=None)
+        self.turns.append(Turn(len(self.messages), completion, began))
+        self.messages.append(completion.message)
+
+    def rows(self) -> tuple[TokenRow, ...]:
+        """Return the tokens as sequences to train on; their turns are indices of ``turns``."""
+        numbers = self._with_tokens
+        return tuple(replace(row, turns=tuple(numbers[one] for one in row.turns)) for row in self.tokens.rows())
 
 
 class Session:
@@ -191,8 +215,7 @@ class Session:
         completion = await self._model.complete(request)
         self._used["tokens"] += completion.usage.completion
         self._used["cost"] += completion.cost
-        self.record.turns.append(Turn(len(self.record.messages), completion, began))
-        self.say(completion.message)
+        self.record.add(completion, began)
         return completion
 
     async def perform(

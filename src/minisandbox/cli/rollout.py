@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from minisandbox.agents import Agent, EmptyAgent, OracleAgent, ReplayAgent
+from minisandbox.agents import Agent, EmptyAgent, OracleAgent
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
 from minisandbox.cli.output import (
@@ -22,7 +22,7 @@ from minisandbox.cli.output import (
 from minisandbox.cli.output import Progress as Output
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.errors import GradingError, InvalidValue
-from minisandbox.rollouts import Progress, Summary, run_batch
+from minisandbox.rollouts import Budgets, Progress, Setup, Summary, load_replay, run_batch
 from minisandbox.store import Store
 
 _AGENTS = ("oracle", "empty", "replay")
@@ -57,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
         builder = Builder(Store.open(), output, args.repo_mirrors)
         summaries = run_batch(
             tasks,
-            agent,
+            Setup(agent=agent, timeout=args.timeout),
             out,
             image_of=builder.image_of,
             attempts=args.attempts,
-            workers=args.workers,
-            timeout=args.timeout,
+            budgets=Budgets(workers=args.workers),
             config=config,
             progress=lambda news: tell(output, agent.name, news),
+            notice=output.note,
         )
     if args.json:
         print_json({"run": out.absolute(), "rollouts": summaries})
@@ -90,7 +90,7 @@ def _agent(name: str, recording: Path | None) -> Agent:
     if (name == "replay") != (recording is not None):
         raise InvalidValue("--recording is for --agent replay, which needs it", hint="--agent replay --recording PATH")
     if recording is not None:
-        return ReplayAgent.load(recording)
+        return load_replay(recording)
     return OracleAgent() if name == "oracle" else EmptyAgent()
 
 
