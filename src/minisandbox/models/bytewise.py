@@ -83,4 +83,4 @@ def _marked(mark: int, text: str) -> array[int]:
 
 
 def _bytes(text: str) -> array[int]:
-    return array("i", text.encode("utf-8", "replace"))
+    return array("i", list(text.encode("utf-8", "replace")))  # of bytes themselves it would take four for each

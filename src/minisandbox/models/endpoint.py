@@ -9,6 +9,9 @@ from urllib.parse import unquote, urlsplit
 
 from minisandbox.errors import InvalidValue
 
+SESSION_HEADER = "X-Session-Id"
+"""Names the rollout, so that a router can send all of its requests to the engine that has its cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:

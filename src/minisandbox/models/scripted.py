@@ -34,14 +34,16 @@ class Reply:
     fault: Fault | None = None
 
     @classmethod
-    def read(cls, body: object) -> Self:
-        """Read a text, a message in OpenAI's layout, or ``{"fault": NAME}``.
+    def of(cls, body: object) -> Self:
+        """Make one of a text, a :class:`Message`, a message in OpenAI's layout, or ``{"fault": NAME}``.
 
         Raises:
             InvalidValue: it is none of these.
         """
-        if isinstance(body, str):
-            return cls(Message("assistant", body))
+        if isinstance(body, cls):
+            return body
+        if isinstance(body, str | Message):
+            return cls(Message("assistant", body) if isinstance(body, str) else body)
         if isinstance(body, Mapping) and body.keys() == {"fault"}:
             for fault in FAULTS:
                 if fault == body["fault"]:
@@ -80,7 +82,7 @@ class Script:
         for name, some in lists.items():
             if isinstance(some, str) or not isinstance(some, Sequence):
                 raise InvalidValue(f"the answers for {name!r} are no list")
-        return cls({name: tuple(map(_reply, some)) for name, some in lists.items()})
+        return cls({name: tuple(map(Reply.of, some)) for name, some in lists.items()})
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -177,7 +179,7 @@ class ScriptedModel:
         try:
             latency = self._latency(request) if callable(self._latency) else self._latency
             await asyncio.sleep(latency)
-            reply = _reply(self._answer(request))
+            reply = Reply.of(self._answer(request))
             if reply.fault is not None:
                 raise _fault_error(reply.fault)
             return self._completion(request, reply.message, began)
@@ -206,12 +208,6 @@ class ScriptedModel:
             seconds=time.monotonic() - began,
             model=self._name,
         )
-
-
-def _reply(answer: object) -> Reply:
-    if isinstance(answer, Reply):
-        return answer
-    return Reply(answer) if isinstance(answer, Message) else Reply.read(answer)
 
 
 def _fault_error(fault: Fault) -> ModelError:

@@ -9,11 +9,8 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 
 from minisandbox.errors import BadAnswer, InvalidValue, ModelRefused, ModelUnavailable
-from minisandbox.models.endpoint import Timeouts, check_base, proxy_for
+from minisandbox.models.endpoint import SESSION_HEADER, Timeouts, check_base, proxy_for
 from minisandbox.models.refusals import Failed, clean
-
-SESSION_HEADER = "X-Session-Id"
-"""Names the rollout, so that a router can send all of its requests to the engine that has its cache."""
 
 _KEPT_ALIVE = 4.0  # seconds: uvicorn, and so vLLM and SGLang, close a connection that was idle for 5
 _LARGEST_REFUSAL = 64 * 1024
