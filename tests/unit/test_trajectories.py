@@ -174,7 +174,7 @@ def older(version: int) -> Body:
     for name in ("queued", "image", "model", "commands"):
         del body["timings"][name]  # type: ignore[attr-defined] # an object
     for step in body["steps"]:  # type: ignore[attr-defined] # a list of objects
-        del step["turn"], step["began"]
+        del step["turn"], step["began"], step["stateful"]
     return body
 
 

@@ -138,6 +138,7 @@ def _step(step: Step) -> StepRecord:
         result.duration,
         step.turn,
         step.began,
+        step.stateful,
     )
 
 

@@ -13,6 +13,7 @@ from minisandbox.types import Limits
 
 DEADLINE = 7200.0
 """Seconds after which an agent is cut off, whatever it waits for."""
+_GRACE = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,8 @@ class Setup:
 
     @property
     def seconds(self) -> float:
-        """Seconds after which the agent is cut off."""
-        return min(self.deadline, self.agent_limits.seconds or self.deadline)
+        """Seconds after which the agent is cut off; a session that keeps to its limit ends before."""
+        return min(self.deadline, (self.agent_limits.seconds or self.deadline) + _GRACE)
 
     def sampling_table(self) -> dict[str, object]:
         """How answers are drawn, as a trajectory has it; empty without a model."""

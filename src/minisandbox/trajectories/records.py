@@ -23,6 +23,7 @@ class StepRecord:
         duration: seconds it took.
         turn: how many answers of the model came before it.
         began: seconds from the beginning of the agent's loop to its start.
+        stateful: whether it ran in a shell that keeps its state from one command to the next.
     """
 
     command: str | tuple[str, ...]
@@ -36,6 +37,7 @@ class StepRecord:
     duration: float
     turn: int = 0
     began: float = 0.0
+    stateful: bool = False
 
 
 @dataclass(frozen=True, slots=True)

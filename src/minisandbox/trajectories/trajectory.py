@@ -171,3 +171,4 @@ def _without_model(body: dict[str, object]) -> None:
         if isinstance(step, dict):
             step.setdefault("turn", 0)
             step.setdefault("began", 0.0)
+            step.setdefault("stateful", False)

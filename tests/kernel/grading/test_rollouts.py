@@ -207,7 +207,7 @@ def test_a_run_with_a_file_for_each_trajectory_is_gone_on_with(smith: Task, smit
         del body[name]
     body["timings"] = {name: body["timings"][name] for name in ("sandbox_ready", "agent", "patch", "grade", "total")}
     for step in body["steps"]:
-        del step["turn"], step["began"]
+        del step["turn"], step["began"], step["stateful"]
     (old / f"{smith.instance_id}__0.json").write_text(json.dumps({**body, "version": 2}))
     found = batch([smith], OracleAgent(), tmp_path / "run", lambda task: smith_image, attempts=2)
     assert [(one.resumed, one.verdict) for one in found] == [(True, Verdict.RESOLVED), (False, Verdict.RESOLVED)]
