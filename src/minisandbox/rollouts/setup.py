@@ -61,4 +61,4 @@ class Setup:
 
     def sampling_table(self) -> dict[str, object]:
         """How answers are drawn, as a trajectory has it; empty without a model."""
-        return {} if self.model is None else dataclasses.asdict(self.sampling)
+        return {} if self.model is None else dataclasses.asdict(self.sampling) | {"stop": list(self.sampling.stop)}
