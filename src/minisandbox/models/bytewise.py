@@ -39,7 +39,8 @@ def encode_message(message: Message) -> array[int]:
         ids += _marked(_ANSWERS, message.tool_call_id)
     if message.reasoning:
         ids += _marked(_THOUGHT, message.reasoning)
-    ids += _marked(_TEXT, message.content) if ids else _bytes(message.content)
+    if message.content:
+        ids += _marked(_TEXT, message.content) if ids else _bytes(message.content)
     for call in message.tool_calls:
         ids += _marked(_CALL, call.id)
         for mark, text in ((_NAME, call.name), (_ARGUMENTS, call.arguments)):

@@ -95,15 +95,16 @@ class OpenAIModel:
             fields = request_fields(request, self._model, self._tokens)
             try:
                 completion = await self._try(request, fields, call)
-            except Failed as failed:
-                if self._adapt(failed, fields, call):
-                    continue
-                pause = self._pause(failed, call, time.monotonic() - began)
-                _LOG.info("%s; again in %.1f s", failed.error.what, pause)
+            except Failed as error:
+                failed = error
             else:
                 self._settle(call)
                 return replace(completion, cost=call.cost, seconds=time.monotonic() - began, tries=call.tries)
-            await asyncio.sleep(pause)
+            # outside of the except block, so that nothing is chained to what is raised: it may carry the key
+            if not self._adapt(failed, fields, call):
+                pause = self._pause(failed, call, time.monotonic() - began)
+                _LOG.info("%s; again in %.1f s", failed.error.what, pause)
+                await asyncio.sleep(pause)
 
     async def close(self) -> None:
         """Close the connections; calling it again does nothing."""
@@ -163,10 +164,10 @@ class OpenAIModel:
         """Find out whether the server refuses only what the request can do without; the call leaves it out then."""
         if not isinstance(failed.error, ModelRefused) or not failed.named:
             return False
-        if "max_completion_tokens" in failed.named and "max_tokens" in fields.needed:
-            changed = call.length_field == "max_tokens"
-            call.length_field = "max_completion_tokens"
-            return changed
+        new_name = "max_completion_tokens"
+        if new_name in failed.named and "max_tokens" in fields.needed and call.length_field != new_name:
+            call.length_field = new_name
+            return True
         refused = fields.refused(failed.named, call.left_out)
         call.left_out |= refused
         if self._tokens == "yes" and not refused and "logprobs" in failed.named:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import urllib.request
 from dataclasses import dataclass, field
@@ -70,6 +71,13 @@ class Proxy:
     url: str
     user: str = ""
     password: str = field(default="", repr=False)
+
+    def headers(self) -> dict[str, str]:
+        """Return what tells the proxy who asks."""
+        if not self.user:
+            return {}
+        token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        return {"Proxy-Authorization": f"Basic {token}"}
 
 
 def proxy_for(url: str) -> Proxy | None:

@@ -59,16 +59,22 @@ class Transport:
             Failed: there is none, or it is too large.
         """
         client = self._open()
-        headers = {SESSION_HEADER: quote(session, safe=" !#$&'()*+,/:;=?@[]~")} if session else {}
+        # not the client's own headers: aiohttp sends those to proxies too, and with them the key
+        headers = {"Content-Type": "application/json", "User-Agent": _AGENT}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        if session:
+            headers[SESSION_HEADER] = quote(session, safe=" !#$&'()*+,/:;=?@[]~")
         proxy = self._proxy
-        proxy_auth = aiohttp.BasicAuth(proxy.user, proxy.password, "utf-8") if proxy and proxy.user else None
+        credentials = proxy.headers() if proxy else {}
+        tunnel = self._url.startswith("https:")  # through which the proxy does not see the request's own headers
         try:
             async with client.post(
                 self._url,
                 data=body,
-                headers=headers,
+                headers=headers if tunnel else headers | credentials,
                 proxy=proxy.url if proxy else None,
-                proxy_auth=proxy_auth,
+                proxy_headers=credentials if tunnel else None,
                 allow_redirects=False,
             ) as response:
                 return Answer(response.status, response.headers, await self._read(response))
@@ -88,16 +94,12 @@ class Transport:
         if self._closed:
             raise InvalidValue("this model is closed", hint="open another one")
         if self._client is None:
-            headers = {"Content-Type": "application/json", "User-Agent": _AGENT}
-            if self._key:
-                headers["Authorization"] = f"Bearer {self._key}"
             times = self._timeouts
             self._client = aiohttp.ClientSession(
                 # the gate counts requests
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_ALIVE),
                 timeout=aiohttp.ClientTimeout(total=times.total, connect=times.connect, sock_read=times.read),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                headers=headers,
             )
         return self._client
 
