@@ -35,7 +35,8 @@ T = TypeVar("T")
 REPOSITORY = r"""
 set -e
 cd /testbed; git init -q; git config user.email a@b; git config user.name n
-printf '%s\n' 'def total(numbers):' '    result = 0' '    for number in numbers[1:]:' '        result += number' > sums.py
+printf '%s\n' 'def total(numbers):' '    result = 0' '    for number in numbers[1:]:' > sums.py
+echo '        result += number' >> sums.py
 echo '    return result' >> sums.py
 printf 'PATCH_LINE\n' > secret.py
 git add -A; git commit -qm base

@@ -46,17 +46,19 @@ class Scripted:
             reply = self.replies.pop(0)
         if isinstance(reply, BaseException):
             raise reply
-        return reply if isinstance(reply, Completion) else completion(reply)
+        if isinstance(reply, Completion):
+            return reply
+        assert not isinstance(reply, float)
+        return completion(reply)
 
     async def close(self) -> None:
         pass
 
 
-def completion(
-    reply: Message | str, *, finish: FinishReason = "stop", prompt: int = 10, sampled: int = 5
-) -> Completion:
+def completion(reply: Message | str, *, finish: FinishReason = "stop") -> Completion:
+    """An answer of 5 tokens to a prompt of 10."""
     message = reply if isinstance(reply, Message) else Message("assistant", reply)
-    return Completion(message, finish, TokenUsage(prompt, sampled), cost=0.25)
+    return Completion(message, finish, TokenUsage(10, 5), cost=0.25)
 
 
 def said(action_format: str, *actions: Action) -> Message:

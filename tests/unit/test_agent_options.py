@@ -132,7 +132,8 @@ def test_the_command_line_has_every_option() -> None:
     args = parsed(
         "--action-format", "tool", "--prompt", "p.md", "--shell", "stateful", "--command-timeout", "3",
         "--observation-chars", "200", "--format-errors", "1", "--recording", "r", "--agent-option", "a=b=c",
-        "--step-limit", "none", "--time-limit", "1.5", "--token-limit", "5", "--context-limit", "6", "--cost-limit", ".5",
+        "--step-limit", "none", "--time-limit", "1.5", "--token-limit", "5", "--context-limit", "6",
+        "--cost-limit", ".5",
     )  # fmt: skip
     assert args.agent == "bash"
     assert agent_options(args) == AgentOptions("tool", Path("p.md"), "stateful", 3.0, 200, 1, Path("r"), {"a": "b=c"})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.agent_tools import TASK, Scripted, completion, in_session, said, work
@@ -17,6 +19,7 @@ from minisandbox.agents import (
     Bash,
     BashAgent,
     Create,
+    Ending,
     LimitReached,
     Record,
     ReplayAgent,
@@ -71,7 +74,7 @@ def test_an_agent_works_and_submits(name: str) -> None:
 def test_the_history_only_grows() -> None:
     _, record, model = work(bash("true"), NOTHING, bash("true"), SUBMISSION)
     asked = [request.messages for request in model.requests]
-    for before, after in zip(asked, asked[1:], strict=False):
+    for before, after in itertools.pairwise(asked):
         assert after[: len(before)] == before
     assert tuple(record.messages[:-1]) == asked[-1]
     for turn in record.turns:
@@ -105,6 +108,21 @@ def test_commands_do_not_share_a_shell_unless_asked_to() -> None:
     _, record, _ = work(*replies, options=AgentOptions(shell="stateful"))
     assert observed(record)[1] == "[exit status 0]\n<stdout>\n3 d\n</stdout>"
     assert all(step.stateful for step in record.steps)
+
+
+def test_the_agent_of_the_documentation() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "write-an-agent.md"
+    code = page.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    agent = names["OneCommand"](timeout="30")
+
+    async def body(session: Session) -> tuple[Ending, Record]:
+        return await agent.run(TASK, session), session.record
+
+    ending, record = in_session(body, Scripted("echo solved"))
+    assert ending.exit_status == "submitted"
+    assert record.steps[0].result.stdout == "solved\n"
 
 
 # --- format errors ---------------------------------------------------------------------------------------------------
