@@ -201,6 +201,7 @@ def test_calls_are_taken_in_order() -> None:
         ("bash", '{"command": 3}', "not a text"),
         ("bash", '{"command": " "}', "is empty"),
         ("bash", r'{"command": "a\u0000b"}', "NUL"),
+        ("bash", f'{{"command": "{"x" * 500_001}"}}', "in parts"),
         ("bash", r'{"command": "a\ud800b"}', "UTF-8"),
         ("bash", '{"command": "ls", "timeout": 3}', "no parameter 'timeout'"),
         ("python", "{}", "no tool 'python'"),

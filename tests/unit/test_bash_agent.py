@@ -28,6 +28,7 @@ from minisandbox.agents import (
     Submit,
     View,
 )
+from minisandbox.agents.actions import MAX_TEXT
 from minisandbox.errors import ModelUnavailable
 from minisandbox.models import Message, ToolCall
 
@@ -173,6 +174,14 @@ def test_odd_texts_reach_bash_as_they_are() -> None:
     assert "303 244" in observed(record)[0]
     assert observed(record)[1] == "[exit status 0]\n<stdout>\na\ufffdb\ufffd\n</stdout>"
     json.dumps(observed(record), ensure_ascii=False).encode()
+
+
+def test_the_longest_command_runs() -> None:
+    command = "cat > a <<E\n" + "\U0001f600" * (MAX_TEXT - 30) + "\nE\nwc -m < a"
+    _, record, _ = work(bash(command), bash("x" * (MAX_TEXT + 1)), SUBMISSION)
+    assert record.steps[0].result.stdout
+    assert record.steps[0].result.ok
+    assert "Do it in parts" in observed(record)[1]
 
 
 # --- observations ----------------------------------------------------------------------------------------------------
