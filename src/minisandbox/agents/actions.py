@@ -13,6 +13,9 @@ EDITOR = "str_replace_editor"
 SUBMIT = "submit"
 """The tools' names are those that published models were trained on."""
 
+MAX_TEXT = 500_000
+"""Characters of a command, a path or a text for a file. A sandbox takes requests of 8 MiB, with escapes counted."""
+
 
 class FormatError(MiniSandboxError, ValueError):
     """An answer that holds no action, or none that can be understood. Its text is for the model that wrote it."""
@@ -164,6 +167,8 @@ def _text(arguments: Mapping[str, object], name: str, place: str, *, blank: bool
         raise FormatError(f"{place}: the parameter {name!r} is not a text.")
     if not blank and not value.strip():
         raise FormatError(f"{place}: the parameter {name!r} is empty.")
+    if len(value) > MAX_TEXT:
+        raise FormatError(f"{place}: the parameter {name!r} has more than {MAX_TEXT} characters. Do it in parts.")
     if "\0" in value:
         raise FormatError(f"{place}: the parameter {name!r} has a NUL character in it.")
     try:

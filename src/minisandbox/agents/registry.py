@@ -74,7 +74,7 @@ def _imported(name: str, options: AgentOptions) -> Agent:
     module, _, attribute = name.partition(":")
     try:
         make = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # TypeError: a relative path
         raise NotFound(
             f"the agent {name!r} cannot be imported: {error}",
             hint="its directory must be on PYTHONPATH; the form is package.module:Class",
