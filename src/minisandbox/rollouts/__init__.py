@@ -3,6 +3,7 @@
 from minisandbox.rollouts.batch import Batch
 from minisandbox.rollouts.budgets import Budgets, Progress
 from minisandbox.rollouts.draft import EXIT_ENVIRONMENT_ERROR
+from minisandbox.rollouts.export import export_overview, export_sweagent
 from minisandbox.rollouts.replay import load_replay
 from minisandbox.rollouts.rollout import EXIT_API, EXIT_CONTEXT, EXIT_COST, EXIT_TIME, rollout, rollout_async
 from minisandbox.rollouts.rundir import RunDirectory, RunReader
@@ -23,6 +24,8 @@ __all__ = [
     "RunReader",
     "Setup",
     "Summary",
+    "export_overview",
+    "export_sweagent",
     "load_replay",
     "rollout",
     "rollout_async",

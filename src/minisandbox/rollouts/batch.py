@@ -26,6 +26,7 @@ from minisandbox.errors import (
 from minisandbox.pool import Threads, WarmPool
 from minisandbox.rollouts.budgets import Budgets, Progress
 from minisandbox.rollouts.draft import Draft
+from minisandbox.rollouts.export import export_overview
 from minisandbox.rollouts.line import STAGES, Job, Line
 from minisandbox.rollouts.rollout import finish, make_box, unreached, work
 from minisandbox.rollouts.rundir import Config, RunDirectory
@@ -164,6 +165,7 @@ class Batch:
         self._run = await self._writer.run(RunDirectory.open, self._out, self._config)
         try:
             await self._carry_out()
+            await self._writer.run(export_overview, self._out, self._out)
         finally:
             await self._let_go()
         if self._fault is not None:

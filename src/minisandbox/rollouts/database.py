@@ -27,8 +27,8 @@ _COLUMNS = (
 )  # fmt: skip
 _SUMMARY = f"SELECT {', '.join(_COLUMNS)} FROM rollouts"  # noqa: S608 - of constants
 _PUT = (
-    f"INSERT OR REPLACE INTO rollouts ({', '.join(_COLUMNS)}, ended, trajectory) "  # noqa: S608 - of constants
-    f"VALUES ({', '.join('?' * (len(_COLUMNS) + 2))})"
+    f"INSERT OR REPLACE INTO rollouts ({', '.join(_COLUMNS)}, ended, patch, trajectory) "  # noqa: S608 - of constants
+    f"VALUES ({', '.join('?' * (len(_COLUMNS) + 3))})"
 )
 _LEVEL = 3
 _TABLES = f"""
@@ -53,6 +53,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
     started TEXT NOT NULL,            -- UTC, ISO 8601
     {"".join(f"{name}_seconds REAL NOT NULL, " for name in _TIMES)}
     ended TEXT NOT NULL,              -- UTC, ISO 8601
+    patch BLOB,                       -- what was submitted; NULL where nothing could be taken
     trajectory BLOB NOT NULL,         -- JSON, compressed by zstandard
     PRIMARY KEY (instance_id, attempt)
 )
@@ -85,7 +86,7 @@ class RolloutDatabase(Database):
         blob = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
         ended = datetime.now(UTC).isoformat(timespec="seconds")
         with self._writing, self._faults():
-            self._database.execute(_PUT, (*_values(summary), ended, blob))
+            self._database.execute(_PUT, (*_values(summary), ended, trajectory.submission, blob))
         return summary
 
     def summaries(self) -> Iterator[Summary]:
@@ -93,6 +94,12 @@ class RolloutDatabase(Database):
         with self._writing, self._faults():
             rows = self._database.execute(f"{_SUMMARY} ORDER BY instance_id, attempt").fetchall()
         return map(_summary, rows)
+
+    def patches(self) -> Iterator[tuple[str, int, bytes]]:
+        """Return what was submitted, by task and attempt."""
+        query = "SELECT instance_id, attempt, patch FROM rollouts WHERE patch NOT NULL ORDER BY instance_id, attempt"
+        with self._writing, self._faults():
+            return iter(self._database.execute(query).fetchall())
 
     def trajectory(self, instance_id: str, attempt: int) -> Trajectory | None:
         """Return a rollout's record, or None where there is none.

@@ -105,6 +105,11 @@ class RunReader:
         """As :meth:`RunDirectory.summaries`."""
         return _merged(self._database, self.path)
 
+    def patches(self) -> Iterator[tuple[str, int, bytes]]:
+        """Return what was submitted, by task and attempt."""
+        if self._database is not None:
+            yield from self._database.patches()
+
     def trajectory(self, instance_id: str, attempt: int) -> Trajectory | None:
         """As :meth:`RunDirectory.trajectory`."""
         return _found(self._database, self.path, instance_id, attempt)

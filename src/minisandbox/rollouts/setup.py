@@ -43,7 +43,9 @@ class Setup:
     def __post_init__(self) -> None:
         """Check that what belongs together is there."""
         if self.agent.needs_model and self.model is None:
-            raise InvalidValue(f"the agent {self.agent.name!r} asks a model, and none is given", hint="give one")
+            raise InvalidValue(
+                f"the agent {self.agent.name!r} asks a model, and none is given", hint="--model NAME --api-base URL"
+            )
         for name in ("timeout", "deadline"):
             value = getattr(self, name)
             if value is not None and not value > 0:
