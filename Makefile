@@ -12,7 +12,7 @@ PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
 KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
 SOURCES := src tests benchmarks tools examples
 
-.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean
+.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-no-reaper  all tests where the first process reaps no orphans, as in many containers"
 	@echo "make test-interpreters  build a project for each of five interpreters, 2.7 to 3.13, and run its tests; minutes"
 	@echo "make test-validations  200 validations, their controller killed three times: the report is that of an undisturbed run"
+	@echo "make test-rollouts  300 rollouts, their controller killed 30 times: each is finished exactly once; half an hour"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
 	@echo "make adversarial  250 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
@@ -73,6 +74,9 @@ test-interpreters: $(VENV)/.dev
 
 test-validations: $(VENV)/.dev
 	MINISANDBOX_TEST_VALIDATIONS=200 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/kernel/grading/test_validations.py -k killed
+
+test-rollouts: $(VENV)/.dev
+	MINISANDBOX_TEST_ROLLOUTS=300 MINISANDBOX_TEST_KILLS=30 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/kernel/grading/test_rollouts_killed.py
 
 fuzz: $(VENV)/.dev
 	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/conformance/test_fuzz.py

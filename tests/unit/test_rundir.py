@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
 import resource
 import signal
+import sqlite3
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zstandard
 
-from minisandbox.errors import RunError, TrajectoryError
-from minisandbox.rollouts import RunDirectory
-from minisandbox.trajectories import Timings, Trajectory
+from minisandbox.errors import DiskFull, NotFound, RunError, TrajectoryError
+from minisandbox.models import TokenUsage
+from minisandbox.rollouts import RunDirectory, RunReader, Summary
+from minisandbox.rollouts.database import RolloutDatabase
+from minisandbox.trajectories import Failure, Timings, Trajectory, TurnRecord
 
 CONFIG: dict[str, str | int | float | bool | None] = {"agent": "oracle", "workers": 2, "timeout": None}
 TRAJECTORY = Trajectory(
@@ -21,27 +27,51 @@ TRAJECTORY = Trajectory(
 )
 
 
-def test_what_is_written_is_found_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wal", [True, False])
+def test_what_is_written_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal: bool) -> None:
+    monkeypatch.setenv("MINISANDBOX_NO_WAL", "0" if wal else "1")
     with RunDirectory.open(tmp_path / "run", CONFIG) as run:
-        assert run.load("a__b-1", 0) is None
-        path = run.write(TRAJECTORY)
-        assert path == tmp_path / "run" / "trajectories" / "a__b-1__0.json"
-        assert run.load("a__b-1", 0) == TRAJECTORY
+        assert run.journal == ("wal" if wal else "delete")
+        assert run.trajectory("a__b-1", 0) is None
+        assert run.write(TRAJECTORY) == Summary.of(TRAJECTORY)
+        assert run.trajectory("a__b-1", 0) == TRAJECTORY
         run.write(replace(TRAJECTORY, detail="again"))
+        with RunReader(tmp_path / "run") as reader:
+            assert [one.detail for one in reader.summaries()] == ["again"]
     with RunDirectory.open(tmp_path / "run", CONFIG) as run:
-        again = run.load("a__b-1", 0)
+        again = run.trajectory("a__b-1", 0)
         assert again is not None
         assert again.detail == "again"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["config"] == CONFIG
 
 
-def test_long_and_odd_names(tmp_path: Path) -> None:
+def test_summaries_come_back_as_they_were(tmp_path: Path) -> None:
+    turn = TurnRecord(1, 0.5, 2.0, 2, TokenUsage(100, 20, 60), "stop", 0.25)
+    odd = replace(
+        TRAJECTORY, attempt=1, detail="\udcff", turns=(turn, turn), model="m", tries=(Failure("model", "X", "y"),),
+        failure=Failure("grade", "infrastructure", "no"), timings=Timings(1, 2, 3, 4, 5, 6, 7, 8, 9),
+    )  # fmt: skip
     with RunDirectory.open(tmp_path, CONFIG) as run:
-        names = ["é" * 200, "e" * 199 + "a", "e" * 199 + "b", "a b", "-rf", "100%"]
-        for name in names:
-            run.write(replace(TRAJECTORY, instance_id=name))
-        assert all(run.load(name, 0) is not None for name in names)
-        assert len(list((tmp_path / "trajectories").iterdir())) == len(names)
+        run.write(odd)
+        run.write(TRAJECTORY)
+        assert run.trajectory("a__b-1", 1) == odd
+        plain, found = run.summaries()
+    assert plain == Summary.of(TRAJECTORY)
+    assert found == replace(Summary.of(odd), detail=found.detail)
+    assert (found.usage, found.cost, found.tries, found.failed_in) == (TokenUsage(200, 40, 120), 0.5, 2, "grade")
+
+
+def test_files_of_an_older_run_are_read(tmp_path: Path) -> None:
+    (tmp_path / "trajectories").mkdir()
+    for attempt in range(2):
+        text = replace(TRAJECTORY, attempt=attempt).to_text()
+        (tmp_path / "trajectories" / f"a__b-1__{attempt}.json").write_text(text)
+    with RunDirectory.open(tmp_path, CONFIG) as run:
+        run.write(replace(TRAJECTORY, attempt=1, detail="new"))
+        assert [(one.attempt, one.detail) for one in run.summaries()] == [(1, "new"), (0, "")]
+        assert run.trajectory("a__b-1", 0) == TRAJECTORY
+    with pytest.raises(NotFound, match="no rollouts"):
+        RunReader(tmp_path / "nowhere")
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -68,36 +98,31 @@ def test_a_directory_that_is_no_run_of_ours(tmp_path: Path, text: str) -> None:
     assert (tmp_path / "run.json").read_text() == text
 
 
-def test_half_written_files_are_never_seen_and_swept(tmp_path: Path) -> None:
-    RunDirectory.open(tmp_path, CONFIG).close()
-    left = tmp_path / "trajectories" / ".a__b-1__0.json.0123456789ab"
-    left.write_text('{"format"')
-    with RunDirectory.open(tmp_path, CONFIG) as run:
-        assert not left.exists()
-        assert run.load("a__b-1", 0) is None
-
-
 def test_a_damaged_trajectory_is_named(tmp_path: Path) -> None:
     with RunDirectory.open(tmp_path, CONFIG) as run:
-        run.file_of("a__b-1", 0).write_text("{}")
-        with pytest.raises(TrajectoryError, match="a__b-1__0"):
-            run.load("a__b-1", 0)
+        run.write(TRAJECTORY)
+    for blob in (b"x", zstandard.compress(b"{}"), None):
+        with closing(sqlite3.connect(tmp_path / "rollouts.sqlite")) as database, database:
+            database.execute("UPDATE rollouts SET trajectory = ?", (blob if blob is not None else "text",))
+        with RunReader(tmp_path) as reader, pytest.raises(TrajectoryError, match="a__b-1, attempt 0"):
+            reader.trajectory("a__b-1", 0)
 
 
-def test_a_write_that_the_kernel_cuts_off_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_write_that_the_kernel_cuts_off_leaves_what_was_there(tmp_path: Path) -> None:
     with RunDirectory.open(tmp_path, CONFIG) as run:
         run.write(TRAJECTORY)
         old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
         try:
-            with pytest.raises(OSError, match="too large"):
-                run.write(replace(TRAJECTORY, detail="x" * 100_000))
+            with pytest.raises((RunError, DiskFull)):
+                run.write(replace(TRAJECTORY, submission=random.Random(1).randbytes(500_000)))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             signal.signal(signal.SIGXFSZ, old_handler)
-        assert run.load("a__b-1", 0) == TRAJECTORY
-        assert not list((tmp_path / "trajectories").glob(".*"))
+        assert run.trajectory("a__b-1", 0) == TRAJECTORY
+        run.write(replace(TRAJECTORY, attempt=1))
+        assert len(list(run.summaries())) == 2
 
 
 def test_threads_write_at_once(tmp_path: Path) -> None:
@@ -109,5 +134,27 @@ def test_threads_write_at_once(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert all(run.load("a__b-1", attempt) is not None for attempt in range(4))
-        assert len(list((tmp_path / "trajectories").iterdir())) == 4
+        assert [one.attempt for one in run.summaries()] == [0, 1, 2, 3]
+
+
+def test_a_database_that_another_process_has_locked_is_waited_for(tmp_path: Path) -> None:
+    with RunDirectory.open(tmp_path, CONFIG) as run, closing(sqlite3.connect(tmp_path / "rollouts.sqlite")) as other:
+        run.write(TRAJECTORY)
+        other.execute("BEGIN IMMEDIATE")
+        writing = threading.Thread(target=run.write, args=(replace(TRAJECTORY, attempt=1),))
+        writing.start()
+        writing.join(0.3)
+        assert writing.is_alive(), "it waits"
+        other.rollback()
+        writing.join(60)
+        assert not writing.is_alive()
+        assert len(list(run.summaries())) == 2
+
+
+def test_one_that_stays_locked_is_an_error_that_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "rollouts.sqlite"
+    with closing(sqlite3.connect(file)) as other, RolloutDatabase(file, wait=0.1) as mine:
+        mine.put(TRAJECTORY)
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(RunError, match="end the program that has it open"):
+            mine.put(TRAJECTORY)

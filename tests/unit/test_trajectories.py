@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 
 from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Flag, Grade, Reason, Verdict
-from minisandbox.trajectories import VERSION, Failure, StepRecord, Timings, Trajectory
+from minisandbox.models import Message, TokenRow, TokenUsage, ToolCall
+from minisandbox.trajectories import VERSION, Failure, StepRecord, Timings, Trajectory, TurnRecord
+from minisandbox.trajectories.tokens import row_from_json, row_to_json
 
 GRADE = Grade(
     "a__b-1",
@@ -64,6 +68,51 @@ def test_any_content_survives(data: bytes, text: str, seconds: float, number: in
     step = StepRecord(text, "exited", number, number, data, data, 0, 0, seconds)
     one = replace(TRAJECTORY, steps=(step,), submission=data, detail=text, failure=Failure("agent", "X", text))
     assert Trajectory.from_text(one.to_text()) == one
+
+
+def test_what_a_model_said_survives() -> None:
+    row = TokenRow(array("i", [1, 2, 3, 2**31 - 1]), array("d", [0.0, -0.1, -1e-300, -0.0]), b"\0\1\0\1", (0, 1))
+    call = ToolCall("c1", "bash", "not json \ud800")
+    one = replace(
+        TRAJECTORY,
+        model="m",
+        sampling={"temperature": 1.0, "stop": ["a"], "extra": {"x": [1, None]}},
+        configuration={"prompt": "p"},
+        messages=(Message("user", "hi"), Message("assistant", "", (call,), None, "hm"), Message("tool", "é", (), "c1")),
+        turns=(TurnRecord(1, 0.5, 2.0, 2, TokenUsage(100, 20, 60), "tool_calls", 0.25),),
+        rows=(row, TokenRow(array("i"), array("d"), b"", ())),
+        tries=(Failure("model", "ModelUnavailable", "503"),),
+    )
+    for indent in (None, 1):
+        again = Trajectory.from_text(one.to_text(indent=indent))
+        assert again == one
+        assert again.rows[0].logprobs.tobytes() == row.logprobs.tobytes(), "to the bit"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(max_value=0, allow_nan=False), st.booleans())))
+def test_any_tokens_survive(tokens: list[tuple[int, float, bool]]) -> None:
+    ids, logprobs = array("i", [one for one, _, _ in tokens]), array("d", [p for _, p, _ in tokens])
+    row = TokenRow(ids, logprobs, bytes(loss for _, _, loss in tokens), (0,))
+    assert row_from_json(json.loads(json.dumps(row_to_json(row))), "row") == row
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("length", 3), ("ids", "!"), ("ids", ""), ("logprobs", None), ("turns", ["0"]), ("loss", [[0, 9]]),
+        ("loss", [[1, 1]]), ("loss", [[1, 2], [0, 1]]), ("loss", "x"), ("more", 1),
+    ],
+)  # fmt: skip
+def test_damaged_tokens_are_named(field: str, value: object) -> None:
+    row = row_to_json(TokenRow(array("i", [1, 2]), array("d", [0.0, -1.0]), b"\0\1", (0,)))
+    with pytest.raises(TrajectoryError, match=r"x\.rows\[0\]"):
+        row_from_json({**row, field: value}, "x.rows[0]")
+
+
+def test_rewards_of_trajectories() -> None:
+    assert (TRAJECTORY.reward, replace(TRAJECTORY, grade=None).reward) == (0.0, None)
+    assert replace(TRAJECTORY, failure=Failure("grade", "infrastructure", "x")).reward is None
+    assert replace(TRAJECTORY, grade=replace(GRADE, verdict=Verdict.RESOLVED)).reward == 1.0
 
 
 def test_missing_parts_survive() -> None:
@@ -117,6 +166,22 @@ def test_what_is_refused(change: Callable[[Body], object], words: str) -> None:
     assert "run/x.json" in str(caught.value)
 
 
+def older(version: int) -> Body:
+    """What a MiniSandbox without models wrote."""
+    body: Body = json.loads(TRAJECTORY.to_text()) | {"version": version}
+    for name in ("model", "sampling", "configuration", "messages", "turns", "rows", "tries"):
+        del body[name]
+    for name in ("queued", "image", "model", "commands"):
+        del body["timings"][name]  # type: ignore[attr-defined] # an object
+    for step in body["steps"]:  # type: ignore[attr-defined] # a list of objects
+        del step["turn"], step["began"], step["stateful"]
+    return body
+
+
+def test_version_2_is_read() -> None:
+    assert Trajectory.from_text(json.dumps(older(2))) == TRAJECTORY
+
+
 @pytest.mark.parametrize(
     ("old", "reason", "new"),
     [
@@ -129,8 +194,7 @@ def test_what_is_refused(change: Callable[[Body], object], words: str) -> None:
     ],
 )
 def test_version_1_is_read(old: str, reason: str, new: Verdict) -> None:
-    body = json.loads(TRAJECTORY.to_text())
-    body["version"] = 1
+    body: Any = older(1)
     body["grade"] |= {"verdict": old, "reason": reason}
     for flag in body["grade"]["flags"]:
         del flag["detail"]

@@ -1,24 +1,54 @@
 """Agents: the loops that work on tasks."""
 
+from minisandbox.agents.actions import (
+    Action,
+    Bash,
+    Create,
+    Edit,
+    FormatError,
+    Insert,
+    StrReplace,
+    Submit,
+    View,
+)
+from minisandbox.agents.bash import BashAgent
 from minisandbox.agents.empty import EmptyAgent
+from minisandbox.agents.formats import FORMATS, ActionFormat
+from minisandbox.agents.options import AgentOptions
 from minisandbox.agents.oracle import OracleAgent
 from minisandbox.agents.protocol import EXIT_ERROR, EXIT_FORMAT, SUBMITTED, Agent, Ending
+from minisandbox.agents.registry import AGENTS, open_agent
 from minisandbox.agents.replay import ReplayAgent
 from minisandbox.agents.session import AgentLimits, LimitReached, Record, Session, Step, Turn
 
 __all__ = [
+    "AGENTS",
     "EXIT_ERROR",
     "EXIT_FORMAT",
+    "FORMATS",
     "SUBMITTED",
+    "Action",
+    "ActionFormat",
     "Agent",
     "AgentLimits",
+    "AgentOptions",
+    "Bash",
+    "BashAgent",
+    "Create",
+    "Edit",
     "EmptyAgent",
     "Ending",
+    "FormatError",
+    "Insert",
     "LimitReached",
     "OracleAgent",
     "Record",
     "ReplayAgent",
     "Session",
     "Step",
+    "StrReplace",
+    "Submit",
     "Turn",
+    "View",
+    "open_agent",
 ]

@@ -19,6 +19,7 @@ class OracleAgent:
         """Apply the reference with git.
 
         Raises:
+            LimitReached: the rollout's time is over.
             SandboxGone: the sandbox has ended.
         """
         result = await session.perform(apply_command(task.reference), timeout=_TIMEOUT)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from minisandbox.agents.edits import edit_of
 from minisandbox.agents.protocol import Ending
 from minisandbox.agents.session import Session
 from minisandbox.errors import InvalidValue, NotFound
@@ -63,6 +64,7 @@ class ReplayAgent:
 
         Raises:
             NotFound: there are none for this task.
+            LimitReached: the rollout's time is over.
             SandboxGone: the sandbox has ended.
         """
         commands = self._per_task.get(task.instance_id, self._commands)
@@ -70,7 +72,11 @@ class ReplayAgent:
             known = ", ".join(sorted(self._per_task)[:3])
             raise NotFound(f"nothing was recorded for {task.instance_id!r}", hint=f"recorded are {known or 'none'}")
         for command in commands:
-            await session.perform(command, timeout=self._timeout)
+            edit = edit_of(command)
+            if edit is not None:
+                await session.edit(edit)
+            else:
+                await session.perform(command, timeout=self._timeout)
         return Ending()
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.models import Completion, Message, Model, Request, Sampling
-from minisandbox.sandbox import AsyncSandbox
-from minisandbox.types import ExecResult
+from minisandbox.agents.actions import Edit
+from minisandbox.agents.edits import EditError, carry_out, command_of
+from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError
+from minisandbox.models import Completion, Message, Model, Request, Sampling, TokenGraph, TokenRow
+from minisandbox.sandbox import AsyncSandbox, AsyncShell
+from minisandbox.types import ExecResult, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +29,11 @@ class AgentLimits:
         cost: US dollars.
     """
 
-    steps: int | None = 75
-    seconds: float | None = None
-    tokens: int | None = None
-    context: int | None = None
-    cost: float | None = None
+    steps: int | None = field(default=75, metadata={"metavar": "N", "help": "answers of the model"})
+    seconds: float | None = field(default=None, metadata={"metavar": "SECONDS", "help": "wall time of the agent"})
+    tokens: int | None = field(default=None, metadata={"metavar": "N", "help": "sampled tokens, all answers together"})
+    context: int | None = field(default=None, metadata={"metavar": "N", "help": "tokens of one prompt and its answer"})
+    cost: float | None = field(default=None, metadata={"metavar": "DOLLARS", "help": "what the answers cost"})
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -69,7 +73,7 @@ class Turn:
 
     Attributes:
         message: the answer's index in the history.
-        completion: the answer, with its tokens.
+        completion: the answer; its tokens are in the record's graph, where each is kept once.
         began: seconds from the beginning of the session to the request.
     """
 
@@ -83,16 +87,18 @@ class Step:
     """One command of an agent.
 
     Attributes:
-        command: what it ran, as given.
+        command: what it ran, as given; of an edit, the tool's name and its arguments as JSON.
         result: how that ended.
         turn: how many answers of the model came before it.
         began: seconds from the beginning of the session to its start.
+        stateful: whether it ran in the session's shell, which keeps its state from one command to the next.
     """
 
     command: str | tuple[str, ...]
     result: ExecResult
     turn: int = 0
     began: float = 0.0
+    stateful: bool = False
 
 
 @dataclass(slots=True)
@@ -103,11 +109,35 @@ class Record:
         messages: the history.
         turns: the model's answers.
         steps: the commands.
+        tokens: what was read and sampled.
     """
 
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    tokens: TokenGraph = field(default_factory=TokenGraph)
+    _with_tokens: list[int] = field(default_factory=list)
+
+    def add(self, completion: Completion, began: float) -> None:
+        """Append an answer of the model.
+
+        Args:
+            completion: the answer.
+            began: seconds from the beginning of the session to the request.
+        """
+        if (
+            completion.tokens is not None
+        ):  # a prompt holds all prompts before it: kept as they are, they grow as a square
+            self.tokens.add(completion.tokens)
+            self._with_tokens.append(len(self.turns))
+            completion = replace(completion, tokens=None)
+        self.turns.append(Turn(len(self.messages), completion, began))
+        self.messages.append(completion.message)
+
+    def rows(self) -> tuple[TokenRow, ...]:
+        """Return the tokens as sequences to train on; their turns are indices of ``turns``."""
+        numbers = self._with_tokens
+        return tuple(replace(row, turns=tuple(numbers[one] for one in row.turns)) for row in self.tokens.rows())
 
 
 class Session:
@@ -149,6 +179,12 @@ class Session:
         self._clock = clock
         self._began = clock()
         self._used = {"tokens": 0.0, "cost": 0.0}
+        self._shell: AsyncShell | None = None
+
+    @property
+    def limits(self) -> AgentLimits:
+        """What the rollout may take."""
+        return self._limits
 
     @property
     def elapsed(self) -> float:
@@ -177,38 +213,128 @@ class Session:
     async def ask(self, tools: Sequence[Mapping[str, object]] = ()) -> Completion:
         """Have the model answer the history; the answer is appended to it.
 
+        It has as many tokens as are left of the rollout's, and as many seconds.
+
         Raises:
-            LimitReached: a limit does not allow a further answer.
+            LimitReached: a limit does not allow a further answer, or the time was over before it came.
             ModelError: no answer came.
         """
         if self._model is None:
             raise InvalidValue("this agent asks a model", hint="give one: --model and --api-base, or --model local")
         for name, left in self.left().items():
             if left <= 0:
-                raise LimitReached(name, getattr(self._limits, name))
+                raise self._reached(name)
         began = self.elapsed
-        request = Request(tuple(self.record.messages), tuple(tools), self._sampling, self._name)
-        completion = await self._model.complete(request)
+        request = Request(tuple(self.record.messages), tuple(tools), self._draw(), self._name)
+        async with self._until_deadline():
+            completion = await self._model.complete(request)
         self._used["tokens"] += completion.usage.completion
         self._used["cost"] += completion.cost
-        self.record.turns.append(Turn(len(self.record.messages), completion, began))
-        self.say(completion.message)
+        self.record.add(completion, began)
         return completion
 
     async def perform(
-        self, command: str | Sequence[str], *, timeout: float | None, stdin: str | bytes | None = None
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None,
+        stdin: str | bytes | None = None,
+        stateful: bool = False,
     ) -> ExecResult:
         """Run a command in the sandbox and record it; its failure is a result like any other.
 
+        Args:
+            command: text for bash, or arguments.
+            timeout: seconds it may take; what is left of the rollout's is the most that it gets.
+            stdin: its standard input; empty if None.
+            stateful: run it in the session's one shell, whose directory and variables stay. Text only, without stdin.
+
         Raises:
+            LimitReached: the rollout's time was over before the command was; it has ended, and is in the record.
             SandboxGone: the sandbox has ended.
         """
         kept = command if isinstance(command, str) else tuple(command)
+        left = self._seconds()
+        allowed = min((one for one in (timeout, left) if one is not None), default=None)
         began = self.elapsed
-        result = await self.box.exec(kept, timeout=timeout, stdin=stdin)
-        self.record.steps.append(Step(kept, result, len(self.record.turns), began))
+        try:
+            result = await (
+                self._in_shell(kept, allowed) if stateful else self.box.exec(kept, timeout=allowed, stdin=stdin)
+            )
+        except FileAccessError as error:  # the agent has removed or closed the directory that commands start in
+            result = _result(kept, 126, stderr=error.what)
+        self.record.steps.append(Step(kept, result, len(self.record.turns), began, stateful))
+        if result.outcome is Outcome.TIMEOUT and allowed != timeout:
+            raise self._reached("seconds")
         return result
+
+    async def edit(self, edit: Edit) -> ExecResult:
+        """Make an edit in the sandbox and record it; where it cannot be made, the result's stderr says why.
+
+        Raises:
+            LimitReached: the rollout's time is over.
+            SandboxGone: the sandbox has ended.
+        """
+        began = self.elapsed
+        async with self._until_deadline():
+            try:
+                result = _result(command_of(edit), 0, stdout=await carry_out(edit, self.box.files))
+            except EditError as error:
+                result = _result(command_of(edit), 1, stderr=error.what)
+        self.record.steps.append(Step(result.command, result, len(self.record.turns), began))
+        return result
+
+    async def close(self) -> None:
+        """Close the shell, where there is one; calling it again does nothing."""
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            await shell.close()
+
+    async def _in_shell(self, command: str | tuple[str, ...], timeout: float | None) -> ExecResult:
+        if not isinstance(command, str):
+            raise InvalidValue("arguments for a stateful shell", hint="give text, or run it without state")
+        if self._shell is None:
+            async with self._until_deadline():
+                self._shell = await self.box.shell()
+        return await self._shell.run(command, timeout=timeout)
+
+    def _draw(self) -> Sampling:
+        """How the next answer is drawn: no longer than what is left of the rollout's tokens."""
+        left, most = self.left().get("tokens"), self._sampling.max_tokens
+        if left is None or (most is not None and most <= left):
+            return self._sampling
+        return replace(self._sampling, max_tokens=max(1, int(left)))
+
+    @asynccontextmanager
+    async def _until_deadline(self) -> AsyncIterator[None]:
+        deadline = asyncio.timeout(self._seconds())
+        try:
+            async with deadline:
+                yield
+        except TimeoutError:
+            if not deadline.expired():  # somebody else's
+                raise
+            raise self._reached("seconds") from None
+
+    def _seconds(self) -> float | None:
+        """Seconds left, or None for no limit.
+
+        Raises:
+            LimitReached: there are none.
+        """
+        left = self.left().get("seconds")
+        if left is not None and left <= 0:
+            raise self._reached("seconds")
+        return left
+
+    def _reached(self, name: LimitName) -> LimitReached:
+        return LimitReached(name, getattr(self._limits, name))
 
     def _context(self) -> int:
         usage = self.record.turns[-1].completion.usage if self.record.turns else None
         return usage.prompt + usage.completion if usage else 0
+
+
+def _result(command: str | tuple[str, ...], status: int, *, stdout: str = "", stderr: str = "") -> ExecResult:
+    out, err = (text.encode("utf-8", "surrogateescape") for text in (stdout, stderr))
+    return ExecResult(command, Outcome.EXITED, status, None, out, err)

@@ -27,6 +27,7 @@ COMMANDS = {
     "validate": "check that tasks tell a solution from none",
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
+    "trajectories": "list and read the rollouts of a run; write them in the files of SWE-agent",
 }
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."
 

@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Self
@@ -183,27 +183,53 @@ class Progress:
     """Tells on stderr how long work goes on: lines that stay, and on a terminal one line that is overwritten.
 
     Threads may use it at once.
+
+    Args:
+        quiet: whether nothing is told.
+
+    Attributes:
+        terminal: whether stderr is one.
     """
 
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.terminal = sys.stderr.isatty() and not quiet
+        self._quiet = quiet
+        self._print: Callable[[str], None] | None = None
         self._lock = threading.Lock()
         self._shown = False
         self._began = time.monotonic()
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
+        line = f"[{time.monotonic() - self._began:6.1f} s] {clean(text)}"
         with self._lock:
+            if self._quiet:
+                return
+            if self._print is not None:
+                self._print(line)
+                return
             self._wipe()
-            _write_error(f"[{time.monotonic() - self._began:6.1f} s] {clean(text)}\n")
+            _write_error(f"{line}\n")
 
     def status(self, text: str) -> None:
         """Say what goes on right now; nothing where stderr is not a terminal."""
-        if self._terminal:
+        if self.terminal:
             with self._lock:
+                if self._print is not None:
+                    return
                 self._wipe()
                 _write_error(clean(text)[:100])
                 self._shown = True
+
+    def through(self, show: Callable[[str], None] | None) -> None:
+        """Hand lines to whoever draws on the terminal; statuses are left out meanwhile.
+
+        Args:
+            show: prints a line; None when it no longer draws.
+        """
+        with self._lock:
+            self._wipe()
+            self._print = show
 
     def close(self) -> None:
         """Wipe the last status."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import minisandbox
-from minisandbox.agents import Agent, EmptyAgent, OracleAgent, ReplayAgent
+from minisandbox.agents import Agent, EmptyAgent, OracleAgent
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
 from minisandbox.cli.output import (
@@ -35,7 +35,7 @@ from minisandbox.errors import HostError
 from minisandbox.grade import Validated, Verdict
 from minisandbox.host import doctor
 from minisandbox.images import Image, ImageSize, image_sizes, total_size
-from minisandbox.rollouts import Summary, run_batch
+from minisandbox.rollouts import Budgets, Setup, Summary, load_replay, run_batch
 from minisandbox.store import Store, default_root
 from minisandbox.tasks import Task, TaskSet
 
@@ -139,7 +139,7 @@ def _check_all(tasks: TaskSet, builder: Builder, out: Path, workers: int) -> lis
     rollouts = {"oracle": _rollouts(tasks, OracleAgent(), out / "oracle", builder, workers)}
     rollouts["empty"] = _rollouts(tasks, EmptyAgent(), out / "empty", builder, workers)
     # what the oracle did is a recording like any other: played again, it must come to the same verdict
-    rollouts["replay"] = _rollouts(tasks, ReplayAgent.load(out / "oracle"), out / "replay", builder, workers)
+    rollouts["replay"] = _rollouts(tasks, load_replay(out / "oracle"), out / "replay", builder, workers)
     sizes = image_sizes([builder.image_of(task) for task in tasks if task.instance_id not in builder.failures])
     return [
         _row(
@@ -156,12 +156,13 @@ def _check_all(tasks: TaskSet, builder: Builder, out: Path, workers: int) -> lis
 def _rollouts(tasks: TaskSet, agent: Agent, out: Path, builder: Builder, workers: int) -> dict[str, Summary]:
     summaries = run_batch(
         tasks,
-        agent,
+        Setup(agent=agent),
         out,
         image_of=builder.image_of,
-        workers=workers,
+        budgets=Budgets(workers=workers),
         config={"tasks": DEFAULT},
         progress=lambda news: tell(builder.progress, agent.name, news),
+        notice=builder.progress.note,
     )
     return {summary.instance_id: summary for summary in summaries}
 

@@ -3,95 +3,252 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
-from minisandbox.agents import Agent, EmptyAgent, OracleAgent, ReplayAgent
+from minisandbox.agents import Agent, open_agent
+from minisandbox.agents.options import to_mapping
 from minisandbox.cli import exits
+from minisandbox.cli.agent_options import add_agent_arguments, agent_limits, agent_options
 from minisandbox.cli.builds import Builder
+from minisandbox.cli.model_options import add_model_arguments, model_options
 from minisandbox.cli.output import (
     Column,
     add_json_option,
     human_seconds,
-    print_json,
+    plain,
     print_table,
     require_positive,
     say,
 )
 from minisandbox.cli.output import Progress as Output
+from minisandbox.cli.rollout_display import Display
 from minisandbox.cli.task_sets import add_tasks_arguments, load
-from minisandbox.errors import GradingError, InvalidValue
-from minisandbox.rollouts import Progress, Summary, run_batch
+from minisandbox.cli.tasks_filter import found, parse_range
+from minisandbox.errors import GradingError, InvalidValue, RunError
+from minisandbox.models import Budget, ModelOptions, Sampling, open_model
+from minisandbox.rollouts import Budgets, Progress, RunReader, Setup, Summary, load_replay, run_batch
+from minisandbox.rollouts.batch import DRAIN
+from minisandbox.rollouts.setup import DEADLINE
 from minisandbox.store import Store
-
-_AGENTS = ("oracle", "empty", "replay")
+from minisandbox.tasks import Task, TaskSet
+from minisandbox.tasks.choosing import shuffled
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_tasks_arguments(parser)
-    parser.add_argument("--agent", choices=_AGENTS, required=True, help="who works on the tasks")
-    parser.add_argument(
-        "--recording", type=Path, metavar="PATH", help="what replay plays: a list of commands, a trajectory, or a run"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the run's directory (default: runs/TASKS-AGENT); the same one goes on"
-    )
-    parser.add_argument("--attempts", type=int, default=1, metavar="N", help="rollouts per task (default: 1)")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="rollouts at once (default: 1)")
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="what the tests may take (default: the task's)"
-    )
+    group = parser.add_argument_group("which of the tasks")
+    group.add_argument("--id", metavar="REGEX", help="a part of the id; ^ and $ stand for its ends")
+    group.add_argument("--repo", metavar="REGEX", help="a part of the repository's name")
+    group.add_argument("--shuffle", metavar="SEED", type=int, help="mix the tasks, the same way for the same seed")
+    group.add_argument("--range", metavar="A:B", help="of what is left then, the A-th (from 0) to before the B-th")
+    add_agent_arguments(parser)
+    add_model_arguments(parser)
+    _add_run_options(parser)
     add_json_option(parser)
     parser.set_defaults(run=run, kept="finished rollouts are kept; the same command goes on")
 
 
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the run")
+    group.add_argument(
+        "-o", "--out", type=Path, metavar="DIR",
+        help="the run's directory (default: runs/TASKS-AGENT); the same one goes on",
+    )  # fmt: skip
+    group.add_argument(
+        "--n", "--attempts", dest="attempts", type=int, default=1, metavar="N", help="rollouts per task (default: 1)"
+    )
+    for name, text in (
+        ("workers", "rollouts at once (default: 1)"),
+        ("builds", "images that are built at once (default: one per core)"),
+        ("starts", "sandboxes that are made at once (default: two per core)"),
+        ("gradings", "submissions that are graded at once (default: one per core)"),
+    ):
+        group.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    group.add_argument("--warm", type=int, metavar="N", help="sandboxes that are made ahead (default: 2)")
+    for name, default, text in (
+        ("timeout", None, "what the tests may take (default: the task's)"),
+        ("deadline", DEADLINE, f"after which an agent is cut off, whatever it waits for (default: {DEADLINE:g})"),
+        ("start-jitter", 0.0, "over which the first rollouts begin, each at a random moment (default: 0)"),
+        ("drain", DRAIN, f"that rollouts under way have to end after Ctrl-C (default: {DRAIN:g})"),
+    ):
+        group.add_argument(f"--{name}", type=float, default=default, metavar="SECONDS", help=text)
+    group.add_argument(
+        "--tries", type=int, default=3, metavar="N", help="tries of a rollout that fails on our side (default: 3)"
+    )
+    group.add_argument("--quiet", action="store_true", help="tell nothing while it goes on, and only counts at the end")
+
+
 def run(args: argparse.Namespace) -> int:
     """Run rollouts: 0 if every one has a verdict, whichever, 30 if we failed at one."""
-    require_positive(args, "attempts", "workers", "timeout")
-    agent, tasks = _agent(args.agent, args.recording), load(args)
-    out = args.out or Path("runs", f"{tasks.name or 'tasks'}-{agent.name}")
-    config = {"tasks": args.tasks} | ({"recording": str(args.recording)} if args.recording else {})
-    with Output() as output:
+    require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "timeout", "deadline", "tries")
+    agent, asked, everything = _agent(args), model_options(args), load(args)
+    tasks = _chosen(everything, args)
+    out = args.out or Path("runs", f"{everything.name or 'tasks'}-{agent.name}")
+    setup = _setup(args, agent, asked, out)
+    with Output(quiet=args.quiet) as output:
         builder = Builder(Store.open(), output, args.repo_mirrors)
+        display = Display(output, agent.name, quiet=args.quiet or args.json)
         summaries = run_batch(
             tasks,
-            agent,
+            setup,
             out,
             image_of=builder.image_of,
             attempts=args.attempts,
-            workers=args.workers,
-            timeout=args.timeout,
-            config=config,
-            progress=lambda news: tell(output, agent.name, news),
+            budgets=_budgets(args),
+            tries=args.tries,
+            jitter=args.start_jitter,
+            drain=args.drain,
+            config=_config(args, setup),
+            progress=_teller(args, display),
+            notice=lambda said: say(f"minisandbox: {said}"),
+            beside=display.follow,
         )
+    _print(args, out, summaries)
+    return _status(summaries)
+
+
+def _agent(args: argparse.Namespace) -> Agent:
+    options = agent_options(args)
+    if args.agent == "replay" and options.recording is not None:
+        return load_replay(options.recording)
+    return open_agent(args.agent, options)
+
+
+def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
+    """The tasks that were asked for, in the order in which they are begun.
+
+    Raises:
+        InvalidValue: none is left.
+    """
+    ids = [
+        task.instance_id
+        for task in tasks
+        if found(args.repo, task.repo, "--repo") and found(args.id, task.instance_id, "--id")
+    ]
+    if args.shuffle is not None:
+        ids = shuffled(ids, args.shuffle)
+    ids = ids[parse_range(args.range)]
+    if not ids:
+        raise InvalidValue("no task is left", reason="--id, --repo and --range leave none", hint="loosen one of them")
+    return [tasks[one] for one in ids]
+
+
+def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, out: Path) -> Setup:
+    """How the rollouts are done. The model is opened, and its budget is what earlier calls have left of it."""
+    options = agent_options(args)
+    configuration: dict[str, object] = {"agent": args.agent, **to_mapping(options)}
+    limits = agent_limits(args)
+    model = None
+    if asked is not None:
+        if not agent.needs_model:
+            raise InvalidValue(f"the agent {agent.name!r} asks no model", hint="leave out --model")
+        configuration["model"] = _public(asked)
+        model = open_model(asked, _left(asked, out))
+    return Setup(
+        agent=agent,
+        model=model,
+        sampling=Sampling() if asked is None else asked.sampling,
+        agent_limits=limits,
+        timeout=args.timeout,
+        deadline=args.deadline,
+        configuration={**configuration, "limits": to_mapping(limits)},
+    )
+
+
+def _left(asked: ModelOptions, out: Path) -> Budget:
+    """The run's budget, less what its rollouts have taken already."""
+    budget = asked.budget()
+    try:
+        with RunReader(out) as before:
+            for one in before.summaries():
+                budget.charge(one.usage.prompt + one.usage.completion, one.cost)
+    except (LookupError, RunError):  # there is no such run yet; what is wrong with one comes out when it is opened
+        pass
+    return budget
+
+
+def _public(asked: ModelOptions) -> dict[str, object]:
+    """What is kept of a model's options: what decides its answers."""
+    return {
+        one.name: plain(getattr(asked, one.name))
+        for one in fields(asked)
+        if one.name in ("model", "api_base", "tokens", "sampling")
+    }
+
+
+def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | float | bool | None]:
+    """What a run is about: the same for everybody who goes on with it. Where the server is may change."""
+    sampling = dataclasses.asdict(setup.sampling) if setup.model is not None else None
+    parts = {"agent options": to_mapping(agent_options(args)), "limits": to_mapping(setup.agent_limits)}
+    recording = agent_options(args).recording
+    return {
+        "tasks": args.tasks,
+        **({"recording": str(recording)} if recording else {}),
+        **({name: json.dumps(part, sort_keys=True) for name, part in parts.items()} if setup.model is not None else {}),
+        **({"sampling": json.dumps(sampling, sort_keys=True)} if sampling else {}),
+    }
+
+
+def _budgets(args: argparse.Namespace) -> Budgets:
+    given = {one.name: getattr(args, one.name) for one in fields(Budgets) if getattr(args, one.name) is not None}
+    return Budgets(**given)
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+
+def _teller(args: argparse.Namespace, display: Display) -> Callable[[Progress], None]:
+    def tell_json(news: Progress) -> None:
+        print(json.dumps({"rollout": plain(news.latest)}), flush=True)
+
+    return tell_json if args.json else display.tell
+
+
+def _print(args: argparse.Namespace, out: Path, summaries: Sequence[Summary]) -> None:
     if args.json:
-        print_json({"run": out.absolute(), "rollouts": summaries})
-    else:
+        print(json.dumps({"summary": {"run": str(out.absolute()), **plain_totals(summaries)}}), flush=True)
+        return
+    if not args.quiet:
         print_summaries(summaries)
-        counts = Counter(summary.verdict or "not graded" for summary in summaries)
-        resumed = sum(summary.resumed for summary in summaries)
-        before = f"; {resumed} of them finished before" if resumed else ""
-        print(
-            f"\n{', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}{before}; trajectories in {out}"
-        )
+        print()
+    counts = Counter(summary.verdict or "not graded" for summary in summaries)
+    resumed = sum(summary.resumed for summary in summaries)
+    before = f"; {resumed} of them finished before" if resumed else ""
+    print(f"{', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}{before}; trajectories in {out}")
+
+
+def plain_totals(summaries: Sequence[Summary]) -> dict[str, object]:
+    """Return the sums over rollouts, as JSON has them."""
+    rewards = [one.reward for one in summaries if one.reward is not None]
+    return {
+        "rollouts": len(summaries),
+        "resumed": sum(one.resumed for one in summaries),
+        "finished": len(rewards),
+        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "verdicts": dict(Counter(str(one.verdict) if one.verdict else "not_graded" for one in summaries)),
+        "exit_statuses": dict(Counter(one.exit_status for one in summaries)),
+        "failures": dict(Counter(f"{one.failed_in}: {one.reason}" for one in summaries if one.failed_in)),
+        "cost": sum(one.cost for one in summaries),
+        "prompt_tokens": sum(one.usage.prompt for one in summaries),
+        "completion_tokens": sum(one.usage.completion for one in summaries),
+    }
+
+
+def _status(summaries: Sequence[Summary]) -> int:
     failed = [summary for summary in summaries if not summary.finished]
-    if failed:
-        say(
-            f"minisandbox: rollouts without a verdict: {len(failed)}",
-            "  what to do: the same command does them again; if a task is at fault, minisandbox validate says how",
-        )
-        return GradingError.exit_code
-    return exits.OK
-
-
-def _agent(name: str, recording: Path | None) -> Agent:
-    if (name == "replay") != (recording is not None):
-        raise InvalidValue("--recording is for --agent replay, which needs it", hint="--agent replay --recording PATH")
-    if recording is not None:
-        return ReplayAgent.load(recording)
-    return OracleAgent() if name == "oracle" else EmptyAgent()
+    if not failed:
+        return exits.OK
+    say(
+        f"minisandbox: rollouts without a verdict: {len(failed)}",
+        "  what to do: the same command does them again; if a task is at fault, minisandbox validate says how",
+    )
+    return GradingError.exit_code
 
 
 def tell(output: Output, agent: str, news: Progress) -> None:
@@ -104,13 +261,13 @@ def tell(output: Output, agent: str, news: Progress) -> None:
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print rollouts as a table."""
-    columns = ("task", "attempt", "verdict", "reason", "exit status", "sandbox", "agent", "grade")
-    numbers = ("attempt", "sandbox", "agent", "grade")
+    columns = ("task", "attempt", "verdict", "reason", "exit status", "turns", "sandbox", "agent", "grade")
+    numbers = ("attempt", "turns", "sandbox", "agent", "grade")
     print_table(
         [Column(title, number=title in numbers, whole=title == "task") for title in columns],
         [
             (
-                one.instance_id, str(one.attempt), one.verdict or "none", one.reason, one.exit_status,
+                one.instance_id, str(one.attempt), one.verdict or "none", one.reason, one.exit_status, str(one.turns),
                 *(human_seconds(s) for s in (one.timings.sandbox_ready, one.timings.agent, one.timings.grade)),
             )
             for one in summaries

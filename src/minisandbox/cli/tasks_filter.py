@@ -70,7 +70,7 @@ def run_filter(args: argparse.Namespace) -> int:
     if args.split and args.out is None:
         raise InvalidValue("--split without --out", hint="say where the parts go: --out tasks.jsonl")
     fractions = dict(_share(text) for text in args.split or ())
-    chosen_range = _range(args.range)
+    chosen_range = parse_range(args.range)
     tasks = load(args)
     ids = _meeting(tasks, args)
     if args.shuffle is not None:
@@ -119,7 +119,7 @@ def _meeting(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
     ids = [
         task.instance_id
         for task in tasks
-        if _found(args.repo, task.repo, "--repo") and _found(args.id, task.instance_id, "--id")
+        if found(args.repo, task.repo, "--repo") and found(args.id, task.instance_id, "--id")
     ]
     if args.statuses:
         statuses, _ = merged([read_statuses(path) for path in args.statuses])
@@ -137,7 +137,12 @@ def _image_statuses() -> dict[str, str]:
     return {row.name: words[row.status] for row in image_rows(Store.open())}
 
 
-def _found(pattern: str | None, text: str, option: str) -> bool:
+def found(pattern: str | None, text: str, option: str) -> bool:
+    """Whether a regular expression is found in a text; None is found in every one.
+
+    Raises:
+        InvalidValue: it is no regular expression.
+    """
     if pattern is None:
         return True
     try:
@@ -146,7 +151,12 @@ def _found(pattern: str | None, text: str, option: str) -> bool:
         raise InvalidValue(f"{option} {pattern!r}: not a regular expression", reason=str(error)) from None
 
 
-def _range(text: str | None) -> slice:
+def parse_range(text: str | None) -> slice:
+    """Read ``A:B``; None for all.
+
+    Raises:
+        InvalidValue: it is no range.
+    """
     match = re.fullmatch(r"(-?\d+)?:(-?\d+)?", text or ":")
     if match is None:
         raise InvalidValue(f"--range {text!r}: not a range", hint="for instance --range 0:100, or 100: for the rest")

@@ -1,6 +1,11 @@
 """Models: what agents ask for their next action, with the tokens that were read and sampled."""
 
+from minisandbox.models.client import OpenAIModel
+from minisandbox.models.endpoint import Timeouts
+from minisandbox.models.gate import Gate
 from minisandbox.models.graph import TokenGraph, TokenRow
+from minisandbox.models.metering import Budget, Meter, Prices
+from minisandbox.models.options import ModelOptions, open_model
 from minisandbox.models.protocol import (
     Completion,
     FinishReason,
@@ -13,18 +18,29 @@ from minisandbox.models.protocol import (
     TokenUsage,
     ToolCall,
 )
+from minisandbox.models.scripted import Script, ScriptedModel
 
 __all__ = [
+    "Budget",
     "Completion",
     "FinishReason",
+    "Gate",
     "Message",
+    "Meter",
     "Model",
+    "ModelOptions",
+    "OpenAIModel",
+    "Prices",
     "Request",
     "Role",
     "Sampling",
+    "Script",
+    "ScriptedModel",
+    "Timeouts",
     "TokenGraph",
     "TokenRow",
     "TokenUsage",
     "Tokens",
     "ToolCall",
+    "open_model",
 ]

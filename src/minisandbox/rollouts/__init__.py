@@ -1,7 +1,33 @@
 """Rollouts: attempts of agents at tasks, one at a time or in batches."""
 
-from minisandbox.rollouts.batch import Progress, Summary, run_batch
-from minisandbox.rollouts.rollout import EXIT_ENVIRONMENT_ERROR, rollout
-from minisandbox.rollouts.rundir import RunDirectory
+from minisandbox.rollouts.batch import Batch
+from minisandbox.rollouts.budgets import Budgets, Progress
+from minisandbox.rollouts.draft import EXIT_ENVIRONMENT_ERROR
+from minisandbox.rollouts.export import export_overview, export_sweagent
+from minisandbox.rollouts.replay import load_replay
+from minisandbox.rollouts.rollout import EXIT_API, EXIT_CONTEXT, EXIT_COST, EXIT_TIME, rollout, rollout_async
+from minisandbox.rollouts.rundir import RunDirectory, RunReader
+from minisandbox.rollouts.running import run_batch
+from minisandbox.rollouts.setup import Setup
+from minisandbox.rollouts.summary import Summary
 
-__all__ = ["EXIT_ENVIRONMENT_ERROR", "Progress", "RunDirectory", "Summary", "rollout", "run_batch"]
+__all__ = [
+    "EXIT_API",
+    "EXIT_CONTEXT",
+    "EXIT_COST",
+    "EXIT_ENVIRONMENT_ERROR",
+    "EXIT_TIME",
+    "Batch",
+    "Budgets",
+    "Progress",
+    "RunDirectory",
+    "RunReader",
+    "Setup",
+    "Summary",
+    "export_overview",
+    "export_sweagent",
+    "load_replay",
+    "rollout",
+    "rollout_async",
+    "run_batch",
+]

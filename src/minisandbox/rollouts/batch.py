@@ -2,219 +2,343 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
+import asyncio
+import dataclasses
+import random
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.agents import Agent
-from minisandbox.errors import InvalidValue, MiniSandboxError
-from minisandbox.grade import Verdict
-from minisandbox.rollouts.rollout import rollout, unreached
+from minisandbox.errors import (
+    BadAnswer,
+    BudgetExceeded,
+    HostError,
+    InvalidValue,
+    MiniSandboxError,
+    ModelRefused,
+    ModelUnavailable,
+    NotFound,
+    SandboxGone,
+)
+from minisandbox.pool import Threads, WarmPool
+from minisandbox.rollouts.budgets import Budgets, Progress
+from minisandbox.rollouts.draft import Draft
+from minisandbox.rollouts.export import export_overview
+from minisandbox.rollouts.line import STAGES, Job, Line
+from minisandbox.rollouts.rollout import finish, make_box, unreached, work
 from minisandbox.rollouts.rundir import Config, RunDirectory
+from minisandbox.rollouts.setup import Setup
+from minisandbox.rollouts.summary import Summary
+from minisandbox.sandbox import AsyncSandbox
 from minisandbox.tasks import Task
-from minisandbox.trajectories import Timings, Trajectory
-from minisandbox.types import Limits
+from minisandbox.trajectories import Failure, Trajectory
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a batch keeps in memory of a rollout.
-
-    Attributes:
-        instance_id: the task's id.
-        attempt: which rollout of this task.
-        exit_status: why the agent ended, in the field's words.
-        verdict: of its grade, or None where grading was not reached.
-        reason: of its grade, or the kind of failure.
-        detail: the same in a sentence.
-        timings: where the time went.
-        path: the trajectory's file.
-        resumed: whether it was finished before this batch began.
-    """
-
-    instance_id: str
-    attempt: int
-    exit_status: str
-    verdict: Verdict | None
-    reason: str
-    detail: str
-    timings: Timings
-    path: Path
-    resumed: bool
-
-    @property
-    def finished(self) -> bool:
-        """Whether there is a verdict about the agent's work."""
-        return self.verdict not in {None, Verdict.INFRA_ERROR}
+DRAIN = 60.0
+"""Seconds that rollouts under way have to end when a batch is told to."""
+_WRITING = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a batch tells while it goes on.
+class Batch:
+    """Rollouts over tasks, many at once, each kept in a run directory as it ends. Used once, on one event loop.
 
-    Attributes:
-        done: rollouts that have ended, those of earlier batches included.
-        total: rollouts of the whole batch.
-        latest: the one that ended just now.
-    """
-
-    done: int
-    total: int
-    latest: Summary
-
-
-def run_batch(
-    tasks: Iterable[Task],
-    agent: Agent,
-    out: Path,
-    *,
-    image_of: Callable[[Task], Image],
-    attempts: int = 1,
-    workers: int = 1,
-    limits: Limits | None = None,
-    timeout: float | None = None,
-    config: Config | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> tuple[Summary, ...]:
-    """Run rollouts of one agent over tasks, several at once, and keep each in a run directory as it ends.
-
-    The same call again goes on where it was cut off: finished rollouts are skipped, failed ones are done again.
-    Ctrl-C ends the call at once; rollouts under way are given up, finished ones are on disk.
+    What is finished there already is skipped; what failed on our side is done again.
 
     Args:
-        tasks: the tasks.
-        agent: the agent; several threads use it at once.
+        tasks: the tasks, in the order in which they are begun; those whose image is there go first.
+        setup: who works, with what model, within which bounds.
         out: the run directory.
-        image_of: returns a task's image; called by several threads at once.
+        image_of: returns a task's image; called in several threads, once for each task.
         attempts: rollouts per task.
-        workers: rollouts at once.
-        limits: what each sandbox may use.
-        timeout: seconds the tests may take; each task's own if None.
+        budgets: how many of each go on at once.
+        tries: how often a rollout is tried at most, where it fails on our side.
+        pause: seconds before the second try; doubled for each one more.
+        jitter: seconds over which the first rollouts begin, each at a random moment.
+        drain: seconds that rollouts under way have to end when the batch is told to.
         config: what else describes the run; going on with it needs the same.
-        progress: called on this thread for every rollout, those that were finished before included.
-
-    Returns:
-        A summary of each rollout, task by task.
+        progress: called on the event loop for each rollout, those that were finished before included.
 
     Raises:
-        InvalidValue: ``attempts`` or ``workers`` is less than 1.
-        RunError: the directory is in use or belongs to another run.
-        TrajectoryError: a trajectory in it cannot be read.
-        DiskFull: the disk is full; what was finished is kept.
+        InvalidValue: a number makes no sense.
     """
-    _check_counts(attempts=attempts, workers=workers)
-    jobs = [(task, attempt) for task in tasks for attempt in range(attempts)]
-    resolved = {**(config or {}), "agent": agent.name, "attempts": attempts, "workers": workers, "timeout": timeout}
-    work = partial(_work, agent=agent, image_of=image_of, limits=limits, timeout=timeout)
-    with RunDirectory.open(out, resolved) as run:
-        return _Batch(run, len(jobs), progress).carry_out(jobs, work, workers)
 
-
-def _work(
-    task: Task,
-    attempt: int,
-    *,
-    agent: Agent,
-    image_of: Callable[[Task], Image],
-    limits: Limits | None,
-    timeout: float | None,
-) -> Trajectory:
-    try:
-        image = image_of(task)
-    except MiniSandboxError as error:
-        return unreached(task, agent, attempt, error)
-    return rollout(task, image, agent, attempt=attempt, limits=limits, timeout=timeout)
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise InvalidValue(f"{name} is {count}", hint="give 1 or more")
-
-
-_Job = tuple[Task, int]
-_Work = Callable[[Task, int], Trajectory]
-
-
-class _Batch:
-    """The bookkeeping of one call of :func:`run_batch`."""
-
-    def __init__(self, run: RunDirectory, total: int, progress: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        setup: Setup,
+        out: Path,
+        *,
+        image_of: Callable[[Task], Image],
+        attempts: int = 1,
+        budgets: Budgets | None = None,
+        tries: int = 3,
+        pause: float = 1.0,
+        jitter: float = 0.0,
+        drain: float = DRAIN,
+        config: Config | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        for name, number in (("attempts", attempts), ("tries", tries)):
+            if number < 1:
+                raise InvalidValue(f"{name} is {number}", hint="give 1 or more")
+        self._setup, self._out, self._image_of, self._progress = setup, out, image_of, progress
+        self._budgets = budgets or Budgets()
+        self._tries, self._pause, self._jitter, self._patience = tries, pause, jitter, drain
+        self._config = {
+            **(config or {}), "agent": setup.agent.name, "model": setup.model_name or None, "attempts": attempts,
+            "workers": self._budgets.workers, "timeout": setup.timeout,
+        }  # fmt: skip
+        self._jobs = [Job(task, attempt) for task in tasks for attempt in range(attempts)]
         self._summaries: dict[tuple[str, int], Summary] = {}
-        self._run = run
-        self._total = total
-        self._progress = progress
-        self._todo: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[Summary | BaseException] = queue.SimpleQueue()
-        self._stop = threading.Event()
+        self._resumed = 0
+        self._answered = False
+        self._draining = False
+        self._fault: Exception | None = None
+        self._scope: asyncio.Timeout | None = None
+        self._began = time.monotonic()
+        self._line = Line(4 * self._budgets.workers)
+        self._room = asyncio.Semaphore(self._budgets.workers + 2 * self._budgets.gradings)
+        self._warm: WarmPool[tuple[str, int]] = WarmPool(self._budgets.warm, self._budgets.starts)
+        self._builders = Threads(self._budgets.builds, "image")
+        self._graders = Threads(self._budgets.gradings, "grade")
+        self._writer = Threads(1, "write")
 
-    def carry_out(self, jobs: list[_Job], work: _Work, workers: int) -> tuple[Summary, ...]:
-        """Do what no earlier call has finished; returns a summary of every job, in their order."""
-        self._finish([job for job in jobs if not self._skip(*job)], work, workers)
-        return tuple(self._summaries[task.instance_id, attempt] for task, attempt in jobs)
+    # --- what others see ---------------------------------------------------------------------------------------------
 
-    def _skip(self, task: Task, attempt: int) -> bool:
-        """Take over a rollout that an earlier call finished; returns whether there is one."""
-        known = self._run.load(task.instance_id, attempt)
-        if known is None or not known.finished:
-            return False
-        self._note(_summary(known, self._run.file_of(task.instance_id, attempt), resumed=True))
-        return True
+    @property
+    def total(self) -> int:
+        """How many rollouts it has, those that were finished before included."""
+        return len(self._jobs)
 
-    def _finish(self, todo: list[_Job], work: _Work, workers: int) -> None:
-        """Do what is left. The threads are daemons: a process that was told to end does not wait for their rollouts."""
-        for job in todo:
-            self._todo.put(job)
-        for number in range(min(workers, len(todo))):
-            threading.Thread(target=self._serve, args=(work,), name=f"rollouts-{number}", daemon=True).start()
+    @property
+    def patience(self) -> float:
+        """Seconds that rollouts under way have to end when the batch is told to."""
+        return self._patience
+
+    @property
+    def stages(self) -> Mapping[str, int]:
+        """How many rollouts are where: ``queued``, ``image``, ``sandbox``, ``agent``, ``grade``, ``ended``."""
+        counts = Counter(job.stage for job in self._jobs)
+        return {stage: counts[stage] for stage in STAGES}
+
+    @property
+    def summaries(self) -> tuple[Summary, ...]:
+        """Those of the rollouts that have ended, task by task."""
+        return tuple(self._summaries[job.key] for job in self._jobs if job.key in self._summaries)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest will take, by how long it has taken; None while none has ended."""
+        done = len(self._summaries) - self._resumed
+        if not done:
+            return None
+        return (time.monotonic() - self._began) / done * (len(self._jobs) - len(self._summaries))
+
+    def drain(self) -> None:
+        """Begin no more rollouts; those under way have some time to end. Calling it again does nothing."""
+        if not self._draining:
+            self._draining = True
+            self._line.end(clear=True)
+            if self._scope is not None:
+                self._scope.reschedule(asyncio.get_running_loop().time() + self._patience)
+
+    # --- the whole ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> tuple[Summary, ...]:
+        """Do what no earlier batch has finished. A cancellation ends it at once; finished rollouts are on disk.
+
+        Returns:
+            A summary of each rollout that has ended, task by task: of all, unless it was drained.
+
+        Raises:
+            RunError: the directory is in use, belongs to another run, or cannot be written.
+            TrajectoryError: a trajectory in it cannot be read.
+            DiskFull: the disk is full; what was finished is kept.
+            BudgetExceeded: the model's budget is used up; what was under way without it was finished.
+            ModelRefused: the model's server refuses what it is asked, from the first request on.
+        """
+        self._run = await self._writer.run(RunDirectory.open, self._out, self._config)
         try:
-            for _ in todo:
-                ended = self._ended.get()
-                if isinstance(ended, BaseException):
-                    raise ended
-                self._note(ended)
+            await self._carry_out()
+            await self._writer.run(export_overview, self._out, self._out)
         finally:
-            self._stop.set()
+            await self._let_go()
+        if self._fault is not None:
+            raise self._fault
+        return self.summaries
 
-    def _serve(self, work: _Work) -> None:
-        while not self._stop.is_set():
-            try:
-                task, attempt = self._todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                trajectory = work(task, attempt)
-                if self._stop.is_set() and not trajectory.finished:
-                    return  # its sandbox was stopped because the batch was: nothing to keep
-                self._ended.put(_summary(trajectory, self._run.write(trajectory), resumed=False))
-            except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
-                self._ended.put(error)
+    async def _carry_out(self) -> None:
+        await self._take_over()
+        todo = [job for job in self._jobs if job.key not in self._summaries]
+        self._began = time.monotonic()
+        self._scope = asyncio.timeout(self._patience if self._draining else None)
+        try:
+            async with self._scope, asyncio.TaskGroup() as group:
+                self._group = group
+                group.create_task(self._provide_images(todo))
+                for _ in range(min(self._budgets.workers, len(todo))):
+                    group.create_task(self._serve())
+        except TimeoutError:
+            if not self._scope.expired():
+                raise
+        except BaseExceptionGroup as errors:  # the first one ended the others
+            raise _first(errors) from None
+
+    async def _take_over(self) -> None:
+        """Take over what earlier batches have finished."""
+        known = await self._writer.run(lambda: {(one.instance_id, one.attempt): one for one in self._run.summaries()})
+        if self._run.journal != "wal":
+            said = f"{self._out}: this file system has no shared memory, so that SQLite uses a rollback journal"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        for job in self._jobs:
+            one = known.get(job.key)
+            if one is not None and one.finished:
+                self._resumed += 1
+                self._note(job, dataclasses.replace(one, resumed=True))
+
+    async def _let_go(self) -> None:
+        """Stop what was made ahead; let what is being written be written."""
+        await self._warm.close()
+        for threads in (self._builders, self._graders, self._writer):
+            threads.close()
+
+        def close() -> None:
+            self._writer.join(_WRITING)
+            self._run.close()
+
+        await asyncio.get_running_loop().run_in_executor(None, close)
+
+    def _end_by(self, error: Exception) -> None:
+        """Let what is under way be finished, and then raise an error."""
+        self._fault = self._fault or error
+        self.drain()
+
+    # --- images ------------------------------------------------------------------------------------------------------
+
+    async def _provide_images(self, todo: list[Job]) -> None:
+        """Have images made, each once and not too far ahead; the rollouts of each stand in line when it is there."""
+        groups: dict[str, list[Job]] = {}
+        for job in todo:
+            groups.setdefault(job.task.instance_id, []).append(job)
+        slots = asyncio.Semaphore(self._budgets.builds)
+        async with asyncio.TaskGroup() as group:
+            for jobs in groups.values():
+                await slots.acquire()
+                if not await self._line.room():
+                    break
+                group.create_task(self._provide(jobs, slots))
+        self._line.end()
+
+    async def _provide(self, jobs: list[Job], slots: asyncio.Semaphore) -> None:
+        began = time.monotonic()
+        for job in jobs:
+            job.stage = "image"
+        try:
+            image = await self._builders.run(self._image_of, jobs[0].task)
+        except MiniSandboxError as error:
+            times = {"queued": began - self._began, "image": time.monotonic() - began}
+            for job in jobs:
+                one = unreached(job.task, self._setup, job.attempt, error, waited=times)
+                self._note(job, await self._kept(one))
+        except Exception as error:  # noqa: BLE001 - a mistake: what runs is finished, then it is raised
+            self._end_by(error)
+        else:
+            for job in jobs:
+                job.image, job.image_seconds, job.stage = image, time.monotonic() - began, "queued"
+            self._line.put(jobs)
+            self._make_ahead()
+        finally:
+            slots.release()
+
+    # --- rollouts ----------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Do one rollout after another: one of the workers."""
+        if self._jitter:
+            await asyncio.sleep(random.uniform(0.0, self._jitter))  # noqa: S311 - it spreads the load
+        while (job := await self._line.take()) is not None:
+            self._make_ahead()
+            await self._room.acquire()  # where grading is slower than agents are, they wait
+            draft = await self._attempted(job)
+            self._group.create_task(self._conclude(job, draft))
+
+    def _make_ahead(self) -> None:
+        """Make sandboxes for the rollouts that are next."""
+        for job in self._line.next(self._budgets.warm):
+            if self._draining or not self._warm.expect(job.key, lambda one=job: self._new_box(one)):  # type: ignore[misc] # this round's
                 return
 
-    def _note(self, summary: Summary) -> None:
-        self._summaries[summary.instance_id, summary.attempt] = summary
+    async def _new_box(self, job: Job) -> AsyncSandbox:
+        assert job.image is not None
+        return await make_box(job.image, self._setup.limits)
+
+    async def _attempted(self, job: Job) -> Draft:
+        """Let the agent work, again where we fail; returns what came of the last try."""
+        tries: tuple[Failure, ...] = ()
+        times = {"queued": time.monotonic() - self._began, "image": job.image_seconds}
+        assert job.image is not None
+
+        async def take_box() -> AsyncSandbox:
+            box = await self._warm.take(job.key, lambda: self._new_box(job))
+            job.stage = "agent"
+            return box
+
+        while True:
+            job.stage = "sandbox"
+            draft = Draft(
+                job.task, (job.image.name, job.image.key), self._setup, job.attempt, tries=tries, waited=times
+            )
+            await work(draft, take_box)
+            self._look_at(draft)
+            if draft.failure is None or not self._worth_another(draft):
+                return draft
+            tries = (*tries, draft.failure)
+            await asyncio.sleep(self._pause * 2 ** (len(tries) - 1) * random.uniform(0.5, 1.5))  # noqa: S311 - as above
+
+    def _look_at(self, draft: Draft) -> None:
+        """End the batch where none of its rollouts can go on."""
+        if draft.session is not None and draft.session.record.turns:
+            self._answered = True
+        if isinstance(draft.error, BudgetExceeded) or (isinstance(draft.error, ModelRefused) and not self._answered):
+            self._end_by(draft.error)
+
+    def _worth_another(self, draft: Draft) -> bool:
+        """Whether what failed may go well the next time."""
+        assert draft.failure is not None
+        if self._draining or len(draft.tries) + 1 >= self._tries or isinstance(draft.error, InvalidValue | NotFound):
+            return False
+        if draft.failure.phase in ("sandbox", "patch"):
+            return True
+        return isinstance(draft.error, HostError | SandboxGone | ModelUnavailable | BadAnswer)
+
+    async def _conclude(self, job: Job, draft: Draft) -> None:
+        """Grade a rollout whose agent has ended, and keep it."""
+        job.stage = "grade"
+        try:
+            # what has nothing to grade does not wait for what has
+            threads = self._graders if draft.failure is None else self._writer
+            assert job.image is not None
+            one = await threads.run(finish, draft, job.image, tries=self._tries)
+            self._note(job, await self._kept(one))
+        finally:
+            self._room.release()
+
+    async def _kept(self, trajectory: Trajectory) -> Summary:
+        """Write a rollout; a cancellation does not keep it from being written."""
+        return await asyncio.shield(asyncio.wrap_future(self._writer.submit(self._run.write, trajectory)))
+
+    def _note(self, job: Job, summary: Summary) -> None:
+        job.stage, job.image = "ended", None
+        self._summaries[job.key] = summary
         if self._progress is not None:
-            self._progress(Progress(len(self._summaries), self._total, summary))
+            self._progress(Progress(len(self._summaries), len(self._jobs), summary, self.seconds_left))
 
 
-def _summary(trajectory: Trajectory, path: Path, *, resumed: bool) -> Summary:
-    graded, failure = trajectory.grade, trajectory.failure
-    reason, detail = (failure.kind, failure.detail) if failure else ("", trajectory.detail)
-    return Summary(
-        trajectory.instance_id,
-        trajectory.attempt,
-        trajectory.exit_status,
-        graded.verdict if graded else None,
-        graded.reason if graded else reason,
-        graded.detail if graded else detail,
-        trajectory.timings,
-        path,
-        resumed,
-    )
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

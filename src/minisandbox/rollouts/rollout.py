@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from minisandbox import __version__
-from minisandbox.agents import EXIT_ERROR, Agent, AgentResult, Step
-from minisandbox.errors import CommandFailed, FileAccessError, HostError, InvalidValue, MiniSandboxError, SandboxGone
-from minisandbox.grade import MAX_SUBMISSION, Grade, grade
-from minisandbox.sandbox import Sandbox
+from minisandbox.agents import EXIT_ERROR, SUBMITTED, Agent, Ending, LimitReached, Session
+from minisandbox.errors import (
+    BudgetExceeded,
+    CommandFailed,
+    ContextExceeded,
+    FileAccessError,
+    HostError,
+    InvalidValue,
+    MiniSandboxError,
+    ModelError,
+    SandboxGone,
+)
+from minisandbox.grade import MAX_SUBMISSION, Grade, Reason, grade
+from minisandbox.pool import Threads
+from minisandbox.rollouts.draft import Draft
+from minisandbox.rollouts.setup import Setup
+from minisandbox.sandbox import AsyncSandbox
 from minisandbox.tasks import Task
-from minisandbox.trajectories import Failure, StepRecord, Timings, Trajectory
+from minisandbox.trajectories import Failure, Trajectory
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-EXIT_ENVIRONMENT_ERROR = "exit_environment_error"
-"""The exit status of a rollout whose sandbox failed."""
+EXIT_API = "exit_api"
+"""The exit status of a rollout whose model did not answer."""
+EXIT_CONTEXT = "exit_context"
+"""The exit status of an agent whose conversation became longer than its model reads."""
+EXIT_COST = "exit_cost"
+"""The exit status of an agent that has asked for as much as it may."""
+EXIT_TIME = "exit_total_execution_time"
+"""The exit status of an agent that has worked as long as it may."""
+
+MakeBox = Callable[[], Awaitable[AsyncSandbox]]
 
 
 def rollout(
@@ -34,9 +52,9 @@ def rollout(
     limits: Limits | None = None,
     timeout: float | None = None,
 ) -> Trajectory:
-    """Let an agent work on a task once, and grade what it submits.
+    """Let an agent that asks no model work on a task once, and grade what it submits.
 
-    The agent's sandbox has ended, with every process in it, before grading begins.
+    :func:`rollout_async` is for agents with a model, and for programs that have an event loop.
 
     Args:
         task: the task.
@@ -49,138 +67,160 @@ def rollout(
     Returns:
         The record. Whatever fails on our side is in its ``failure``; then ``finished`` is False.
     """
-    draft = _Draft(task, image.name, image.key, agent.name, attempt)
-    submission = _work(task, image, agent, limits, draft)
-    if submission is None:
-        return draft.trajectory(None, None)
-    with draft.phase("grade"):
-        graded = _grade(task, image, submission, limits, timeout, draft)
-    return draft.trajectory(submission, graded)
+    setup = Setup(agent=agent, limits=limits, timeout=timeout)
+    return asyncio.run(rollout_async(task, image, setup, attempt=attempt))
 
 
-def unreached(task: Task, agent: Agent, attempt: int, error: Exception) -> Trajectory:
+async def rollout_async(task: Task, image: Image, setup: Setup, *, attempt: int = 0) -> Trajectory:
+    """Let an agent work on a task once, and grade what it submits.
+
+    The agent's sandbox has ended, with every process in it, before grading begins. A cancellation leaves no sandbox of
+    the agent behind; tests that are running then end by themselves, within their timeout.
+
+    Args:
+        task: the task.
+        image: its image.
+        setup: who works, with what model, within which bounds.
+        attempt: which rollout of this task it is.
+
+    Returns:
+        The record. Whatever fails on our side is in its ``failure``; then ``finished`` is False.
+    """
+    draft = Draft(task, (image.name, image.key), setup, attempt)
+    await work(draft, lambda: make_box(image, setup.limits))
+    grader = Threads(1, "grade")
+    try:
+        return await grader.run(finish, draft, image)
+    finally:
+        grader.close()
+
+
+def unreached(
+    task: Task, setup: Setup, attempt: int, error: Exception, *, waited: dict[str, float] | None = None
+) -> Trajectory:
     """Return the record of a rollout that could not begin because there is no image."""
-    draft = _Draft(task, "", "", agent.name, attempt)
+    draft = Draft(task, ("", ""), setup, attempt, waited=waited)
     draft.fail("image", error)
-    return draft.trajectory(None, None)
+    return draft.trajectory(None)
 
 
-def _work(task: Task, image: Image, agent: Agent, limits: Limits | None, draft: _Draft) -> bytes | None:
-    """Run the agent in a sandbox; returns its submission, or None where our side failed (the draft says how)."""
+async def make_box(image: Image, limits: Limits | None) -> AsyncSandbox:
+    """Make an agent's sandbox.
+
+    Raises:
+        MiniSandboxError: it cannot be made.
+        OSError: the same.
+    """
+    spec = await asyncio.get_running_loop().run_in_executor(None, image.spec)
+    return await AsyncSandbox.create(spec, limits=limits)
+
+
+# --- the agent's part ------------------------------------------------------------------------------------------------
+
+
+async def work(draft: Draft, make: MakeBox) -> None:
+    """Run the agent in a sandbox and take what it submits; the draft says what came of it.
+
+    Args:
+        draft: the rollout.
+        make: makes the sandbox, or hands over one that was made ahead.
+    """
     try:
         with draft.phase("sandbox_ready"):
-            box = Sandbox.create(image.spec(), limits=limits)
+            box = await make()
     except (MiniSandboxError, OSError) as error:
         draft.fail("sandbox", error)
-        return None
-    submission: bytes | None = None
+        return
     try:
-        with box:
+        async with box:
             with draft.phase("agent"):
-                went_on = _run_agent(task, box, agent, draft)
-            if went_on:
+                await _run_agent(box, draft)
+            if draft.failure is None:
                 with draft.phase("patch"):
-                    submission = _take_patch(box, draft)
+                    await _take_patch(box, draft)
     except SandboxGone as error:  # it would not end: its processes may still be alive, so that nothing is graded
+        draft.submission = None
         draft.fail("sandbox", error)
-        return None
-    return submission
 
 
-def _run_agent(task: Task, box: Sandbox, agent: Agent, draft: _Draft) -> bool:
+async def _run_agent(box: AsyncSandbox, draft: Draft) -> None:
+    setup, name = draft.setup, f"{draft.task.instance_id}__{draft.attempt}"
+    draft.session = Session(
+        box, model=setup.model, sampling=setup.sampling, limits=setup.agent_limits, attempt=draft.attempt, name=name
+    )
+    scope = asyncio.timeout(setup.seconds)
     try:
-        draft.result = agent.run(task, box)
-    except (HostError, SandboxGone) as error:
-        draft.fail("agent", error)
+        async with scope:
+            draft.ending = await setup.agent.run(draft.task, draft.session)
     except Exception as error:  # noqa: BLE001 - agents are plugged in from outside; one that breaks must not end a batch
-        draft.fail("agent", error, exit_status=EXIT_ERROR)
-    else:
-        return True
-    return False
+        if isinstance(error, TimeoutError) and scope.expired():
+            draft.ending = Ending(EXIT_TIME, f"it was cut off after {setup.seconds:g} s")
+        else:
+            _conclude(draft, error)
 
 
-def _take_patch(box: Sandbox, draft: _Draft) -> bytes | None:
+def _conclude(draft: Draft, error: Exception) -> None:
+    """Tell an agent's own ending from a failure of ours."""
+    match error:
+        case LimitReached():
+            draft.ending = Ending(error.exit_status, str(error))
+        case ContextExceeded():
+            draft.ending = Ending(EXIT_CONTEXT, str(error))
+        case BudgetExceeded():
+            draft.fail("model", error, exit_status=EXIT_COST)
+        case ModelError():
+            draft.fail("model", error, exit_status=EXIT_API)
+        case HostError() | SandboxGone():
+            draft.fail("agent", error)
+        case _:
+            draft.fail("agent", error, exit_status=EXIT_ERROR)
+
+
+async def _take_patch(box: AsyncSandbox, draft: Draft) -> None:
     try:
-        return box.patch("/testbed", limit=MAX_SUBMISSION)
+        draft.submission = await box.patch("/testbed", limit=MAX_SUBMISSION)
     except (CommandFailed, FileAccessError) as error:  # it worked when the image was made: the agent's doing
-        draft.result = replace(draft.result, exit_status=EXIT_ERROR, detail=f"no patch could be taken: {error}")
-        return b""
+        draft.ending = replace(draft.ending, exit_status=EXIT_ERROR, detail=f"no patch could be taken: {error}")
+        draft.submission = b""
     except (MiniSandboxError, OSError) as error:
         draft.fail("patch", error)
-        return None
+        return
+    if draft.submission and draft.ending.exit_status != SUBMITTED:
+        # in SWE-agent's words: it did not come to submit, and what it had until then counts
+        draft.ending = replace(draft.ending, exit_status=f"{SUBMITTED} ({draft.ending.exit_status})")
 
 
-def _grade(
-    task: Task, image: Image, submission: bytes, limits: Limits | None, timeout: float | None, draft: _Draft
-) -> Grade | None:
-    try:
-        graded = grade(task, image, submission, timeout=timeout, limits=limits)
-    except InvalidValue as error:  # a task that cannot be graded: its row is wrong, and a batch goes on without it
-        draft.failure = Failure("grade", type(error).__name__, str(error))
-        return None
-    if graded.resolved is None:
-        draft.failure = Failure("grade", graded.reason, graded.detail)
-    return graded
+# --- the grade -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A trajectory while it comes about."""
+def finish(draft: Draft, image: Image, *, tries: int = 1) -> Trajectory:
+    """Grade what the agent submitted, if there is anything to grade, and return the whole record.
 
-    task: Task
-    image: str
-    image_key: str
-    agent: str
-    attempt: int
-    result: AgentResult = field(default_factory=AgentResult)
-    failure: Failure | None = None
-    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    _began: float = field(default_factory=time.monotonic)
-    _seconds: dict[str, float] = field(default_factory=dict)
+    Args:
+        draft: the rollout, whose agent has ended.
+        image: the task's image.
+        tries: how often it is graded at most, where that fails on our side.
+    """
+    if draft.failure is not None or draft.submission is None:
+        return draft.trajectory(None)
+    with draft.phase("grade"):
+        graded = _graded(draft, image, tries)
+    return draft.trajectory(graded)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a phase; the names are those of :class:`Timings`."""
-        began = time.monotonic()
+
+def _graded(draft: Draft, image: Image, tries: int) -> Grade | None:
+    assert draft.submission is not None
+    while True:
+        tries -= 1
         try:
-            yield
-        finally:
-            self._seconds[name] = time.monotonic() - began
-
-    def fail(self, phase: str, error: Exception, *, exit_status: str = EXIT_ENVIRONMENT_ERROR) -> None:
-        """Record what kept the rollout from being finished."""
-        self.failure = Failure(phase, type(error).__name__, str(error))
-        self.result = replace(self.result, exit_status=exit_status, detail=str(error))
-
-    def trajectory(self, submission: bytes | None, graded: Grade | None) -> Trajectory:
-        return Trajectory(
-            instance_id=self.task.instance_id,
-            attempt=self.attempt,
-            agent=self.agent,
-            image=self.image,
-            image_key=self.image_key,
-            started=self.started,
-            minisandbox=__version__,
-            exit_status=self.result.exit_status,
-            detail=self.result.detail,
-            steps=tuple(_record(step) for step in self.result.steps),
-            submission=submission,
-            grade=graded,
-            failure=self.failure,
-            timings=Timings(**self._seconds, total=time.monotonic() - self._began),
-        )
-
-
-def _record(step: Step) -> StepRecord:
-    result = step.result
-    return StepRecord(
-        step.command,
-        result.outcome.value,
-        result.exit_code,
-        result.signal,
-        result.stdout_bytes,
-        result.stderr_bytes,
-        result.dropped_stdout,
-        result.dropped_stderr,
-        result.duration,
-    )
+            graded = grade(draft.task, image, draft.submission, timeout=draft.setup.timeout, limits=draft.setup.limits)
+        except InvalidValue as error:  # a task that cannot be graded: its row is wrong, and a batch goes on without it
+            draft.failure = Failure("grade", type(error).__name__, str(error))
+            return None
+        if graded.resolved is not None:
+            return graded
+        failure = Failure("grade", graded.reason, graded.detail)
+        if tries <= 0 or graded.reason is not Reason.INFRASTRUCTURE:  # else the task's own reference fails: no accident
+            draft.failure = failure
+            return graded
+        draft.tries = (*draft.tries, failure)

@@ -1,11 +1,6 @@
 """Trajectories: the durable records of rollouts."""
 
-from minisandbox.trajectories.trajectory import (
-    VERSION,
-    Failure,
-    StepRecord,
-    Timings,
-    Trajectory,
-)
+from minisandbox.trajectories.records import Failure, StepRecord, Timings, TurnRecord
+from minisandbox.trajectories.trajectory import VERSION, Trajectory
 
-__all__ = ["VERSION", "Failure", "StepRecord", "Timings", "Trajectory"]
+__all__ = ["VERSION", "Failure", "StepRecord", "Timings", "Trajectory", "TurnRecord"]

@@ -1,11 +1,13 @@
 """Frozen dataclasses to JSON and back, strictly: what is not in the schema is refused, never dropped.
 
 Covers what schemas of ours use: text, numbers, booleans, bytes, None, enumerations of text, dataclasses, tuples of one
-type, and unions of these. Bytes become text in UTF-8; bytes that are not UTF-8 survive as surrogates (PEP 383).
+type, unions of these, objects that are JSON already, and rows of tokens. Bytes become text in UTF-8; bytes that are not
+UTF-8 survive as surrogates (PEP 383).
 """
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import enum
 import types
@@ -13,6 +15,8 @@ import typing
 from typing import TypeVar
 
 from minisandbox.errors import TrajectoryError
+from minisandbox.models import TokenRow
+from minisandbox.trajectories.tokens import row_from_json, row_to_json
 
 T = TypeVar("T")
 
@@ -26,17 +30,24 @@ def to_json(value: object) -> object:
     Raises:
         TypeError: a schema holds something that this module does not cover.
     """
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, str):  # members of a StrEnum, too
-        return str(value)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "surrogateescape")
-    if isinstance(value, tuple):
-        return [to_json(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    raise TypeError(f"a schema cannot hold {type(value).__name__}")
+    match value:
+        case str():  # members of a StrEnum, too
+            plain: object = str(value)
+        case None | bool() | int() | float():
+            plain = value
+        case bytes():
+            plain = value.decode("utf-8", "surrogateescape")
+        case tuple() | list():
+            plain = [to_json(item) for item in value]
+        case TokenRow():
+            plain = row_to_json(value)
+        case collections.abc.Mapping():
+            plain = {str(name): to_json(item) for name, item in value.items()}
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            plain = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        case _:
+            raise TypeError(f"a schema cannot hold {type(value).__name__}")
+    return plain
 
 
 def from_json(kind: type[T], value: object, *, place: str) -> T:
@@ -55,18 +66,24 @@ def from_json(kind: type[T], value: object, *, place: str) -> T:
 
 def _decode(kind: object, value: object, place: str) -> object:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in {typing.Union, types.UnionType}:
-        return _decode_union(arguments, value, place)
-    if origin is tuple:
-        return _decode_tuple(arguments, value, place)
-    if kind is types.NoneType and value is None:
-        return None
+    composed = {
+        typing.Union: _decode_union, types.UnionType: _decode_union, tuple: _decode_tuple,
+        typing.Literal: _decode_literal,
+    }.get(origin)  # fmt: skip
+    if composed is not None:
+        return composed(arguments, value, place)
+    if kind is TokenRow:
+        return row_from_json(value, place)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, value, place)
     return _decode_plain(kind, value, place)
 
 
 def _decode_plain(kind: object, value: object, place: str) -> object:
+    if typing.get_origin(kind) is collections.abc.Mapping and isinstance(value, dict):
+        return value
+    if kind is types.NoneType and value is None:
+        return None
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if kind is bytes and isinstance(value, str):
@@ -79,6 +96,12 @@ def _decode_plain(kind: object, value: object, place: str) -> object:
     if kind in {str, int, bool} and type(value) is kind:
         return value
     raise TrajectoryError(f"{place} is of type {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
+
+
+def _decode_literal(choices: tuple[object, ...], value: object, place: str) -> object:
+    if value in choices:
+        return value
+    raise TrajectoryError(f"{place} is {value!r}", reason=f"it is one of {', '.join(map(str, choices))}")
 
 
 def _encoded(text: str, place: str) -> bytes:

@@ -3,78 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Grade, Reason
+from minisandbox.models import Message, TokenRow
 from minisandbox.trajectories.codec import from_json, to_json
+from minisandbox.trajectories.records import Failure, StepRecord, Timings, TurnRecord
 
-VERSION = 2
+VERSION = 3
 """Of the file format. A change that an older reader would misread makes it the next number."""
 
 _FORMAT = "minisandbox-trajectory"
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One action of an agent and what came of it.
-
-    Attributes:
-        command: what it ran: a shell command, or arguments.
-        outcome: ``exited``, ``signaled`` or ``timeout``.
-        exit_code: its exit status, or None.
-        signal: the signal that ended it, or None.
-        stdout: what was kept of its output.
-        stderr: the same of its errors.
-        dropped_stdout: bytes of stdout that were not kept.
-        dropped_stderr: bytes of stderr that were not kept.
-        duration: seconds it took.
-    """
-
-    command: str | tuple[str, ...]
-    outcome: str
-    exit_code: int | None
-    signal: int | None
-    stdout: bytes
-    stderr: bytes
-    dropped_stdout: int
-    dropped_stderr: int
-    duration: float
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Where a rollout's time went, in seconds; 0.0 for a phase that was not reached.
-
-    Attributes:
-        sandbox_ready: from asking for the sandbox to its being ready.
-        agent: the agent's loop.
-        patch: taking the submission.
-        grade: grading it.
-        total: all of the rollout.
-    """
-
-    sandbox_ready: float = 0.0
-    agent: float = 0.0
-    patch: float = 0.0
-    grade: float = 0.0
-    total: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What kept a rollout from being finished; never a statement about the agent's work.
-
-    Attributes:
-        phase: ``image``, ``sandbox``, ``agent``, ``patch`` or ``grade``.
-        kind: the error's class.
-        detail: its message.
-    """
-
-    phase: str
-    kind: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +38,14 @@ class Trajectory:
         grade: the verdict, or None where grading was not reached.
         failure: what kept the rollout from being finished, or None.
         timings: where the time went.
+        model: the model's name; empty for an agent that asks none.
+        sampling: how its answers were drawn.
+        configuration: the agent's own.
+        messages: the whole history.
+        turns: the model's answers, in order.
+        rows: the tokens that were read and sampled, as sequences to train on; the turns of a row are indices of
+            ``turns``. Empty where the engine does not say them.
+        tries: what earlier tries of this rollout failed at, on our side.
     """
 
     instance_id: str
@@ -112,17 +62,35 @@ class Trajectory:
     grade: Grade | None
     failure: Failure | None
     timings: Timings
+    model: str = ""
+    sampling: Mapping[str, object] = field(default_factory=dict)
+    configuration: Mapping[str, object] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
+    turns: tuple[TurnRecord, ...] = ()
+    rows: tuple[TokenRow, ...] = ()
+    tries: tuple[Failure, ...] = ()
 
     @property
     def finished(self) -> bool:
         """Whether there is a verdict about the agent's work: resolved or not. What we failed at is done again."""
-        return self.grade is not None and self.grade.resolved is not None
+        return self.reward is not None
 
-    def to_text(self) -> str:
-        """Return the file's text: one JSON object in ASCII."""
+    @property
+    def reward(self) -> float | None:
+        """1.0 if the submission resolves the task, 0.0 if not; None where we failed."""
+        return None if self.grade is None or self.failure is not None else self.grade.reward
+
+    def to_text(self, *, indent: int | None = 1) -> str:
+        """Return the file's text: one JSON object in ASCII.
+
+        Args:
+            indent: spaces for each level; None for all in one line.
+        """
         body = to_json(self)
         assert isinstance(body, dict)
-        return json.dumps({"format": _FORMAT, "version": VERSION, **body}, indent=1, allow_nan=False) + "\n"
+        separators = (",", ":") if indent is None else None
+        whole = {"format": _FORMAT, "version": VERSION, **body}
+        return json.dumps(whole, indent=indent, separators=separators, allow_nan=False) + "\n"
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "the trajectory") -> Trajectory:
@@ -149,6 +117,8 @@ class Trajectory:
             )
         if version == 1:
             _name_verdict(body)
+        if version < 3:
+            _without_model(body)
         return from_json(cls, body, place=name)
 
     @classmethod
@@ -184,3 +154,21 @@ def _name_verdict(body: dict[str, object]) -> None:
     for flag in flags if isinstance(flags, list) else ():
         if isinstance(flag, dict):
             flag.setdefault("detail", "")
+
+
+def _without_model(body: dict[str, object]) -> None:
+    """Bring a body of version 2 up to date: agents asked no model, and steps had no place in time."""
+    new: dict[str, object] = {
+        "model": "", "sampling": {}, "configuration": {}, "messages": [], "turns": [], "rows": [], "tries": [],
+    }  # fmt: skip
+    for name, value in new.items():
+        body.setdefault(name, value)
+    timings, steps = body.get("timings"), body.get("steps")
+    if isinstance(timings, dict):
+        for name in ("queued", "image", "model", "commands"):
+            timings.setdefault(name, 0.0)
+    for step in steps if isinstance(steps, list) else ():
+        if isinstance(step, dict):
+            step.setdefault("turn", 0)
+            step.setdefault("began", 0.0)
+            step.setdefault("stateful", False)

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests import waiting
 
-from minisandbox.agents import AgentResult, EmptyAgent, OracleAgent, ReplayAgent, perform
+from minisandbox.agents import Agent, EmptyAgent, Ending, OracleAgent, ReplayAgent, Session
 from minisandbox.errors import BuildError, InvalidValue, RunError, SandboxGone
 from minisandbox.grade import Reason, Verdict
 from minisandbox.images import Image
-from minisandbox.rollouts import EXIT_ENVIRONMENT_ERROR, Progress, rollout, run_batch
-from minisandbox.sandbox import Sandbox
+from minisandbox.rollouts import (
+    EXIT_ENVIRONMENT_ERROR,
+    Budgets,
+    Progress,
+    RunReader,
+    Setup,
+    Summary,
+    load_replay,
+    rollout,
+    run_batch,
+)
 from minisandbox.sandbox.core import Core
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Trajectory
@@ -34,8 +46,9 @@ class Scripted:
     """An agent that runs one function."""
 
     name = "scripted"
+    needs_model = False
 
-    def __init__(self, work: Callable[[Task, Sandbox], AgentResult]) -> None:
+    def __init__(self, work: Callable[[Task, Session], Coroutine[Any, Any, Ending]]) -> None:
         self.run = work
 
 
@@ -94,7 +107,7 @@ def test_an_agent_that_destroys_the_repository_gets_nothing_for_it(
 
 
 def test_an_agent_that_breaks_is_no_verdict_about_its_work(smith: Task, smith_image: Image) -> None:
-    def work(task: Task, box: Sandbox) -> AgentResult:
+    async def work(task: Task, session: Session) -> Ending:
         raise KeyError("oops")
 
     done = rollout(smith, smith_image, Scripted(work))
@@ -104,9 +117,10 @@ def test_an_agent_that_breaks_is_no_verdict_about_its_work(smith: Task, smith_im
 
 
 def test_a_sandbox_that_ends_under_the_agent_is_our_failure(smith: Task, smith_image: Image) -> None:
-    def work(task: Task, box: Sandbox) -> AgentResult:
-        box.stop()
-        return AgentResult((perform(box, "true", timeout=1.0),))
+    async def work(task: Task, session: Session) -> Ending:
+        await session.box.stop()
+        await session.perform("true", timeout=1.0)
+        return Ending()
 
     done = rollout(smith, smith_image, Scripted(work))
     assert (done.exit_status, done.grade, done.finished) == (EXIT_ENVIRONMENT_ERROR, None, False)
@@ -143,26 +157,61 @@ def test_nothing_of_the_agents_lives_on_when_it_is_graded(smith: Task, smith_ima
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
+def batch(
+    tasks: list[Task],
+    agent: Agent,
+    out: Path,
+    image_of: Callable[[Task], Image],
+    *,
+    attempts: int = 1,
+    workers: int = 1,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[Summary, ...]:
+    """What the tests here want of a batch."""
+    setup, budgets = Setup(agent=agent), Budgets(workers=workers)
+    return run_batch(
+        tasks, setup, out, image_of=image_of, attempts=attempts, budgets=budgets, pause=0.01, progress=progress
+    )
+
+
 def test_a_batch_and_its_resumption(smith: Task, bench: Task, images: Callable[[Task], Image], tmp_path: Path) -> None:
     told: list[Progress] = []
-    first = run_batch(
-        [smith, bench], OracleAgent(), tmp_path, image_of=images, attempts=2, workers=2, progress=told.append
-    )
+    first = batch([smith, bench], OracleAgent(), tmp_path, images, attempts=2, workers=2, progress=told.append)
     assert [(one.instance_id, one.attempt) for one in first] == [
         (task.instance_id, attempt) for task in (smith, bench) for attempt in range(2)
     ]
-    assert {one.verdict for one in first} == {Verdict.RESOLVED}
+    assert {(one.verdict, one.reward) for one in first} == {(Verdict.RESOLVED, 1.0)}
     assert [progress.done for progress in told] == [1, 2, 3, 4]
-    assert all(one.path.is_file() and not one.resumed and one.finished for one in first)
+    assert all(not one.resumed and one.finished and one.steps == 1 for one in first)
     assert json.loads((tmp_path / "run.json").read_text())["config"]["agent"] == "oracle"
 
-    stamps = {one.path: one.path.stat().st_mtime_ns for one in first}
-    first[1].path.unlink()
-    again = run_batch([smith, bench], OracleAgent(), tmp_path, image_of=images, attempts=2)
+    with closing(sqlite3.connect(tmp_path / "rollouts.sqlite")) as database, database:
+        before = dict(database.execute("SELECT instance_id || attempt, ended || hex(trajectory) FROM rollouts"))
+        assert len(before) == 4
+        database.execute("DELETE FROM rollouts WHERE instance_id = ? AND attempt = 1", (smith.instance_id,))
+    again = batch([smith, bench], OracleAgent(), tmp_path, images, attempts=2)
     assert [one.resumed for one in again] == [True, False, True, True]
-    assert [one.path for one in again if one.path.stat().st_mtime_ns != stamps[one.path]] == [first[1].path]
+    with closing(sqlite3.connect(tmp_path / "rollouts.sqlite")) as database:
+        after = dict(database.execute("SELECT instance_id || attempt, ended || hex(trajectory) FROM rollouts"))
+    assert [key for key in before if before[key] != after[key]] == [f"{smith.instance_id}1"]
     with pytest.raises(RunError, match="agent"):
-        run_batch([smith], EmptyAgent(), tmp_path, image_of=images)
+        batch([smith], EmptyAgent(), tmp_path, images)
+
+
+@pytest.mark.once
+def test_a_run_with_a_file_for_each_trajectory_is_gone_on_with(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    old = tmp_path / "run" / "trajectories"
+    old.mkdir(parents=True)
+    body = json.loads(rollout(smith, smith_image, OracleAgent()).to_text())
+    for name in ("model", "sampling", "configuration", "messages", "turns", "rows", "tries"):
+        del body[name]
+    body["timings"] = {name: body["timings"][name] for name in ("sandbox_ready", "agent", "patch", "grade", "total")}
+    for step in body["steps"]:
+        del step["turn"], step["began"], step["stateful"]
+    (old / f"{smith.instance_id}__0.json").write_text(json.dumps({**body, "version": 2}))
+    found = batch([smith], OracleAgent(), tmp_path / "run", lambda task: smith_image, attempts=2)
+    assert [(one.resumed, one.verdict) for one in found] == [(True, Verdict.RESOLVED), (False, Verdict.RESOLVED)]
+    assert load_replay(tmp_path / "run")._per_task.keys() == {smith.instance_id}
 
 
 @pytest.mark.once
@@ -174,26 +223,26 @@ def test_one_bad_task_loses_nothing(smith: Task, smith_image: Image, tmp_path: P
             raise BuildError("install failed", step="install")
         return smith_image
 
-    found = run_batch([bad, smith], OracleAgent(), tmp_path, image_of=image_of)
+    found = batch([bad, smith], OracleAgent(), tmp_path, image_of)
     assert [one.verdict for one in found] == [None, Verdict.RESOLVED]
     assert (found[0].reason, found[0].finished) == ("BuildError", False)
-    healed = run_batch([bad, smith], OracleAgent(), tmp_path, image_of=lambda task: smith_image)
+    healed = batch([bad, smith], OracleAgent(), tmp_path, lambda task: smith_image)
     assert [(one.verdict, one.resumed) for one in healed] == [(Verdict.RESOLVED, False), (Verdict.RESOLVED, True)]
 
 
 @pytest.mark.once
 def test_what_we_failed_to_grade_is_done_again(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     broken = replace(smith, test_command="no-such-runner")
-    [found] = run_batch([broken], OracleAgent(), tmp_path, image_of=lambda task: smith_image)
+    [found] = batch([broken], OracleAgent(), tmp_path, lambda task: smith_image)
     assert (found.verdict, found.reason) == (Verdict.INFRA_ERROR, Reason.REFERENCE_UNTRUSTED)
-    [again] = run_batch([smith], OracleAgent(), tmp_path, image_of=lambda task: smith_image)
+    [again] = batch([smith], OracleAgent(), tmp_path, lambda task: smith_image)
     assert (again.verdict, again.resumed) == (Verdict.RESOLVED, False)
 
 
 @pytest.mark.once
 def test_a_task_that_cannot_be_graded_is_named_and_left(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     other = replace(smith, instance_id="calc__other", FAIL_TO_PASS=("not pytest's",))
-    found = run_batch([other, smith], EmptyAgent(), tmp_path, image_of=lambda task: smith_image)
+    found = batch([other, smith], EmptyAgent(), tmp_path, lambda task: smith_image)
     assert [(one.verdict, one.finished) for one in found] == [(None, False), (Verdict.FAILED, True)]
     assert (found[0].reason, found[0].exit_status) == ("InvalidValue", "submitted")
     assert "pytest node id" in found[0].detail
@@ -203,15 +252,23 @@ def test_a_task_that_cannot_be_graded_is_named_and_left(smith: Task, smith_image
 def test_a_mistake_of_ours_ends_the_batch_and_keeps_what_is_finished(
     smith: Task, smith_image: Image, tmp_path: Path
 ) -> None:
+    begun = threading.Event()
+
     def image_of(task: Task) -> Image:
         if task is not smith:
+            assert begun.wait(120)
             raise RuntimeError("a mistake")
         return smith_image
 
+    async def work(task: Task, session: Session) -> Ending:
+        begun.set()
+        await session.perform("sleep 0.5", timeout=60)
+        return Ending()
+
     other = replace(smith, instance_id="calc__other")
     with pytest.raises(RuntimeError, match="a mistake"):
-        run_batch([smith, other], EmptyAgent(), tmp_path, image_of=image_of)
-    [kept] = run_batch([smith], EmptyAgent(), tmp_path, image_of=image_of)
+        batch([smith, other], Scripted(work), tmp_path, image_of)
+    [kept] = batch([smith], Scripted(work), tmp_path, image_of)
     assert kept.resumed
 
 
@@ -219,63 +276,90 @@ def test_a_mistake_of_ours_ends_the_batch_and_keeps_what_is_finished(
 @pytest.mark.parametrize("option", ["attempts", "workers"])
 def test_numbers_that_make_no_sense(option: str, tmp_path: Path, smith: Task, smith_image: Image) -> None:
     with pytest.raises(InvalidValue, match=option):
-        run_batch([smith], EmptyAgent(), tmp_path / "run", image_of=lambda task: smith_image, **{option: 0})  # type: ignore[arg-type] # one of two ints
+        batch([smith], EmptyAgent(), tmp_path / "run", lambda task: smith_image, **{option: 0})  # type: ignore[arg-type] # one of two ints
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.once
 def test_several_workers_really_overlap(smith: Task, smith_image: Image, tmp_path: Path) -> None:
-    meeting = threading.Barrier(3, timeout=120)
+    met = 0
 
-    def work(task: Task, box: Sandbox) -> AgentResult:
-        meeting.wait()
-        return AgentResult()
+    async def work(task: Task, session: Session) -> Ending:
+        nonlocal met
+        met += 1
+        async with asyncio.timeout(120):
+            while met < 3:
+                await asyncio.sleep(0.01)
+        return Ending()
 
-    found = run_batch([smith], Scripted(work), tmp_path, image_of=lambda task: smith_image, attempts=3, workers=3)
+    found = batch([smith], Scripted(work), tmp_path, lambda task: smith_image, attempts=3, workers=3)
     assert [one.verdict for one in found] == [Verdict.FAILED] * 3
 
 
 BATCH = """
-import sys
+import asyncio, sys
 from pathlib import Path
-from minisandbox.agents import AgentResult
+from typing import Any
+from minisandbox.agents import Ending
 from minisandbox.images import load_image
-from minisandbox.rollouts import run_batch
+from minisandbox.rollouts import Setup, run_batch
 from minisandbox.store import Store
 from minisandbox.tasks import TaskSet
 
 class Slow:
-    name = "slow"
-    def __init__(self): self.calls = 0
-    def run(self, task, box):
-        self.calls += 1
-        if self.calls > 1:
+    name, needs_model = "slow", False
+    async def run(self, task, session):
+        if session.attempt:
             print("hanging", flush=True)
-            box.exec("sleep 600")
-        return AgentResult()
+            await session.perform(f"sleep {sys.argv[4]}", timeout=None)
+        return Ending()
 
 store = Store.open(sys.argv[1])
 tasks = TaskSet.load(sys.argv[2])
-run_batch(tasks, Slow(), Path(sys.argv[3]), image_of=lambda task: load_image(store, task.instance_id), attempts=2)
+run_batch(tasks, Setup(agent=Slow()), Path(sys.argv[3]), attempts=3, notice=lambda said: print(said, flush=True),
+          image_of=lambda task: load_image(store, task.instance_id))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def start_batch(smith: Task, image: Image, place: Path, seconds: int) -> subprocess.Popen[str]:
+    """Begin a batch whose second rollout hangs; it has said so."""
+    tasks = place / "tasks.jsonl"
+    tasks.write_text(json.dumps(smith.to_row()) + "\n")
+    command = [sys.executable, "-c", BATCH, str(image.store.root), str(tasks), str(place / "run"), str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "hanging\n", process.stderr.read()
+    return process
+
+
+def kept(run: Path) -> list[tuple[int, bool]]:
+    with RunReader(run) as reader:
+        return [(one.attempt, one.finished) for one in reader.summaries()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_batch_keeps_what_is_finished(
     smith: Task, smith_image: Image, tmp_path: Path, number: signal.Signals
 ) -> None:
-    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "run"
-    tasks.write_text(json.dumps(smith.to_row()) + "\n")
-    command = [sys.executable, "-c", textwrap.dedent(BATCH), str(smith_image.store.root), str(tasks), str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == b"hanging\n", process.stderr.read()
+    with start_batch(smith, smith_image, tmp_path, 600) as process:
+        waiting.until(lambda: kept(tmp_path / "run") == [(0, True)], 120)
         told = time.monotonic()
         process.send_signal(number)
+        if number == signal.SIGINT:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("no more rollouts begin; 1 under way have 60 s to end")
+            process.send_signal(number)
         process.wait(120)
         assert time.monotonic() - told < 120, "it did not wait for the rollout under way"
         assert process.returncode in (-number, 130, 1)
-    kept = sorted(path.name for path in (out / "trajectories").iterdir())
-    assert kept == [f"{smith.instance_id}__0.json"]
-    assert Trajectory.load(out / "trajectories" / kept[0]).finished
+    assert kept(tmp_path / "run") == [(0, True)]
+
+
+@pytest.mark.once
+def test_ctrl_c_lets_what_is_under_way_end(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    with start_batch(smith, smith_image, tmp_path, 3) as process:
+        process.send_signal(signal.SIGINT)
+        process.wait(120)
+        assert process.returncode in (-signal.SIGINT, 130, 1)
+    assert kept(tmp_path / "run") == [(0, True), (1, True)], "the third has not begun"

@@ -1,0 +1,236 @@
+"""Actions: what a model can have done, whichever format it says it in, and the schemas of the tools that say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from minisandbox.errors import MiniSandboxError
+
+BASH = "bash"
+EDITOR = "str_replace_editor"
+SUBMIT = "submit"
+"""The tools' names are those that published models were trained on."""
+
+MAX_TEXT = 500_000
+"""Characters of a command, a path or a text for a file. A sandbox takes requests of 8 MiB, with escapes counted."""
+
+
+class FormatError(MiniSandboxError, ValueError):
+    """An answer that holds no action, or none that can be understood. Its text is for the model that wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bash:
+    """Run a command.
+
+    Attributes:
+        command: text for bash.
+    """
+
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Show a file, with line numbers, or what a directory holds.
+
+    Attributes:
+        path: the file or directory.
+        view_range: first and last line, from 1; -1 is the file's last; None for all.
+    """
+
+    VERB: ClassVar = "view"
+    path: str
+    view_range: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make a new file.
+
+    Attributes:
+        path: the file; its directories are made too.
+        file_text: what it holds; a newline is added at its end where there is none.
+    """
+
+    VERB: ClassVar = "create"
+    path: str
+    file_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StrReplace:
+    """Replace a text that a file holds once.
+
+    Attributes:
+        path: the file.
+        old_str: the text, exactly.
+        new_str: what takes its place.
+    """
+
+    VERB: ClassVar = "str_replace"
+    path: str
+    old_str: str
+    new_str: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Insert lines.
+
+    Attributes:
+        path: the file.
+        insert_line: the line after which they go; 0: before the first.
+        new_str: the lines; a newline is added at their end where there is none.
+    """
+
+    VERB: ClassVar = "insert"
+    path: str
+    insert_line: int
+    new_str: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Be done. The submission is whatever the repository differs by."""
+
+
+Edit = View | Create | StrReplace | Insert
+Action = Bash | Edit | Submit
+_EDITS: Mapping[str, type[Edit]] = {kind.VERB: kind for kind in (View, Create, StrReplace, Insert)}
+
+
+def name_of(action: Action) -> str:
+    """Return the name of the tool that an action calls."""
+    if isinstance(action, Bash):
+        return BASH
+    return SUBMIT if isinstance(action, Submit) else EDITOR
+
+
+def arguments_of(action: Action) -> dict[str, object]:
+    """Return the arguments that an action calls its tool with; :func:`action_of` makes the same action of them."""
+    if isinstance(action, Bash | Submit):
+        return {one.name: getattr(action, one.name) for one in fields(action)}
+    values = {one.name: getattr(action, one.name) for one in fields(action)}
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {"command": action.VERB} | {name: value for name, value in given.items() if value is not None}
+
+
+def action_of(name: str, arguments: Mapping[str, object]) -> Action:
+    """Return the action that a call of a tool stands for.
+
+    Args:
+        name: the tool.
+        arguments: its arguments, as they were decoded.
+
+    Raises:
+        FormatError: there is no such tool, or it does not take these arguments.
+    """
+    if name not in _PARAMETERS:
+        raise FormatError(f"There is no tool {name[:80]!r}. The tools are {BASH}, {EDITOR} and {SUBMIT}.")
+    unknown = sorted(set(arguments) - set(_PARAMETERS[name]))
+    if unknown:
+        raise FormatError(f"The tool {name} has no parameter {unknown[0][:80]!r}.")
+    if name == SUBMIT:
+        return Submit()
+    if name == BASH:
+        return Bash(_text(arguments, "command", name, blank=False))
+    verb = _text(arguments, "command", name, blank=False)
+    if verb not in _EDITS:
+        raise FormatError(f"{verb[:80]!r} is no command for files. There are {', '.join(_EDITS)}.")
+    return _edit(verb, arguments)
+
+
+def _edit(verb: str, arguments: Mapping[str, object]) -> Edit:
+    """Read the arguments that a command of the editor needs; those of its other commands may be there too."""
+    path = _text(arguments, "path", verb, blank=False)
+    match verb:
+        case "view":
+            return View(path, _range(arguments.get("view_range")))
+        case "create":
+            return Create(path, _text(arguments, "file_text", verb))
+        case "insert":
+            return Insert(path, _line(arguments.get("insert_line")), _text(arguments, "new_str", verb))
+    old = _text(arguments, "old_str", verb)
+    if not old:
+        raise FormatError(f"{verb}: the text to replace is empty. Use insert to add lines.")
+    return StrReplace(path, old, "" if arguments.get("new_str") is None else _text(arguments, "new_str", verb))
+
+
+def _text(arguments: Mapping[str, object], name: str, place: str, *, blank: bool = True) -> str:
+    value = arguments.get(name)
+    if value is None:
+        raise FormatError(f"{place}: the parameter {name!r} is missing.")
+    if not isinstance(value, str):
+        raise FormatError(f"{place}: the parameter {name!r} is not a text.")
+    if not blank and not value.strip():
+        raise FormatError(f"{place}: the parameter {name!r} is empty.")
+    if len(value) > MAX_TEXT:
+        raise FormatError(f"{place}: the parameter {name!r} has more than {MAX_TEXT} characters. Do it in parts.")
+    if "\0" in value:
+        raise FormatError(f"{place}: the parameter {name!r} has a NUL character in it.")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:  # JSON can spell half a surrogate pair
+        raise FormatError(f"{place}: the parameter {name!r} has a character in it that UTF-8 cannot encode.") from None
+    return value
+
+
+def _range(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    numbers = [one for one in value if type(one) is int] if isinstance(value, list | tuple) else []
+    if not isinstance(value, list | tuple) or len(value) != 2 or len(numbers) != 2:
+        raise FormatError("view: view_range is not two line numbers.")
+    return numbers[0], numbers[1]
+
+
+def _line(value: object) -> int:
+    if type(value) is not int:
+        raise FormatError("insert: insert_line is not a line number.")
+    return value
+
+
+def _tool(name: str, description: str, required: tuple[str, ...], **parameters: object) -> dict[str, object]:
+    schema = {"type": "object", "properties": parameters, "required": list(required), "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+_STRING = "string"
+TOOLS: tuple[Mapping[str, object], ...] = (
+    _tool(
+        BASH,
+        "Run a command in bash.",
+        ("command",),
+        command={"type": _STRING, "description": "The command; it may have several lines."},
+    ),
+    _tool(
+        EDITOR,
+        "View, create and edit files. view shows a file with line numbers, or lists a directory; create makes a new "
+        "file; str_replace replaces a text that must be in the file exactly once; insert adds lines.",
+        ("command", "path"),
+        command={"type": _STRING, "enum": list(_EDITS), "description": "What to do."},
+        path={"type": _STRING, "description": "The file or directory."},
+        file_text={"type": _STRING, "description": "For create: what the file holds."},
+        old_str={"type": _STRING, "description": "For str_replace: the text to replace, with its indentation."},
+        new_str={"type": _STRING, "description": "For str_replace and insert: the new text."},
+        insert_line={"type": "integer", "description": "For insert: the line after which the text goes; 0: the top."},
+        view_range={
+            "type": "array",
+            "items": {"type": "integer"},
+            "minItems": 2,
+            "maxItems": 2,
+            "description": "For view: the first and the last line, from 1; -1 is the last line of the file.",
+        },
+    ),
+    _tool(SUBMIT, "Submit the repository as it is now. This ends your work.", ()),
+)
+"""The tools, as the chat completions API takes them."""
+
+_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    BASH: ("command",),
+    EDITOR: ("command", "path", "file_text", "old_str", "new_str", "insert_line", "view_range"),
+    SUBMIT: (),
+}

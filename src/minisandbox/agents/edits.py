@@ -1,0 +1,215 @@
+"""Edits: the edit tool's actions, carried out by a sandbox's file verbs. No path is looked at outside of the sandbox.
+
+Files are bytes to it that mean UTF-8 mostly; what does not is kept as it is (PEP 383). Lines end where a newline is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Protocol
+
+from minisandbox.agents.actions import (
+    EDITOR,
+    Create,
+    Edit,
+    FormatError,
+    Insert,
+    StrReplace,
+    View,
+    action_of,
+    arguments_of,
+)
+from minisandbox.errors import FileAccessError, MiniSandboxError
+from minisandbox.types import FileInfo, FileType, MiB
+
+MAX_FILE = 4 * MiB
+"""Larger files are left to commands."""
+
+_AROUND = 4
+_MOST_ENTRIES = 1000
+_MOST_PLACES = 10
+
+
+class EditError(MiniSandboxError):
+    """An edit that cannot be made. Its text is for the model that wanted it."""
+
+
+class FileVerbs(Protocol):
+    """What is used of :class:`.AsyncFiles`."""
+
+    async def read_bytes(self, path: str, *, limit: int | None) -> bytes:
+        """Read a file."""
+        ...
+
+    async def write_bytes(self, path: str, data: bytes) -> None:
+        """Write a file."""
+        ...
+
+    async def stat(self, path: str) -> FileInfo:
+        """Look at a path."""
+        ...
+
+    async def list(self, path: str) -> tuple[FileInfo, ...]:
+        """List a directory."""
+        ...
+
+    async def exists(self, path: str) -> bool:
+        """Whether something is there."""
+        ...
+
+
+def command_of(edit: Edit) -> tuple[str, str]:
+    """Return what a record has for an edit: the tool and its arguments as JSON. A replay reads it again."""
+    return EDITOR, json.dumps(arguments_of(edit))
+
+
+def edit_of(command: object) -> Edit | None:
+    """Return the edit that a recorded command stands for, or None where it is a command like any other."""
+    if not isinstance(command, tuple) or len(command) != 2 or command[0] != EDITOR:
+        return None
+    try:
+        arguments = json.loads(command[1])
+        edit = action_of(EDITOR, arguments) if isinstance(arguments, dict) else None
+    except (ValueError, RecursionError, FormatError):
+        return None
+    return edit if isinstance(edit, Edit) else None
+
+
+async def carry_out(edit: Edit, files: FileVerbs) -> str:
+    """Make an edit.
+
+    Returns:
+        What to tell of it: the file's lines, or those around what has changed.
+
+    Raises:
+        EditError: it cannot be made; nothing has changed.
+        SandboxGone: the sandbox has ended.
+    """
+    try:
+        match edit:
+            case View():
+                return await _view(edit, files)
+            case Create():
+                return await _create(edit, files)
+            case StrReplace():
+                return await _replace(edit, files)
+            case Insert():
+                return await _insert(edit, files)
+    except FileAccessError as error:
+        raise EditError(error.what) from error
+
+
+async def _view(edit: View, files: FileVerbs) -> str:
+    if (await files.stat(edit.path)).type is FileType.DIRECTORY:
+        if edit.view_range is not None:
+            raise EditError(f"{edit.path} is a directory: it has no lines")
+        return _listing(await files.list(edit.path))
+    lines = _lines(await _read(edit.path, files))
+    first, last = edit.view_range or (1, -1)
+    last = len(lines) if last == -1 else min(last, len(lines))
+    if not lines:
+        return f"{edit.path} is empty"
+    if not 1 <= first <= last:
+        raise EditError(f"lines {first} to {(edit.view_range or (0, 0))[1]}: {edit.path} has lines 1 to {len(lines)}")
+    return _numbered(lines[first - 1 : last], first)
+
+
+def _listing(entries: tuple[FileInfo, ...]) -> str:
+    names = [one.path.name + ("/" if one.type is FileType.DIRECTORY else "") for one in entries[:_MOST_ENTRIES]]
+    more = [f"... and {len(entries) - _MOST_ENTRIES} more"] if len(entries) > _MOST_ENTRIES else []
+    return _shown("\n".join(names + more)) or "an empty directory"
+
+
+async def _create(edit: Create, files: FileVerbs) -> str:
+    if await files.exists(edit.path):
+        raise EditError(f"{edit.path} exists already; replace a text in it, or write it with a command")
+    text = _ended(edit.file_text)
+    await files.write_bytes(edit.path, text.encode())
+    return f"{edit.path} was created, with {len(_lines(text))} lines"
+
+
+async def _replace(edit: StrReplace, files: FileVerbs) -> str:
+    text = await _read(edit.path, files)
+    places = _places(text, edit.old_str)
+    at = next(places, None)
+    if at is None:
+        ends = "; its lines end in \\r\\n" if "\r\n" in text and "\r" not in edit.old_str else ""
+        raise EditError(f"{edit.path} does not hold the old text; it must be exactly as in the file{ends}")
+    if next(places, None) is not None:
+        raise EditError(_ambiguous(edit, text))
+    await _write(edit.path, text[:at] + edit.new_str + text[at + len(edit.old_str) :], files)
+    return _around(edit.path, text[:at] + edit.new_str + text[at + len(edit.old_str) :], at, len(edit.new_str))
+
+
+def _places(text: str, part: str) -> Iterator[int]:
+    """Where a text begins in another; occurrences that overlap count once."""
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + len(part))
+
+
+def _ambiguous(edit: StrReplace, text: str) -> str:
+    lines: list[str] = []
+    line, seen = 1, 0
+    for at in _places(text, edit.old_str):
+        line, seen = line + text.count("\n", seen, at), at
+        lines.append(str(line))
+        if len(lines) > _MOST_PLACES:
+            lines[-1] = "..."
+            break
+    return f"{edit.path} holds the old text at lines {', '.join(lines)}; take in more lines, so that it is there once"
+
+
+async def _insert(edit: Insert, files: FileVerbs) -> str:
+    text = await _read(edit.path, files)
+    lines = text.split("\n")
+    count = len(_lines(text))
+    if not 0 <= edit.insert_line <= count:
+        raise EditError(f"line {edit.insert_line}: {edit.path} has lines 1 to {count}; 0 is before the first")
+    before = "".join(line + "\n" for line in lines[: edit.insert_line])
+    after, added = text[len(before) :], _ended(edit.new_str)
+    await _write(edit.path, before + added + after, files)
+    return _around(edit.path, before + added + after, len(before), len(added))
+
+
+async def _read(path: str, files: FileVerbs) -> str:
+    data = await files.read_bytes(path, limit=MAX_FILE)
+    if b"\0" in data:
+        raise EditError(f"{path} is a binary file; use a command")
+    return data.decode("utf-8", "surrogateescape")
+
+
+async def _write(path: str, text: str, files: FileVerbs) -> None:
+    data = text.encode("utf-8", "surrogateescape")
+    if len(data) > MAX_FILE:
+        raise EditError(f"{path} would have more than {MAX_FILE} bytes; use a command")
+    await files.write_bytes(path, data)
+
+
+def _ended(text: str) -> str:
+    return text if not text or text.endswith("\n") else text + "\n"
+
+
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _around(path: str, text: str, at: int, length: int) -> str:
+    """Return the lines of a change, and some before and after."""
+    first = text.count("\n", 0, at) + 1
+    last = first + text.count("\n", at, at + length)
+    lines = _lines(text)
+    start = max(1, first - _AROUND)
+    shown = lines[start - 1 : last + _AROUND]
+    return f"{path} was changed:\n{_numbered(shown, start)}" if shown else f"{path} is empty now"
+
+
+def _numbered(lines: list[str], first: int) -> str:
+    return _shown("\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, start=first)))
+
+
+def _shown(text: str) -> str:
+    """A file's text as one can send it; bytes that are not UTF-8 become U+FFFD."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

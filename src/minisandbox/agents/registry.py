@@ -1,0 +1,92 @@
+"""Which agents there are: those of the package by name, others by import path."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from minisandbox.agents.bash import BashAgent
+from minisandbox.agents.empty import EmptyAgent
+from minisandbox.agents.options import AgentOptions
+from minisandbox.agents.oracle import OracleAgent
+from minisandbox.agents.protocol import Agent
+from minisandbox.agents.replay import ReplayAgent
+from minisandbox.errors import InvalidValue, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An agent of the package.
+
+    Attributes:
+        make: makes it.
+        options: the options that it has.
+    """
+
+    make: Callable[[AgentOptions], Agent]
+    options: frozenset[str]
+
+
+def _replay(options: AgentOptions) -> Agent:
+    if options.recording is None:
+        raise InvalidValue("the replay agent needs a recording", hint="--agent replay --recording PATH")
+    return ReplayAgent.load(options.recording)
+
+
+_OF_BASH = frozenset({"action_format", "prompt", "shell", "command_timeout", "observation_chars", "format_errors"})
+_AGENTS: Mapping[str, _Entry] = {
+    "bash": _Entry(BashAgent, _OF_BASH),
+    "oracle": _Entry(lambda _: OracleAgent(), frozenset()),
+    "empty": _Entry(lambda _: EmptyAgent(), frozenset()),
+    "replay": _Entry(_replay, frozenset({"recording"})),
+}
+AGENTS = tuple(_AGENTS)
+"""The names of the package's agents."""
+
+
+def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
+    """Return an agent.
+
+    Args:
+        name: ``bash``, ``oracle``, ``empty`` or ``replay``; or ``package.module:Class``, whose class (or function) is
+            called with ``options.extra`` as keyword arguments.
+        options: how it is to work.
+
+    Raises:
+        NotFound: there is no such agent.
+        InvalidValue: an option is not one of this agent's, or cannot be used.
+    """
+    options = options or AgentOptions()
+    entry = _AGENTS.get(name)
+    known = entry.options if entry else frozenset({"extra"})
+    if entry is None and ":" not in name:
+        raise NotFound(f"no agent is called {name!r}", hint=f"{', '.join(AGENTS)}, or package.module:Class")
+    foreign = sorted(options.given() - known)
+    if foreign:
+        option = "agent_option" if foreign[0] == "extra" else foreign[0]
+        hint = f"it has {', '.join(sorted(known))}" if known else "leave it out"
+        raise InvalidValue(f"the agent {name!r} has no option {option!r}", hint=hint)
+    return entry.make(options) if entry else _imported(name, options)
+
+
+def _imported(name: str, options: AgentOptions) -> Agent:
+    module, _, attribute = name.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # TypeError: a relative path
+        raise NotFound(
+            f"the agent {name!r} cannot be imported: {error}",
+            hint="its directory must be on PYTHONPATH; the form is package.module:Class",
+        ) from error
+    try:
+        agent = make(**options.extra)
+    except TypeError as error:
+        raise InvalidValue(
+            f"the agent {name!r} cannot be made: {error}", hint="give --agent-option NAME=VALUE"
+        ) from error
+    missing = [word for word in ("name", "needs_model", "run") if not hasattr(agent, word)]
+    if missing:
+        raise InvalidValue(f"{name!r} is no agent: it has no {missing[0]!r}", hint="docs/how-to/write-an-agent.md")
+    made: Agent = agent
+    return made

@@ -1,0 +1,222 @@
+"""The text format: one fenced block in each answer, for models without a template for tools.
+
+A block begins with a line of three or more backticks and a word, and ends with a line of at least as many backticks.
+Blocks with other words, or none, are part of the model's thoughts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from minisandbox.agents.actions import (
+    BASH,
+    EDITOR,
+    SUBMIT,
+    Action,
+    Bash,
+    Create,
+    FormatError,
+    Insert,
+    StrReplace,
+    Submit,
+    View,
+    action_of,
+)
+from minisandbox.models import Message
+
+EDIT = "edit"
+_WORDS = (BASH, EDIT, SUBMIT)
+_LEAST = 7
+_THOUGHT = ("<think>", "</think>")
+
+
+class TextFormat:
+    """Actions as fenced blocks; see ``docs/reference/action-formats.md``."""
+
+    name = "text"
+    reminder = f"Answer with exactly one block: ```{BASH}, ```{EDIT} or ```{SUBMIT}, closed by a line of ```."
+
+    @property
+    def tools(self) -> tuple[Mapping[str, object], ...]:
+        """None."""
+        return ()
+
+    def parse(self, message: Message) -> tuple[Action, ...]:
+        """Return the answer's one action.
+
+        Raises:
+            FormatError: there is none, there are several, or it cannot be understood.
+        """
+        found = [(word, lines) for word, lines in _blocks(without_thought(message.content)) if word in _WORDS]
+        if len(found) != 1:
+            raise FormatError(f"Your answer has {len(found) or 'no'} blocks of {', '.join(_WORDS)}; it must have one.")
+        word, lines = found[0]
+        if word == EDIT:
+            return (_edit(lines),)
+        if word == BASH:
+            return (action_of(BASH, {"command": "\n".join(lines)}),)
+        if any(line.strip() for line in lines):
+            raise FormatError(f"A {SUBMIT} block is empty.")
+        return (Submit(),)
+
+    def render(self, *actions: Action) -> Message:
+        """Return an answer with that one action.
+
+        Raises:
+            FormatError: they are not one.
+        """
+        if len(actions) != 1:
+            raise FormatError(f"an answer in this format has one action, not {len(actions)}")
+        word, body = _said(actions[0])
+        lines = body.split("\n") if body else []
+        longest = max((_fence(line)[0] for line in lines if not _fence(line)[1]), default=0)
+        fence = "`" * max(3, longest + 1)
+        return Message("assistant", "\n".join([fence + word, *lines, fence]))
+
+    def observe(self, message: Message, number: int, text: str) -> Message:
+        """Return the user's message that tells what came of it."""
+        del message, number
+        return Message("user", text)
+
+    def correct(self, message: Message, text: str) -> tuple[Message, ...]:
+        """Return the user's message that says what is wrong."""
+        del message
+        return (Message("user", text),)
+
+
+def without_thought(text: str) -> str:
+    """Return an answer without the thoughts in front that the engine has not parsed off itself."""
+    if text.lstrip().startswith(_THOUGHT[0]):
+        return text.partition(_THOUGHT[1])[2]
+    return text
+
+
+def _fence(line: str) -> tuple[int, str]:
+    """Return how many backticks a line begins with, and what follows."""
+    rest = line.lstrip("`")
+    return len(line) - len(rest), rest.strip()
+
+
+def _blocks(text: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """The fenced blocks of a text: the word at the fence, and the lines."""
+    lines = text.split("\n")
+    opened, word, start = 0, "", 0
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        length, rest = _fence(line)
+        if opened and length >= opened and not rest:
+            yield word, lines[start:number]
+            opened = 0
+        elif not opened and "`" not in rest:  # ```like this``` is no fence
+            opened, word, start = length, rest, number + 1
+    if opened:
+        raise FormatError(
+            f"The block that begins with {'`' * min(opened, 9)}{word[:40]} is not closed. "
+            "If a block holds lines of ``` itself, begin and end it with ````."
+        )
+
+
+# --- edits -----------------------------------------------------------------------------------------------------------
+
+
+def _edit(lines: Sequence[str]) -> Action:
+    if not lines:
+        raise FormatError(f"The {EDIT} block is empty. Its first line says what to do: view, create, str_replace ...")
+    verb, path, numbers = _header(lines[0])
+    arguments: dict[str, object] = {"command": verb, "path": path}
+    body = lines[1:]
+    if verb == "view":
+        arguments["view_range"] = numbers or None
+        numbers = []
+        if any(line.strip() for line in body):
+            raise FormatError(f"{EDIT}: view is a single line.")
+    elif verb == "create":
+        arguments["file_text"] = "\n".join(body)
+    elif verb == "insert":
+        arguments |= {"insert_line": numbers[0] if numbers else None, "new_str": "\n".join(body)}
+        numbers = numbers[1:]
+    elif verb == "str_replace":
+        old, new = _search_and_replace(body)
+        arguments |= {"old_str": "\n".join(old), "new_str": "\n".join(new)}
+    if numbers:
+        raise FormatError(f"{EDIT}: there is more after the path than {verb} takes. Put a path with spaces in quotes.")
+    return action_of(EDITOR, arguments)
+
+
+def _header(line: str) -> tuple[str, str, list[int]]:
+    """Read ``VERB PATH NUMBER...``; a path in double quotes is a JSON string."""
+    verb, _, rest = line.strip().partition(" ")
+    rest = rest.lstrip()
+    if rest.startswith('"'):
+        try:
+            path, end = json.JSONDecoder().raw_decode(rest)
+        except ValueError:
+            raise FormatError(f"{EDIT}: the quotes of the path are not closed.") from None
+        tail = rest[end:]
+    else:
+        path, _, tail = rest.partition(" ")
+    try:
+        return verb, path, [int(word) for word in tail.split()]
+    except ValueError:
+        raise FormatError(
+            f"{EDIT}: {tail.strip()[:80]!r} is no line number. Put a path with spaces in quotes."
+        ) from None
+
+
+def _search_and_replace(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the lines on both sides; the three markers have the same length, seven or more."""
+    body = list(lines)
+    while body and not body[-1].strip():
+        body.pop()
+    first = body[0].rstrip() if body else ""
+    length = len(first) - len(first.lstrip("<"))
+    opening, middle, closing = (mark * length + word for mark, word in (("<", " SEARCH"), ("=", ""), (">", " REPLACE")))
+    marks = [number for number, line in enumerate(body) if line.rstrip() == middle]
+    if length < _LEAST or first != opening or body[-1].rstrip() != closing:
+        raise FormatError(
+            f"{EDIT}: after str_replace PATH come the lines <<<<<<< SEARCH, the old text, =======, the new text, "
+            ">>>>>>> REPLACE."
+        )
+    if len(marks) != 1 or any(line.rstrip() == closing for line in body[:-1]):
+        raise FormatError(
+            f"{EDIT}: between SEARCH and REPLACE there must be one line {middle[:20]} that separates the texts. "
+            "If the text holds such lines itself, make all three markers longer."
+        )
+    return body[1 : marks[0]], body[marks[0] + 1 : -1]
+
+
+# --- saying them -----------------------------------------------------------------------------------------------------
+
+
+def _said(action: Action) -> tuple[str, str]:
+    """Return the word at the fence, and the block's text."""
+    match action:
+        case Bash(command):
+            return BASH, command
+        case Submit():
+            return SUBMIT, ""
+        case View(path, lines):
+            numbers = "" if lines is None else f" {lines[0]} {lines[1]}"
+            return EDIT, f"view {_quoted(path)}{numbers}"
+        case Create(path, text):
+            return EDIT, _joined(f"create {_quoted(path)}", text)
+        case Insert(path, line, text):
+            return EDIT, _joined(f"insert {_quoted(path)} {line}", text)
+        case StrReplace(path, old, new):
+            length = _LEAST
+            taken = {line.rstrip() for line in f"{old}\n{new}".split("\n")}
+            while "=" * length in taken or ">" * length + " REPLACE" in taken:
+                length += 1
+            parts = ("<" * length + " SEARCH", old, "=" * length, new, ">" * length + " REPLACE")
+            return EDIT, _joined(f"str_replace {_quoted(path)}", *(part for part in parts if part))
+
+
+def _joined(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
+
+
+def _quoted(path: str) -> str:
+    plain = path.isprintable() and not any(mark.isspace() or mark in "\"`'" for mark in path)
+    return path if plain else json.dumps(path)

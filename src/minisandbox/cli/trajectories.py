@@ -1,0 +1,118 @@
+"""``minisandbox trajectories``: what a run has, read or written in other files."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from minisandbox.cli import exits
+from minisandbox.cli.output import Progress, add_json_option, print_json, say
+from minisandbox.cli.rollout import plain_totals, print_summaries
+from minisandbox.cli.trajectory_text import Reader
+from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.rollouts import RunReader, Summary, export_sweagent
+from minisandbox.trajectories import Trajectory
+from minisandbox.trajectories.codec import to_json
+
+_LINES = 40
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    ls = verbs.add_parser("ls", help="list the rollouts of a run", description="List the rollouts of a run.")
+    ls.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
+    ls.add_argument("--status", metavar="WORD", help="only those whose exit status or verdict has this word in it")
+    add_json_option(ls)
+    ls.set_defaults(run=run_ls)
+    show = verbs.add_parser(
+        "show",
+        help="read a rollout: turn by turn, then its patch and its tests",
+        description="Read a rollout: turn by turn with timings, then its patch and its tests. Without ID, list them.",
+    )
+    show.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
+    show.add_argument("id", metavar="ID", nargs="?", help="the task's id; ID#N for its N-th rollout, from 0")
+    show.add_argument("--full", action="store_true", help=f"whole texts, not {_LINES} lines of each")
+    add_json_option(show)
+    show.set_defaults(run=run_show, status=None)
+    export = verbs.add_parser(
+        "export",
+        help="write a run in the files of SWE-agent",
+        description="Write a directory for each rollout with .traj, .pred, .patch and report.json, and preds.json and "
+        "run_batch_exit_statuses.yaml beside them.",
+    )
+    export.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
+    export.add_argument("-o", "--out", metavar="DIR", type=Path, required=True, help="where the files go")
+    export.set_defaults(run=run_export, kept="what was written stays; the same command writes all of it again")
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    """List the rollouts of a run."""
+    with RunReader(args.directory) as run:
+        summaries = [one for one in run.summaries() if args.status is None or _has(one, args.status)]
+    if args.json:
+        print_json(summaries)
+        return exits.OK
+    print_summaries(summaries)
+    totals = plain_totals(summaries)
+    mean = totals["reward"]
+    said = f"; mean reward {mean:.3f} of {totals['finished']}" if isinstance(mean, float) else ""
+    print(f"\n{len(summaries)} rollouts{said}")
+    return exits.OK
+
+
+def _has(one: Summary, word: str) -> bool:
+    return word in one.exit_status or word in (one.verdict or "not graded")
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print a rollout."""
+    if args.id is None:
+        return run_ls(args)
+    trajectory = find(args.directory, args.id)
+    if args.json:
+        print_json(to_json(trajectory))
+    else:
+        Reader(None if args.full else _LINES).print(trajectory)
+    return exits.OK
+
+
+def find(directory: Path, name: str) -> Trajectory:
+    """Return a rollout of a run.
+
+    Args:
+        directory: the run's directory.
+        name: the task's id, or its end, or a part that no other has; ``#N`` behind it for the N-th rollout.
+
+    Raises:
+        NotFound: there is no such rollout, or there are several.
+        InvalidValue: the number is none.
+    """
+    wanted, _, number = name.partition("#")
+    if number and not re.fullmatch(r"\d+", number):
+        raise InvalidValue(f"{name}: {number!r} is no number", hint=f"for instance {wanted}#0")
+    with RunReader(directory) as run:
+        there = sorted({(one.instance_id, one.attempt) for one in run.summaries()})
+        ids = {one for one, _ in there}
+        fits = {wanted} if wanted in ids else {one for one in ids if wanted in one}
+        if len(fits) != 1:
+            known = ", ".join(sorted(fits or ids)[:3]) or "none"
+            what = "several rollouts fit" if fits else "there is no such rollout"
+            raise NotFound(f"{directory}: {name!r}: {what}", hint=f"there are, for instance, {known}")
+        [instance_id] = fits
+        attempt = int(number) if number else min(one for task, one in there if task == instance_id)
+        trajectory = run.trajectory(instance_id, attempt)
+    if trajectory is None:
+        raise NotFound(f"{directory}: {instance_id} has no rollout {attempt}", hint="minisandbox trajectories ls RUN")
+    return trajectory
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write the files of SWE-agent."""
+    count = 0
+    with Progress() as progress:
+        for count, name in enumerate(export_sweagent(args.directory, args.out), start=1):
+            progress.status(f"{count} {name}")
+    say(f"{args.out}: {count} rollouts")
+    return exits.OK

@@ -1,0 +1,281 @@
+"""The chat completions API, as JSON: requests and answers, in both directions, with token ids as vLLM gives them."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from minisandbox.errors import BadAnswer, InvalidValue
+from minisandbox.models.protocol import (
+    Completion,
+    FinishReason,
+    Message,
+    Request,
+    Sampling,
+    Tokens,
+    TokenUsage,
+)
+
+TokensWanted = Literal["no", "auto", "yes"]
+"""Whether token ids are asked for: ``auto`` takes them where the engine has them."""
+
+TOKEN_FIELDS: Mapping[str, object] = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
+"""What asks vLLM for ids and log-probabilities; without ``top_logprobs`` it gives none."""
+
+# Engines have defaults of their own for these (vLLM takes them from the model's generation_config.json), with which
+# tokens come from another distribution than the one that Sampling describes.
+_NEUTRAL: Mapping[str, object] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_OURS = frozenset({"model", "messages", "tools", "n", "stream", *TOKEN_FIELDS})
+_FINISH: Mapping[object, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+}
+_LONGEST_NAME = 200
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The body of a request.
+
+    Attributes:
+        needed: what must be in it.
+        optional: what says only what should be so anyway, or what is asked for where it can be had.
+    """
+
+    needed: Mapping[str, object]
+    optional: Mapping[str, object]
+
+    def without(self, names: Iterable[str]) -> dict[str, object]:
+        """Return the body, without optional fields of these names."""
+        left = {name: value for name, value in self.optional.items() if name not in set(names)}
+        return {**left, **self.needed}
+
+    def refused(self, text: str, left_out: frozenset[str]) -> frozenset[str]:
+        """Find the optional fields that a refusal is about.
+
+        A server that does not know one field of vLLM's does not know the others.
+
+        Args:
+            text: the refusal.
+            left_out: what was not in the request any more.
+
+        Returns:
+            The fields to leave out beyond those, if any.
+        """
+        present = self.optional.keys() - left_out
+        named = {name for name in present if name in text}
+        if named & {*_NEUTRAL, "return_token_ids"}:
+            named |= {*_NEUTRAL, *TOKEN_FIELDS} & present
+        elif named & TOKEN_FIELDS.keys():
+            named |= TOKEN_FIELDS.keys() & present
+        return frozenset(named)
+
+
+def request_fields(request: Request, model: str, tokens: TokensWanted) -> Fields:
+    """Return a request as the API takes it.
+
+    Raises:
+        InvalidValue: ``Sampling.extra`` has a field that is not the user's.
+    """
+    drawn = request.sampling
+    if clash := sorted(_OURS & drawn.extra.keys()):
+        raise InvalidValue(f"Sampling.extra has {', '.join(clash)}", hint="these are set from the request itself")
+    needed: dict[str, object] = {"model": model, "messages": [message.to_json() for message in request.messages]}
+    optional: dict[str, object] = dict(_NEUTRAL)
+    if request.tools:
+        needed["tools"] = [dict(tool) for tool in request.tools]
+    (needed if drawn.temperature != 1.0 else optional)["temperature"] = drawn.temperature
+    (needed if drawn.top_p != 1.0 else optional)["top_p"] = drawn.top_p
+    if drawn.top_k:
+        needed["top_k"] = drawn.top_k
+    given = {"max_tokens": drawn.max_tokens, "seed": drawn.seed, "stop": list(drawn.stop) or None}
+    needed |= {name: value for name, value in given.items() if value is not None}
+    needed |= drawn.extra
+    if tokens != "no":
+        (needed if tokens == "yes" else optional).update(TOKEN_FIELDS)
+    return Fields(needed, {name: value for name, value in optional.items() if name not in needed})
+
+
+def read_request(body: object) -> Request:
+    """Read a request, as a server does. What is not known goes to ``Sampling.extra``.
+
+    Raises:
+        InvalidValue: it is none.
+    """
+    if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list):
+        raise InvalidValue("the request has no list of messages")
+    known = {"temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "seed", "stop"}
+    neutral = _NEUTRAL.items()
+    extra = {name: value for name, value in body.items() if name not in known | _OURS and (name, value) not in neutral}
+    stop = body.get("stop") or ()
+    tools = body.get("tools") or ()
+    try:
+        sampling = Sampling(
+            temperature=float(_given(body, "temperature", 1.0)),
+            top_p=float(_given(body, "top_p", 1.0)),
+            top_k=max(int(_given(body, "top_k", 0)), 0),
+            max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+            seed=body.get("seed"),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            extra=extra,
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(f"the request's sampling cannot be used: {error}") from error
+    return Request(tuple(map(Message.from_json, body["messages"])), tuple(tools), sampling)
+
+
+def wants_tokens(body: Mapping[str, object]) -> bool:
+    """Whether a request asks for token ids."""
+    return body.get("return_token_ids") is True
+
+
+def _given(body: Mapping[str, object], name: str, default: float) -> float | str:
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, int | float | str):
+        return value
+    raise TypeError(f"{name} is {value!r}")
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def read_usage(body: object) -> TokenUsage:
+    """Return the tokens that an answer took; zeros where it does not say."""
+    usage = body.get("usage") if isinstance(body, Mapping) else None
+    if not isinstance(usage, Mapping):
+        return TokenUsage()
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
+    return TokenUsage(*(count if isinstance(count, int) and count > 0 else 0 for count in counts))
+
+
+def read_answer(body: object, largest: int | None = None) -> Completion:
+    """Read an answer.
+
+    Args:
+        body: the JSON.
+        largest: characters that its texts may have together; None for no bound.
+
+    Raises:
+        BadAnswer: it is none, or a part of it contradicts another.
+    """
+    choice = _choice(body)
+    assert isinstance(body, Mapping)  # it has a choice
+    try:
+        message = Message.from_json(choice.get("message"))
+        tokens = _tokens(body, choice)
+    except InvalidValue as error:
+        raise BadAnswer(error.what, reason=error.reason, hint=error.hint) from None
+    if message.role != "assistant":
+        raise BadAnswer(f"the answer is a message of the role {message.role!r}")
+    if largest is not None and _size(message) > largest:
+        raise BadAnswer(f"the answer has {_size(message)} characters, more than {largest}", hint="lower --max-tokens")
+    usage = read_usage(body)
+    _check_counts(usage, tokens)
+    sampled = len(tokens.sampled) if tokens else usage.completion
+    if not (sampled or message.content or message.tool_calls or message.reasoning):
+        raise BadAnswer("the answer is empty: no text, no tool call, no token")
+    name = body.get("model")
+    named = name[:_LONGEST_NAME] if isinstance(name, str) else ""
+    return Completion(message, _finish_reason(choice), usage, tokens, model=named)
+
+
+def _choice(body: object) -> Mapping[str, object]:
+    choices = body.get("choices") if isinstance(body, Mapping) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        raise BadAnswer("the answer has no choice", reason="the server gave up, or speaks another API")
+    return choices[0]
+
+
+def _finish_reason(choice: Mapping[str, object]) -> FinishReason:
+    reason = choice.get("finish_reason")
+    if not isinstance(reason, str) or reason not in _FINISH:
+        # "abort": the engine was told to stop, or gets new weights; "content_filter": a part is withheld
+        raise BadAnswer(f"the answer ended with {str(reason)[:_LONGEST_NAME]!r}", reason="what came is not all of it")
+    return _FINISH[reason]
+
+
+def _size(message: Message) -> int:
+    return len(message.content) + len(message.reasoning) + sum(len(call.arguments) for call in message.tool_calls)
+
+
+def _tokens(body: Mapping[str, object], choice: Mapping[str, object]) -> Tokens | None:
+    prompt, sampled = body.get("prompt_token_ids"), choice.get("token_ids")
+    if prompt is None or sampled is None:
+        return None
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    if not (isinstance(prompt, list) and isinstance(sampled, list) and isinstance(content, list | None)):
+        raise InvalidValue("the answer's token ids or log-probabilities are no lists")
+    try:
+        values = array("d", [one["logprob"] for one in content or ()])
+        tokens = Tokens(array("i", prompt), array("i", sampled), values)
+    except (TypeError, KeyError, OverflowError) as error:
+        raise InvalidValue(f"the answer's tokens cannot be read: {error}") from None
+    if not math.isfinite(sum(values)) or max(values, default=0.0) > 1e-3:
+        raise InvalidValue("the answer has a log-probability that is none")
+    return tokens
+
+
+def _check_counts(usage: TokenUsage, tokens: Tokens | None) -> None:
+    if tokens is None:
+        return
+    for what, said, there in (
+        ("prompt", usage.prompt, len(tokens.prompt)),
+        ("completion", usage.completion, len(tokens.sampled)),
+    ):
+        if said not in (0, there):
+            raise BadAnswer(
+                f"the answer's {what} has {there} token ids, and took {said} tokens by its own account",
+                reason="the engine does not report every token",
+            )
+
+
+def answer_body(completion: Completion, *, tokens: bool = False, number: int = 0) -> dict[str, object]:
+    """Return an answer as a server gives it.
+
+    Args:
+        completion: the answer.
+        tokens: with its token ids and log-probabilities, if it has them.
+        number: of the answer, for its id.
+    """
+    choice: dict[str, object] = {
+        "index": 0,
+        "message": completion.message.to_json(),
+        "finish_reason": completion.finish_reason,
+        "logprobs": None,
+    }
+    usage = completion.usage
+    body: dict[str, object] = {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": completion.model,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.completion,
+            "total_tokens": usage.prompt + usage.completion,
+            "prompt_tokens_details": {"cached_tokens": usage.cached},
+        },
+    }
+    if tokens and completion.tokens is not None:
+        body["prompt_token_ids"] = completion.tokens.prompt.tolist()
+        choice["token_ids"] = completion.tokens.sampled.tolist()
+        content = [{"token": "", "logprob": value, "top_logprobs": []} for value in completion.tokens.logprobs]
+        choice["logprobs"] = {"content": content}
+    return body
+
+
+assert set(_FINISH.values()) == set(get_args(FinishReason))

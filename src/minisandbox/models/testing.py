@@ -1,0 +1,265 @@
+"""A server of the chat completions API for tests: it answers from a script, and misbehaves on order.
+
+``python -m minisandbox.models.testing --script FILE --port 0`` serves a script of :class:`Script`'s layout until it is
+ended; its first line of output is the address to give as ``--api-base``. In tests::
+
+    async with ScriptedServer(["first answer", "second answer"]) as server:
+        server.fail("rate_limit", "reset")
+        model = OpenAIModel("scripted", server.url)
+
+    with serving(ScriptedServer({"task-1": ["..."], "task-2": [{"fault": "timeout"}]})) as server:
+        subprocess.run([..., "--api-base", server.url])
+
+It speaks vLLM's dialect, with token ids where they are asked for. A rollout is known by the header ``X-Session-Id``,
+else by the field ``user``, else by the key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from minisandbox.errors import ContextExceeded, InvalidValue, ModelError
+from minisandbox.models.dialect import answer_body, read_request, wants_tokens
+from minisandbox.models.endpoint import SESSION_HEADER
+from minisandbox.models.faults import FAULTS, Fault
+from minisandbox.models.misbehaving import Orders, answer, error, misbehave
+from minisandbox.models.protocol import Request
+from minisandbox.models.scripted import Answerer, Reply, Script, ScriptedModel
+
+_LARGEST_REQUEST = 256 * 1024 * 1024
+_PATIENCE = 30.0
+_KEPT = 1000
+
+Scripted = Answerer | Script | Sequence[object] | Mapping[str, Sequence[object]]
+"""What :class:`ScriptedModel` takes as a script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request that came.
+
+    Attributes:
+        session: the rollout that it is of.
+        headers: of HTTP.
+        body: its JSON.
+        fault: what was done to it.
+    """
+
+    session: str
+    headers: Mapping[str, str]
+    body: Mapping[str, object]
+    fault: Fault | None
+
+
+class ScriptedServer:
+    """Serves a script on the loopback, from the beginning of an ``async with`` block to its end.
+
+    Attributes:
+        received: the latest 1,000 requests.
+        count: how many there were.
+        in_flight: requests that have no answer yet.
+        most_in_flight: how many there were at once.
+        orders: how faults come out: for how long ``rate_limit_retry_after`` asks to wait.
+
+    Args:
+        script: answers in order, answers by instance, a script, or a function of the request.
+        latency: seconds until an answer, or a function of the request that tells them.
+        context: tokens that prompt and answer may have together.
+        tokens: whether it tells token ids where they are asked for.
+        models: the names that it knows; None for every name.
+        port: where it listens; 0 for any free port.
+    """
+
+    def __init__(
+        self,
+        script: Scripted,
+        *,
+        latency: float | Callable[[Request], float] = 0.0,
+        context: int | None = None,
+        tokens: bool = True,
+        models: Sequence[str] | None = None,
+        port: int = 0,
+    ) -> None:
+        self._answer: Answerer = script if callable(script) else Script.of(script)
+        self._model = ScriptedModel(self._reply, latency=latency, context=context)
+        self._tokens = tokens
+        self._models = models
+        self._port = port
+        self._faults: dict[str | None, deque[Fault | None]] = {}
+        self.orders = Orders()
+        self._runner: web.AppRunner | None = None
+        self.received: deque[Received] = deque(maxlen=_KEPT)
+        self.count = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+
+    @property
+    def url(self) -> str:
+        """What to give as ``--api-base``."""
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    def fail(self, *faults: Fault | None, session: str | None = None) -> None:
+        """Let something go wrong with the next requests, in this order; None is a request that is answered.
+
+        Args:
+            faults: what.
+            session: with the requests of this rollout only.
+        """
+        self._faults.setdefault(session, deque()).extend(faults)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        app = web.Application(client_max_size=_LARGEST_REQUEST)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._list_models)
+        # who waits for an answer when the server ends gets none; a client that goes away ends its request
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=1024)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """End; whoever still waits for an answer loses the connection."""
+        self.orders.ending.set()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def _list_models(self, _request: web.Request) -> web.StreamResponse:
+        names = self._models or ("scripted",)
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return await self._answered(request)
+        finally:
+            self.in_flight -= 1
+
+    async def _answered(self, http: web.Request) -> web.StreamResponse:
+        body = await http.json()
+        session = _session(http, body)
+        fault = self._next_fault(session)
+        number = self.count
+        self.count += 1
+        self.received.append(Received(session, dict(http.headers), body, fault))
+        if body.get("stream"):
+            return error(400, "this server does not stream")
+        if self._models is not None and body.get("model") not in self._models:
+            return await misbehave("unknown_model", self.orders, http, body)
+        if fault is not None:
+            return await misbehave(fault, self.orders, http, body)
+        return await self._usual(http, body, session, number)
+
+    def _next_fault(self, session: str) -> Fault | None:
+        for queue in (self._faults.get(session), self._faults.get(None)):
+            if queue:
+                return queue.popleft()
+        return None
+
+    async def _usual(
+        self, http: web.Request, body: Mapping[str, object], session: str, number: int
+    ) -> web.StreamResponse:
+        try:
+            asked = replace(read_request(body), session=session)
+            completion = await self._model.complete(asked)
+        except InvalidValue as wrong:
+            return error(400, str(wrong))
+        except ContextExceeded:
+            return await misbehave("context_length", self.orders, http, body)
+        except _ScriptedFault as scripted:
+            return await misbehave(scripted.fault, self.orders, http, body)
+        except ModelError as refused:
+            return error(404, str(refused))
+        completion = replace(completion, model=str(body.get("model", "")))
+        return answer(answer_body(completion, tokens=self._tokens and wants_tokens(body), number=number))
+
+    def _reply(self, request: Request) -> Reply:
+        reply = Reply.of(self._answer(request))
+        if reply.fault is not None:
+            raise _ScriptedFault(reply.fault)
+        return reply
+
+    async def wait_for_end(self) -> None:
+        """Wait until the server ends."""
+        await self.orders.ending.wait()
+
+
+class _ScriptedFault(Exception):
+    """The script orders a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault: Fault = fault
+
+
+def _session(http: web.Request, body: Mapping[str, object]) -> str:
+    key = http.headers.get("Authorization", "").removeprefix("Bearer ")
+    return unquote(http.headers.get(SESSION_HEADER, "")) or str(body.get("user") or key)
+
+
+# --- for programs without a loop, and from the command line ----------------------------------------------------------
+
+
+@contextmanager
+def serving(server: ScriptedServer) -> Iterator[ScriptedServer]:
+    """Let a server serve from a thread of its own, for tests that have no event loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result(_PATIENCE)
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(_PATIENCE)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_PATIENCE)
+        loop.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve a script until ended."""
+    parser = argparse.ArgumentParser(prog="python -m minisandbox.models.testing", description=main.__doc__)
+    parser.add_argument("--script", type=Path, required=True, help="answers: JSON or JSON Lines")
+    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
+    parser.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="until an answer")
+    parser.add_argument(
+        "--fault", action="append", choices=FAULTS, default=[], help="of the next request; may be given several times"
+    )
+    args = parser.parse_args(arguments)
+    asyncio.run(_serve(args))
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    server = ScriptedServer(Script.load(args.script), latency=args.latency, port=args.port)
+    server.fail(*args.fault)
+    async with server:
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        await server.wait_for_end()
+
+
+if __name__ == "__main__":
+    main()

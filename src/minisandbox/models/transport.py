@@ -1,0 +1,145 @@
+"""One HTTP exchange with a model's server: time limits, bounded reading, proxies; its failures as :class:`Failed`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+
+from minisandbox.errors import BadAnswer, InvalidValue, ModelRefused, ModelUnavailable
+from minisandbox.models.endpoint import SESSION_HEADER, Timeouts, check_base, proxy_for
+from minisandbox.models.refusals import Failed, clean
+
+_KEPT_ALIVE = 4.0  # seconds: uvicorn, and so vLLM and SGLang, close a connection that was idle for 5
+_LARGEST_REFUSAL = 64 * 1024
+_AGENT = "minisandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        status: of HTTP.
+        headers: by name, in any case.
+        body: all of it; of a refusal its beginning.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Transport:
+    """Requests to one server, on one event loop. Redirects are not followed; cookies and ``.netrc`` are not read.
+
+    Args:
+        base: where the API is, without ``/chat/completions``.
+        key: the server's key, or "". It is in no error, and in no ``repr``.
+        timeouts: of one try.
+        largest: bytes that an answer may have.
+    """
+
+    def __init__(self, base: str, key: str, timeouts: Timeouts, largest: int) -> None:
+        self._url = f"{check_base(base)}/chat/completions"
+        self.server = urlsplit(self._url).netloc
+        self._key = key
+        self._timeouts = timeouts
+        self._largest = largest
+        self._client: aiohttp.ClientSession | None = None
+        self._proxy = proxy_for(self._url)
+        self._closed = False
+
+    async def post(self, body: bytes, session: str) -> Answer:
+        """Send a request and read the answer.
+
+        Raises:
+            Failed: there is none, or it is too large.
+        """
+        client = self._open()
+        # not the client's own headers: aiohttp sends those to proxies too, and with them the key
+        headers = {"Content-Type": "application/json", "User-Agent": _AGENT}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        if session:
+            headers[SESSION_HEADER] = quote(session, safe=" !#$&'()*+,/:;=?@[]~")
+        proxy = self._proxy
+        credentials = proxy.headers() if proxy else {}
+        tunnel = self._url.startswith("https:")  # through which the proxy does not see the request's own headers
+        try:
+            async with client.post(
+                self._url,
+                data=body,
+                headers=headers if tunnel else headers | credentials,
+                proxy=proxy.url if proxy else None,
+                proxy_headers=credentials if tunnel else None,
+                allow_redirects=False,
+            ) as response:
+                return Answer(response.status, response.headers, await self._read(response))
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # not chained: aiohttp's errors carry the request, and with it the key
+            raise self._failure(error) from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._closed = True
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        """The client; made when first asked for, since it belongs to the running loop."""
+        if self._closed:
+            raise InvalidValue("this model is closed", hint="open another one")
+        if self._client is None:
+            times = self._timeouts
+            self._client = aiohttp.ClientSession(
+                # the gate counts requests
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_ALIVE),
+                timeout=aiohttp.ClientTimeout(total=times.total, connect=times.connect, sock_read=times.read),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._client
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """Read the body, no more of it than is wanted."""
+        largest = self._largest if response.status == 200 else _LARGEST_REFUSAL
+        body = bytearray()
+        if (response.content_length or 0) <= largest or response.status != 200:
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) > largest:
+                    break
+            else:
+                return bytes(body)
+        response.close()  # else the connection would be read to the end of the answer
+        if response.status == 200:
+            error = BadAnswer(
+                f"{self.server} sends an answer of more than {largest} bytes",
+                reason="the model does not stop",
+                hint="lower --max-tokens",
+            )
+            raise Failed(error, "seldom")
+        return bytes(body[:largest])
+
+    def _failure(self, error: Exception) -> Failed:
+        said = clean(f"{type(error).__name__}: {error}".removesuffix(": "), self._key)
+        where = f"no answer from {self.server}"
+        if isinstance(error, aiohttp.ClientHttpProxyError) and error.status in (401, 403, 407):
+            refused = ModelRefused(f"the proxy refuses to connect to {self.server}: {error.status}", hint=_PROXY_HINT)
+            return Failed(refused, "never")
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            return Failed(ModelRefused(f"{where}: {said}", reason="an unknown certificate", hint=_TLS_HINT), "never")
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return Failed(ModelUnavailable(f"{where}: no connection in {self._timeouts.connect:g} s"), "often")
+        if isinstance(error, TimeoutError):
+            limits = f"{self._timeouts.total:g} s"
+            hint = "a longer --model-timeout, a smaller --max-tokens or --model-concurrency"
+            return Failed(ModelUnavailable(f"{where} within {limits}", hint=hint), "seldom")
+        return Failed(ModelUnavailable(f"{where}: {said}", hint="does the server run? Is --api-base right?"), "often")
+
+
+_TLS_HINT = "SSL_CERT_FILE=FILE names the certificates to trust"
+_PROXY_HINT = "HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT, or name the server in NO_PROXY"

@@ -1,0 +1,105 @@
+"""Threads for what blocks: as many as asked for, begun when needed, and no reason for a process to go on living."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Threads:
+    """Calls functions in threads of its own, so many at once.
+
+    The threads are daemons: unlike those of concurrent.futures, they do not keep a process that was told to end alive.
+
+    Args:
+        count: how many calls go on at once, at least 1.
+        name: what the threads are called.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = max(count, 1)
+        self._name = name
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._open = 0
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        """How many calls have not begun."""
+        return self._calls.qsize()
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have a function called when a thread is free.
+
+        Args:
+            function: what is called.
+            args: with what.
+            kwargs: the same.
+        """
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits for it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            self._open += 1
+            future.add_done_callback(self._note_done)
+            if len(self._threads) < min(self._count, self._open):
+                thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._calls.put(call)
+        return future
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function and wait for it on the running event loop.
+
+        If this is cancelled, a call that has begun goes on by itself, and what it returns is dropped.
+
+        Args:
+            function: what is called.
+            args: with what.
+            kwargs: the same.
+
+        Raises:
+            BaseException: what ``function`` raised.
+        """
+        return await asyncio.wrap_future(self.submit(function, *args, **kwargs))
+
+    def close(self) -> None:
+        """Let the threads end when they have made all calls."""
+        with self._lock:
+            for _ in self._threads:
+                self._calls.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Wait for the threads to end, after :meth:`close`.
+
+        Args:
+            timeout: seconds for each of them.
+        """
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def _note_done(self, _: object) -> None:
+        with self._lock:
+            self._open -= 1
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()

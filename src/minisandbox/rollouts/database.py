@@ -1,0 +1,152 @@
+"""The database of a run: one row per rollout, its columns to ask for, its trajectory whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import zstandard
+
+from minisandbox.errors import TrajectoryError
+from minisandbox.grade import Verdict
+from minisandbox.models import TokenUsage
+from minisandbox.rollouts.summary import Summary
+from minisandbox.store.database import Database
+from minisandbox.trajectories import Timings, Trajectory
+
+NAME = "rollouts.sqlite"
+"""What the file is called in a run's directory."""
+
+_TIMES = tuple(field.name for field in dataclasses.fields(Timings))
+_COLUMNS = (
+    "instance_id", "attempt", "exit_status", "verdict", "reason", "detail", "reward", "failed_in", "tries", "turns",
+    "steps", "prompt_tokens", "completion_tokens", "cached_tokens", "cost", "agent", "model", "started",
+    *(f"{name}_seconds" for name in _TIMES),
+)  # fmt: skip
+_SUMMARY = f"SELECT {', '.join(_COLUMNS)} FROM rollouts"  # noqa: S608 - of constants
+_PUT = (
+    f"INSERT OR REPLACE INTO rollouts ({', '.join(_COLUMNS)}, ended, patch, trajectory) "  # noqa: S608 - of constants
+    f"VALUES ({', '.join('?' * (len(_COLUMNS) + 3))})"
+)
+_LEVEL = 3
+_TABLES = f"""
+CREATE TABLE IF NOT EXISTS rollouts (
+    instance_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,         -- from 0
+    exit_status TEXT NOT NULL,
+    verdict TEXT,                     -- NULL where grading was not reached
+    reason TEXT NOT NULL,
+    detail TEXT NOT NULL,
+    reward REAL,                      -- NULL where we failed: such a rollout is done again
+    failed_in TEXT NOT NULL,          -- the phase that failed on our side, or ''
+    tries INTEGER NOT NULL,
+    turns INTEGER NOT NULL,
+    steps INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    cost REAL NOT NULL,               -- US dollars
+    agent TEXT NOT NULL,
+    model TEXT NOT NULL,
+    started TEXT NOT NULL,            -- UTC, ISO 8601
+    {"".join(f"{name}_seconds REAL NOT NULL, " for name in _TIMES)}
+    ended TEXT NOT NULL,              -- UTC, ISO 8601
+    patch BLOB,                       -- what was submitted; NULL where nothing could be taken
+    trajectory BLOB NOT NULL,         -- JSON, compressed by zstandard
+    PRIMARY KEY (instance_id, attempt)
+)
+"""
+
+
+class RolloutDatabase(Database):
+    """The rollouts of a run. Several threads may use it at once; other processes may read the file meanwhile.
+
+    Arguments and errors are those of :class:`.Database`.
+    """
+
+    tables = _TABLES
+
+    def put(self, trajectory: Trajectory) -> Summary:
+        """Keep a rollout in place of an earlier one, durably, in one transaction.
+
+        Args:
+            trajectory: its record.
+
+        Returns:
+            Its summary.
+
+        Raises:
+            DiskFull: the disk is full; what was there is still there.
+            RunError: the database cannot be written.
+        """
+        summary = Summary.of(trajectory)
+        data = trajectory.to_text(indent=None).encode("ascii")
+        blob = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
+        ended = datetime.now(UTC).isoformat(timespec="seconds")
+        with self._writing, self._faults():
+            self._database.execute(_PUT, (*_values(summary), ended, trajectory.submission, blob))
+        return summary
+
+    def summaries(self) -> Iterator[Summary]:
+        """Return what is there, by task and attempt."""
+        with self._writing, self._faults():
+            rows = self._database.execute(f"{_SUMMARY} ORDER BY instance_id, attempt").fetchall()
+        return map(_summary, rows)
+
+    def patches(self) -> Iterator[tuple[str, int, bytes]]:
+        """Return what was submitted, by task and attempt."""
+        query = "SELECT instance_id, attempt, patch FROM rollouts WHERE patch NOT NULL ORDER BY instance_id, attempt"
+        with self._writing, self._faults():
+            return iter(self._database.execute(query).fetchall())
+
+    def trajectory(self, instance_id: str, attempt: int) -> Trajectory | None:
+        """Return a rollout's record, or None where there is none.
+
+        Raises:
+            TrajectoryError: it cannot be read.
+        """
+        query = "SELECT trajectory FROM rollouts WHERE instance_id = ? AND attempt = ?"
+        with self._writing, self._faults():
+            row = self._database.execute(query, (instance_id, attempt)).fetchone()
+        if row is None:
+            return None
+        name = f"{self._path}: {instance_id}, attempt {attempt}"
+        try:
+            text = zstandard.ZstdDecompressor().decompress(row[0]).decode("ascii")
+        except (zstandard.ZstdError, ValueError, TypeError) as error:
+            raise TrajectoryError(f"{name} cannot be read", reason=f"it is damaged: {error}") from error
+        return Trajectory.from_text(text, name=name)
+
+    def _prepare(self, readonly: bool) -> None:
+        self._writing = threading.Lock()
+        super()._prepare(readonly)
+
+
+def _values(one: Summary) -> tuple[str | int | float | None, ...]:
+    """Return a summary as the columns have it. Texts may hold what was no UTF-8; columns are for people and queries."""
+    values = (
+        one.instance_id, one.attempt, one.exit_status, one.verdict, one.reason, one.detail, one.reward, one.failed_in,
+        one.tries, one.turns, one.steps, one.usage.prompt, one.usage.completion, one.usage.cached, one.cost, one.agent,
+        one.model, one.started, *(getattr(one.timings, name) for name in _TIMES),
+    )  # fmt: skip
+    return tuple(
+        str(value).encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value for value in values
+    )
+
+
+def _summary(row: tuple[object, ...]) -> Summary:
+    value = dict(zip(_COLUMNS, row, strict=True))
+    verdict = value["verdict"]
+    usage = TokenUsage(*(value[f"{kind}_tokens"] for kind in ("prompt", "completion", "cached")))  # type: ignore[arg-type] # integers, by the schema
+    same = (
+        "instance_id", "attempt", "exit_status", "reason", "detail", "reward", "failed_in", "tries", "turns", "steps",
+        "cost", "agent", "model", "started",
+    )  # fmt: skip
+    return Summary(
+        verdict=None if verdict is None else Verdict(str(verdict)),
+        timings=Timings(**{name: value[f"{name}_seconds"] for name in _TIMES}),  # type: ignore[arg-type] # numbers, by the schema
+        usage=usage,
+        **{name: value[name] for name in same},  # type: ignore[arg-type] # as the schema has them
+    )

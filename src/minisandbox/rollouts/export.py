@@ -1,0 +1,98 @@
+"""A run in the files of the field: ``preds.json``, ``run_batch_exit_statuses.yaml``, and SWE-agent's layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from minisandbox.rollouts.rundir import RunReader
+from minisandbox.rollouts.summary import Summary
+from minisandbox.rollouts.sweagent import prediction, report, trajectory_file
+from minisandbox.store.rundir import write_whole
+from minisandbox.tasks.statuses import STATUSES_NAME, write_statuses
+
+PREDICTIONS = "preds.json"
+"""What the file of predictions is called."""
+
+
+def export_overview(run: Path, out: Path) -> None:
+    """Write a run's predictions and exit statuses.
+
+    ``preds.json`` has each task's first attempt, ``preds.1.json`` its second, and so on: evaluators take one for
+    each task.
+
+    Args:
+        run: the run's directory.
+        out: the directory to write into; it exists.
+
+    Raises:
+        RunError: the database cannot be read.
+        DiskFull: the disk is full.
+        OSError: a file cannot be written.
+    """
+    with RunReader(run) as reader:
+        summaries = list(reader.summaries())
+        names = names_of(summaries)
+        models = {(one.instance_id, one.attempt): one.model or one.agent for one in summaries}
+        tables: dict[int, dict[str, Mapping[str, object]]] = {0: {}} if summaries else {}
+        for instance_id, attempt, patch in reader.patches():
+            model = models[instance_id, attempt]
+            tables.setdefault(attempt, {})[instance_id] = prediction(instance_id, model, patch)
+    for attempt, table in tables.items():
+        name = PREDICTIONS if attempt == 0 else f"preds.{attempt}.json"
+        write_whole(out / name, json.dumps(table, indent=2).encode() + b"\n")
+    write_statuses(out / STATUSES_NAME, {names[_key(one)]: one.exit_status for one in summaries})
+
+
+def export_sweagent(run: Path, out: Path) -> Iterator[str]:
+    """Write a run as SWE-agent does: for each rollout a directory with its ``.traj``, ``.pred`` and ``.patch``.
+
+    The ``report.json`` beside them is where SWE-smith's collection looks for whether it resolved the task.
+
+    Args:
+        run: the run's directory.
+        out: the directory to write into; made if it is not there.
+
+    Yields:
+        The name of each rollout that has been written: the task's id, with ``_ATTEMPT`` where a task has several.
+
+    Raises:
+        RunError: the database cannot be read.
+        TrajectoryError: a trajectory cannot be read.
+        DiskFull: the disk is full.
+        OSError: a file cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    export_overview(run, out)
+    with RunReader(run) as reader:
+        summaries = list(reader.summaries())
+        names = names_of(summaries)
+        for one in summaries:
+            trajectory = reader.trajectory(one.instance_id, one.attempt)
+            if trajectory is None:
+                continue
+            name = names[_key(one)]
+            place = out / name
+            place.mkdir(exist_ok=True)
+            patch = trajectory.submission
+            write_whole(place / f"{name}.traj", _json(trajectory_file(trajectory)))
+            write_whole(place / f"{name}.pred", _json(prediction(one.instance_id, one.model or one.agent, patch)))
+            write_whole(place / "report.json", _json({one.instance_id: report(trajectory)}))
+            if patch:
+                write_whole(place / f"{name}.patch", patch)
+            yield name
+
+
+def names_of(summaries: list[Summary]) -> dict[tuple[str, int], str]:
+    """Return what rollouts are called in files: the task's id, with ``_ATTEMPT`` where there are several of a task."""
+    several = any(one.attempt for one in summaries)
+    return {_key(one): f"{one.instance_id}_{one.attempt}" if several else one.instance_id for one in summaries}
+
+
+def _key(one: Summary) -> tuple[str, int]:
+    return one.instance_id, one.attempt
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, indent=2).encode() + b"\n"

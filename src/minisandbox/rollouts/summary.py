@@ -1,0 +1,95 @@
+"""Summaries: what a batch keeps in memory of a rollout, and a run's database in columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from minisandbox.grade import Verdict
+from minisandbox.models import TokenUsage
+from minisandbox.trajectories import Timings, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A rollout that has ended, without what happened in it.
+
+    Attributes:
+        instance_id: the task's id.
+        attempt: which rollout of this task.
+        exit_status: why the agent ended, in the field's words.
+        verdict: of its grade, or None where grading was not reached.
+        reason: of its grade, or the kind of failure.
+        detail: the same in a sentence.
+        timings: where the time went.
+        resumed: whether it was finished before this batch began.
+        reward: 1.0, 0.0, or None where we failed.
+        failed_in: the phase that failed on our side, or "".
+        tries: how often it was tried.
+        turns: answers of the model.
+        steps: commands.
+        usage: tokens, all answers together.
+        cost: US dollars.
+        agent: the agent's name.
+        model: the model's name.
+        started: when, as UTC in ISO 8601.
+    """
+
+    instance_id: str
+    attempt: int
+    exit_status: str
+    verdict: Verdict | None
+    reason: str
+    detail: str
+    timings: Timings
+    resumed: bool = False
+    reward: float | None = None
+    failed_in: str = ""
+    tries: int = 1
+    turns: int = 0
+    steps: int = 0
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    cost: float = 0.0
+    agent: str = ""
+    model: str = ""
+    started: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is a verdict about the agent's work."""
+        return self.reward is not None
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, *, resumed: bool = False) -> Summary:
+        """Return the summary of a trajectory.
+
+        Args:
+            trajectory: the whole record.
+            resumed: whether it was finished before.
+        """
+        graded, failure = trajectory.grade, trajectory.failure
+        reason, detail = (failure.kind, failure.detail) if failure else ("", trajectory.detail)
+        usages = [turn.usage for turn in trajectory.turns]
+        return cls(
+            trajectory.instance_id,
+            trajectory.attempt,
+            trajectory.exit_status,
+            graded.verdict if graded else None,
+            graded.reason if graded else reason,
+            graded.detail if graded else detail,
+            trajectory.timings,
+            resumed,
+            trajectory.reward,
+            failure.phase if failure else "",
+            len(trajectory.tries) + 1,
+            len(trajectory.turns),
+            len(trajectory.steps),
+            TokenUsage(
+                sum(one.prompt for one in usages),
+                sum(one.completion for one in usages),
+                sum(one.cached for one in usages),
+            ),
+            sum(turn.cost for turn in trajectory.turns),
+            trajectory.agent,
+            trajectory.model,
+            trajectory.started,
+        )

@@ -1,0 +1,160 @@
+"""A trajectory as SWE-agent writes it (1.1 and later; its documentation, usage/trajectories)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from minisandbox.models import Message
+from minisandbox.trajectories import StepRecord, Trajectory, TurnRecord
+
+_KINDS = {"system": "system_prompt", "user": "observation", "assistant": "action", "tool": "observation"}
+_SUBMIT = "submit"
+
+
+def prediction(instance_id: str, model: str, patch: bytes | None) -> dict[str, object]:
+    """Return a prediction in SWE-bench's layout.
+
+    Args:
+        instance_id: the task's id.
+        model: who made it.
+        patch: what was submitted; None where nothing could be taken.
+    """
+    text = None if patch is None else patch.decode("utf-8", "surrogateescape")
+    return {"model_name_or_path": model, "instance_id": instance_id, "model_patch": text}
+
+
+def report(trajectory: Trajectory) -> dict[str, object]:
+    """Return what SWE-bench's and SWE-smith's evaluations say of a prediction in their ``report.json``.
+
+    ``reward`` is ours: null, and never ``resolved``, where we failed.
+
+    Args:
+        trajectory: the rollout's record.
+    """
+    graded = trajectory.grade
+    return {
+        "patch_exists": bool(trajectory.submission),
+        "resolved": trajectory.reward == 1.0,
+        "reward": trajectory.reward,
+        "verdict": None if graded is None else str(graded.verdict),
+    }
+
+
+def trajectory_file(trajectory: Trajectory) -> dict[str, object]:
+    """Return the content of a ``.traj`` file.
+
+    Args:
+        trajectory: the rollout's record.
+    """
+    patch = trajectory.submission
+    usages = [turn.usage for turn in trajectory.turns]
+    name = trajectory.model or trajectory.agent
+    return {
+        "trajectory": _turns(trajectory) or _steps(trajectory),
+        "history": _history(trajectory),
+        "info": {
+            "exit_status": trajectory.exit_status,
+            "submission": None if patch is None else patch.decode("utf-8", "surrogateescape"),
+            "reward": trajectory.reward,
+            "model_stats": {
+                "instance_cost": sum(turn.cost for turn in trajectory.turns),
+                "tokens_sent": sum(one.prompt for one in usages),
+                "tokens_received": sum(one.completion for one in usages),
+                "api_calls": len(trajectory.turns),
+            },
+        },
+        # a text, from which SWE-smith's collection takes the model's name
+        "replay_config": json.dumps({"agent": {"type": "default", "model": {"name": name}}}),
+        "environment": "minisandbox",
+    }
+
+
+def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
+    """The agent's steps in SWE-agent's sense: an answer, what it did, and what the model was told of that."""
+    history = _history(trajectory)
+    found: list[dict[str, object]] = []
+    for number, turn in enumerate(trajectory.turns):
+        message = trajectory.messages[turn.message]
+        steps = _of_turn(trajectory, number)
+        after = _after(trajectory, number)
+        told = [one.content for one in trajectory.messages[turn.message + 1 : after] if one.role != "assistant"]
+        found.append(
+            {
+                "action": _action(trajectory, number),
+                "observation": "\n".join(told),
+                "response": message.content,
+                "thought": _thought(message),
+                "execution_time": sum(step.duration for step in steps),
+                "state": {},
+                "query": history[: turn.message],
+                "extra_info": {"seconds": turn.seconds, "tries": turn.tries},
+            }
+        )
+    return found
+
+
+def _steps(trajectory: Trajectory) -> list[dict[str, object]]:
+    """The commands of an agent that asks no model."""
+    return [
+        {
+            "action": _command(step),
+            "observation": (step.stdout + step.stderr).decode("utf-8", "replace"),
+            "response": "",
+            "thought": "",
+            "execution_time": step.duration,
+            "state": {},
+            "query": [],
+            "extra_info": {},
+        }
+        for step in trajectory.steps
+    ]
+
+
+def _history(trajectory: Trajectory) -> list[dict[str, object]]:
+    turn_of = {turn.message: number for number, turn in enumerate(trajectory.turns)}
+    return [_entry(trajectory, one, turn_of.get(number)) for number, one in enumerate(trajectory.messages)]
+
+
+def _entry(trajectory: Trajectory, message: Message, turn: int | None) -> dict[str, object]:
+    entry: dict[str, object] = {"role": message.role, "agent": "main", "message_type": _KINDS[message.role]}
+    if message.role in ("user", "tool"):
+        entry["content"] = [{"type": "text", "text": message.content}]
+        if message.tool_call_id is not None:
+            entry["tool_call_ids"] = [message.tool_call_id]
+        return entry
+    entry["content"] = message.content
+    if message.role == "assistant":
+        entry |= {"thought": _thought(message), "action": "" if turn is None else _action(trajectory, turn)}
+        calls = message.to_json().get("tool_calls")
+        if calls:
+            entry["tool_calls"] = calls
+    return entry
+
+
+def _thought(message: Message) -> str:
+    """What an answer says before its action."""
+    return message.content.partition("```")[0].partition("<function=")[0].rstrip()
+
+
+def _action(trajectory: Trajectory, turn: int) -> str:
+    commands = [_command(step) for step in _of_turn(trajectory, turn)]
+    last = turn == len(trajectory.turns) - 1
+    if last and trajectory.exit_status == "submitted":
+        commands.append(_SUBMIT)
+    return "\n".join(commands)
+
+
+def _of_turn(trajectory: Trajectory, turn: int) -> Sequence[StepRecord]:
+    return [step for step in trajectory.steps if step.turn == turn + 1]
+
+
+def _after(trajectory: Trajectory, turn: int) -> int:
+    """Where the next answer is in the messages, or their end."""
+    turns: Sequence[TurnRecord] = trajectory.turns
+    return turns[turn + 1].message if turn + 1 < len(turns) else len(trajectory.messages)
+
+
+def _command(step: StepRecord) -> str:
+    return step.command if isinstance(step.command, str) else shlex.join(step.command)

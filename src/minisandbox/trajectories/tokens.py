@@ -1,0 +1,91 @@
+"""Rows of tokens in JSON: compact, and exact to the bit."""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+import zlib
+from array import array
+
+from minisandbox.errors import TrajectoryError
+from minisandbox.models import TokenRow
+
+_LARGEST = 1 << 30
+
+
+def row_to_json(row: TokenRow) -> dict[str, object]:
+    """Return a row as JSON has it.
+
+    Numbers are little-endian arrays (32-bit ids, 64-bit floats), compressed by zlib, in base64. What carries loss
+    is a list of spans, each from a token to the one before another.
+
+    Args:
+        row: the row.
+    """
+    return {
+        "turns": list(row.turns),
+        "length": len(row.ids),
+        "ids": _packed(row.ids),
+        "logprobs": _packed(row.logprobs),
+        "loss": [[found.start(), found.end()] for found in re.finditer(rb"\x01+", row.mask)],
+    }
+
+
+def row_from_json(value: object, place: str) -> TokenRow:
+    """Return the row that JSON stands for.
+
+    Args:
+        value: what :func:`row_to_json` returned.
+        place: what errors call it.
+
+    Raises:
+        TrajectoryError: it is damaged.
+    """
+    if not isinstance(value, dict) or set(value) != {"turns", "length", "ids", "logprobs", "loss"}:
+        raise TrajectoryError(f"{place} is no row of tokens")
+    turns, length, loss = value["turns"], value["length"], value["loss"]
+    if not isinstance(turns, list) or not all(type(turn) is int for turn in turns):
+        raise TrajectoryError(f"{place}.turns are not numbers of turns")
+    ids: array[int] = array("i", _unpacked(value["ids"], 4, f"{place}.ids"))
+    logprobs: array[float] = array("d", _unpacked(value["logprobs"], 8, f"{place}.logprobs"))
+    if sys.byteorder == "big":
+        ids.byteswap()
+        logprobs.byteswap()
+    if not len(ids) == len(logprobs) == length:
+        raise TrajectoryError(f"{place} has {len(ids)} ids and {len(logprobs)} log-probabilities, not {length}")
+    return TokenRow(ids, logprobs, _mask(loss, length, f"{place}.loss"), tuple(turns))
+
+
+def _packed(numbers: array[int] | array[float]) -> str:
+    if sys.byteorder == "big":
+        numbers = numbers[:]
+        numbers.byteswap()
+    return base64.b64encode(zlib.compress(numbers.tobytes())).decode("ascii")
+
+
+def _unpacked(text: object, size: int, place: str) -> bytes:
+    try:
+        if not isinstance(text, str):
+            raise TypeError(f"of type {type(text).__name__}")
+        inflater = zlib.decompressobj()
+        data = inflater.decompress(base64.b64decode(text, validate=True), _LARGEST)
+        if not inflater.eof or len(data) % size:
+            raise ValueError("cut off")
+    except (ValueError, TypeError, zlib.error) as error:
+        raise TrajectoryError(f"{place} cannot be read", reason=f"it is damaged: {error}") from error
+    return data
+
+
+def _mask(loss: object, length: int, place: str) -> bytes:
+    mask = bytearray(length)
+    spans = loss if isinstance(loss, list) else [None]
+    end = 0
+    for span in spans:
+        if not (isinstance(span, list) and len(span) == 2 and all(type(one) is int for one in span)):
+            raise TrajectoryError(f"{place} is not a list of spans")
+        if not end <= span[0] < span[1] <= length:
+            raise TrajectoryError(f"{place} has the span {span}", reason=f"the row has {length} tokens")
+        mask[span[0] : span[1]] = b"\x01" * (span[1] - span[0])
+        end = span[1]
+    return bytes(mask)

@@ -1,0 +1,128 @@
+"""The session: what it records, and where it ends an agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.unit.agent_tools import Scripted, in_session
+
+from minisandbox.agents import AgentLimits, Create, LimitReached, Session
+from minisandbox.errors import InvalidValue
+from minisandbox.models import Message, Sampling
+from minisandbox.sandbox.testing import AsyncFakeSandbox
+
+
+def test_a_pending_answer_is_cut_off_when_the_time_is_over() -> None:
+    async def body(session: Session) -> None:
+        session.say(Message("user", "?"))
+        with pytest.raises(LimitReached) as caught:
+            await session.ask()
+        assert caught.value.limit == "seconds"
+        assert session.record.turns == []
+        assert session.record.messages == [Message("user", "?")]
+
+    in_session(body, Scripted(600.0, "late"), limits=AgentLimits(seconds=0.3))
+
+
+def test_a_time_out_of_the_models_own_is_no_limit() -> None:
+    async def body(session: Session) -> None:
+        with pytest.raises(TimeoutError):
+            await session.ask()
+
+    in_session(body, Scripted(TimeoutError("mine")), limits=AgentLimits(seconds=600))
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_command_has_no_longer_than_is_left(stateful: bool) -> None:
+    async def body(session: Session) -> None:
+        with pytest.raises(LimitReached):
+            await session.perform("echo begun; sleep 600", timeout=500, stateful=stateful)
+        (step,) = session.record.steps
+        assert (step.result.outcome.value, step.result.stdout, step.stateful) == ("timeout", "begun\n", stateful)
+        for further in (session.perform("true", timeout=None), session.edit(Create("x", ""))):
+            with pytest.raises(LimitReached):
+                await further
+        assert len(session.record.steps) == 1
+        await session.close()
+
+    in_session(body, limits=AgentLimits(seconds=1.0))
+
+
+def test_a_commands_own_timeout_is_no_limit() -> None:
+    async def body(session: Session) -> None:
+        assert (await session.perform("sleep 600", timeout=0.3)).outcome.value == "timeout"
+
+    in_session(body, limits=AgentLimits(seconds=600))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda session: session.ask(), lambda session: session.perform("true", timeout=3)],
+    ids=["ask", "perform"],
+)
+def test_nothing_begins_when_the_time_is_over(call: Callable[[Session], Awaitable[object]]) -> None:
+    now = [0.0]
+
+    async def body() -> None:
+        async with await AsyncFakeSandbox.create() as box:
+            model = Scripted("x")
+            session = Session(box, model=model, limits=AgentLimits(seconds=5), clock=lambda: now[0])
+            now[0] = 5.0
+            with pytest.raises(LimitReached):
+                await call(session)
+            assert model.requests == []
+
+    asyncio.run(body())
+
+
+def test_an_answer_gets_no_more_tokens_than_are_left() -> None:
+    async def body(session: Session) -> None:
+        for _ in range(3):
+            await session.ask()
+        with pytest.raises(LimitReached):
+            await session.ask()
+
+    model = Scripted(*["x"] * 4)  # 5 tokens each
+    in_session(body, model, limits=AgentLimits(tokens=13), sampling=Sampling(temperature=0.5, max_tokens=9))
+    assert [(one.sampling.max_tokens, one.sampling.temperature) for one in model.requests] == [
+        (9, 0.5),
+        (8, 0.5),
+        (3, 0.5),
+    ]
+
+
+def test_what_is_left() -> None:
+    async def body(session: Session) -> None:
+        await session.ask()
+        assert session.left() == {"steps": 74, "tokens": 95, "context": 185, "cost": 0.75}
+
+    limits = AgentLimits(tokens=100, context=200, cost=1.0)
+    in_session(body, Scripted("x"), limits=limits)
+
+
+def test_an_agent_that_asks_needs_a_model() -> None:
+    async def body(session: Session) -> None:
+        with pytest.raises(InvalidValue, match="asks a model"):
+            await session.ask()
+
+    in_session(body)
+
+
+def test_a_shell_takes_text() -> None:
+    async def body(session: Session) -> None:
+        with pytest.raises(InvalidValue, match="stateful"):
+            await session.perform(["ls"], timeout=3, stateful=True)
+        await session.perform("cd /", timeout=3, stateful=True)
+        assert (await session.perform("pwd", timeout=3, stateful=True)).stdout == "/\n"
+        await session.close()
+        await session.close()
+
+    in_session(body)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_limits_are_more_than_nothing(value: float) -> None:
+    with pytest.raises(InvalidValue, match="seconds"):
+        AgentLimits(seconds=value)
