@@ -23,9 +23,11 @@ from minisandbox.models import (
     Prices,
     Timeouts,
     TokenUsage,
+    client,
     open_model,
 )
 from minisandbox.models.faults import ENDS_WITH, FAULTS, Fault
+from minisandbox.models.refusals import Failed
 from minisandbox.models.testing import ScriptedServer, serving
 
 pytestmark = pytest.mark.once
@@ -105,6 +107,16 @@ def test_a_server_that_comes_back_is_found() -> None:
                 assert (await asked).tries > 1
 
     run(body)
+
+
+def test_pauses_grow_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_FIRST_PAUSE", 1.0)
+    model, call = OpenAIModel("scripted", "http://127.0.0.1:1/v1", retries=10), client._Call(frozenset(), "max_tokens")
+    failed = Failed(ModelUnavailable("down"), "often")
+    for longest in (1, 2, 4, 8, 16, 32, 60, 60, 60, 60):
+        assert longest / 2 <= model._pause(failed, call, 0.0) <= longest
+    with pytest.raises(ModelUnavailable):
+        model._pause(failed, call, 0.0)
 
 
 def test_retry_after_is_waited_for_by_all() -> None:

@@ -41,6 +41,11 @@ LENGTHS = {
         {"error": {"message": "'max_tokens' or 'max_completion_tokens' is too large: 9. This model's maximum context "
                    "length is 10 tokens and your request has 3 input tokens (9 > 10 - 3)."}},
     ),
+    "vLLM of 2026": (
+        400,
+        {"error": {"message": "You passed 1193 input tokens and requested 7000 output tokens. However, the model's "
+                   "context length is only 8192 tokens, resulting in a maximum input length of 1192."}},
+    ),
     "vLLM, no room": (400, {"object": "error", "message": "max_tokens must be at least 1, got -186.", "code": 400}),
     "vLLM, below": (
         400,
