@@ -234,6 +234,12 @@ def test_an_answer_without_calls() -> None:
     assert FORMATS["tool"].correct(message, "no") == (Message("user", "no"),)
 
 
+def test_an_answer_with_too_many_calls() -> None:
+    assert len(FORMATS["tool"].parse(calls(*[("submit", "")] * 16))) == 16
+    with pytest.raises(FormatError, match="17 calls"):
+        FORMATS["tool"].parse(calls(*[("submit", "")] * 17))
+
+
 def test_each_call_of_a_wrong_answer_is_answered() -> None:
     message = calls(("bash", "{}"), ("bash", "{}"))
     answers = FORMATS["tool"].correct(message, "no")
