@@ -12,6 +12,7 @@ from minisandbox.launch import plan as p
 from minisandbox.types import ImageSpec, Limits, Mount, Network
 
 _VIEWER_SCRATCH = 1 << 20
+_LEAST_KERNEL_MEMORY = 64 << 20
 _OWN_PROCESSES = 8
 """Pid 1 and workers, which the kernel counts with the rest."""
 USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -88,7 +89,7 @@ def make_plan(request: Request) -> p.Plan:
     watched = limits.memory if limits.memory is not None and not _grouped(by, "memory") else 0
     return p.Plan(
         operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
-        limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
+        _kernel_memory(limits), limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
     )  # fmt: skip
 
 
@@ -249,6 +250,11 @@ def _name_service(request: Request) -> Iterator[p.File]:
     text = resolver.read_text(encoding="utf-8", errors="replace") if outside and resolver.is_file() else ""
     yield p.File("run/resolv.conf", text)
     yield p.File("run/hosts", _HOSTS.format(name=request.hostname))
+
+
+def _kernel_memory(limits: Limits) -> int:
+    """Bytes of the kernel's memory that nobody is charged for: an eighth of the limit, but enough for servers."""
+    return 0 if limits.memory is None else max(_LEAST_KERNEL_MEMORY, limits.memory // 8)
 
 
 def _grouped(enforcement: Mapping[str, str], name: str) -> bool:
