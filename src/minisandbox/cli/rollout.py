@@ -16,6 +16,7 @@ from minisandbox.cli.output import (
     human_seconds,
     print_json,
     print_table,
+    put,
     require_positive,
     say,
 )
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         counts = Counter(summary.verdict or "not graded" for summary in summaries)
         resumed = sum(summary.resumed for summary in summaries)
         before = f"; {resumed} of them finished before" if resumed else ""
-        print(
+        put(
             f"\n{', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}{before}; trajectories in {out}"
         )
     failed = [summary for summary in summaries if not summary.finished]
