@@ -168,6 +168,17 @@ class Proc:
 
 
 @dataclass(frozen=True, slots=True)
+class Cover:
+    """Lay an empty file or directory, read-only, over what may not be reached; what is no more there is passed over."""
+
+    paths: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"cover {len(self.paths)} sockets, FIFOs and closed directories"
+
+
+@dataclass(frozen=True, slots=True)
 class File:
     """Write a small file in scratch, owned by the sandbox's uid 0."""
 
@@ -191,9 +202,10 @@ class Enter:
         return f"make {self.path} the root directory"
 
 
-Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | File | Enter
+Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | Cover | File | Enter
 _KINDS: dict[str, type[Operation]] = {
-    kind.__name__: kind for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, File, Enter)
+    kind.__name__: kind
+    for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, Cover, File, Enter)
 }
 
 

@@ -41,6 +41,7 @@ class Request:
         upper: host directory that takes the writes, or None for memory.
         writable_usr: whether the host's ``/usr`` can be idmapped and so be shown copy-on-write.
         layered_usr: whether it can be shown through an overlay at all.
+        rendezvous: what of the host's is covered where directories are bound (:func:`.rendezvous.find`).
         sealed: how many sealed trees lie over the image.
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
     """
@@ -53,6 +54,7 @@ class Request:
     upper: Path | None
     writable_usr: bool
     layered_usr: bool = True
+    rendezvous: tuple[str, ...] = ()
     sealed: int = 0
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
@@ -147,7 +149,7 @@ def _takes(request: Request) -> Iterator[p.Take | p.Given]:
     if request.image.host_usr:
         owners = "image" if request.writable_usr else "host"
         yield p.Take("/usr", "usr", owners=owners, recursive=not request.layered_usr)
-        for name in _real_directories():
+        for name in real_directories():
             yield p.Take(f"/{name}", name, owners="host", recursive=True)
     if request.upper is not None:
         yield p.Take(str(request.upper), "disk", read_only=False)
@@ -176,7 +178,7 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
         yield p.Attach(f"root{mount.target}", source=merged if source.is_dir() else f"{merged}/{source.name}")
 
 
-def _real_directories() -> list[str]:
+def real_directories() -> list[str]:
     """Top-level directories that most hosts link into /usr and this one does not."""
     return [name for name in USR_LINKS if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
 
@@ -210,10 +212,13 @@ def _tmp(request: Request) -> Iterator[p.Operation]:
 
 
 def _usr(request: Request) -> Iterator[p.Operation]:
-    for name in _real_directories():
+    for name in real_directories():
         yield p.Attach(f"root/{name}", slot=name)
     if not request.layered_usr:
         yield p.Attach("root/usr", slot="usr")
+    if request.rendezvous:
+        yield p.Cover(tuple(f"root/{path}" for path in request.rendezvous))
+    if not request.layered_usr:
         return
     yield p.Attach("layers/usr", slot="usr")
     if not request.writable_usr:  # file locks and inotify are about an overlay's own inodes, not about the host's
