@@ -228,6 +228,7 @@ def test_what_is_hidden_from_the_agent_is_shown() -> None:
 def test_data_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in clean("\x1b[31mred\x07\x9b")
     assert clean("tab\tline\n") == "tab\tline\n"
+    assert clean("a\u202eb\u2066c").isprintable()
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"instance_id": "\\u001b[2J"}', encoding="ascii")
     assert "\x1b" not in run("tasks", "ls", str(path)).stderr
