@@ -27,6 +27,7 @@ COMMANDS = {
     "validate": "check that tasks tell a solution from none",
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
+    "sweagent": "run SWE-agent, with sandboxes as its deployment",
 }
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."
 
@@ -85,7 +86,7 @@ def _prepare_streams() -> None:
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Take off what follows ``--`` where it is another program's command line: nested parsers lose track of it."""
-    if _noun(words) == "sandbox" and "--" in words:
+    if _noun(words) in ("sandbox", "sweagent") and "--" in words:
         return words[: words.index("--")], words[words.index("--") + 1 :]
     return words, []
 
