@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$((n > 3 ? 4 : n + 1)))
 PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
 # What an ordinary user runs when root runs the tests: all that touches the kernel.
-KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
+KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e tests/integrations
 SOURCES := src tests benchmarks tools examples
 
 .PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean

@@ -320,6 +320,7 @@ def test_what_follows_two_dashes_belongs_to_the_command() -> None:
         ["--debug", "sandbox", "run"],
         ["ls", "--debug", "--"],
     )
+    assert _split(["sweagent", "--", "run", "--help"]) == (["sweagent"], ["run", "--help"])
 
 
 RECIPES = {
