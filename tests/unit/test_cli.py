@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox import errors
+from minisandbox.agents import actions, edits, session  # noqa: F401 - they define errors
 from minisandbox.cli import exits
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.cli.output import Column, clean, clean_line, human_seconds, human_size, plain, print_table
