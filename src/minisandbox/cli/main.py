@@ -28,6 +28,7 @@ COMMANDS = {
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
     "trajectories": "list and read the rollouts of a run; write them in the files of SWE-agent",
+    "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",
 }
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."
 
