@@ -120,12 +120,12 @@ class TransformersEngine:
             InvalidValue: there is no such model.
             ModelRefused: its tokenizer has no chat template.
         """
+        if not (directory / "config.json").is_file():
+            raise InvalidValue(f"{directory}: no model", hint="give a directory that save_pretrained has written")
         require()
         import torch  # noqa: PLC0415 - an extra
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - the same
 
-        if not (directory / "config.json").is_file():
-            raise InvalidValue(f"{directory}: no model", hint="give a directory that save_pretrained has written")
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory)
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).to(device)
