@@ -125,12 +125,18 @@ class TransformersEngine:
         require()
         import torch  # noqa: PLC0415 - an extra
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - the same
+        from transformers.utils import logging  # noqa: PLC0415 - the same
 
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory)
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).to(device)
         except (OSError, ValueError, RuntimeError) as error:
             raise InvalidValue(f"{directory}: the model cannot be loaded", reason=str(error)) from error
+        finally:
+            if shown:
+                logging.enable_progress_bar()
         return cls(model, tokenizer, name=name or directory.name, max_batch=max_batch, context=context, kept=kept)
 
     @property
