@@ -29,6 +29,7 @@ COMMANDS = {
     "rollout": "let an agent work on tasks, and grade what it submits",
     "trajectories": "list and read the rollouts of a run; write them in the files of SWE-agent",
     "sweagent": "run SWE-agent, with sandboxes as its deployment",
+    "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",
 }
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."
 
