@@ -45,17 +45,15 @@ from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
 PARTS = ("overhead", "flight", "memory", "many")
 PYTHON = "/usr/bin/python3"
 MODULE = "def add(a, b):\n    return a - b\n\n\ndef slow(n):\n    return sum(i * i for i in range(n))\n"
+HIDDEN = "from calc.core import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
 TEST = """\
-from calc.core import add, slow
-
-
-def test_add():
-    assert add(2, 3) == 5
+from calc.core import slow
 
 
 def test_slow():
     assert slow({work}) > 0
 """
+MEMORY = Path("/dev/shm")
 WORK = 8_000_000
 BUG = """\
 --- a/calc/core.py
@@ -69,14 +67,14 @@ BUG = """\
 COMMANDS = (
     "ls -R calc tests",
     "grep -rn def calc tests",
-    "cat calc/core.py tests/test_add.py",
+    "cat calc/core.py tests/test_slow.py",
     f"{PYTHON} -c 'from calc.core import add; print(add(2, 3))'",
-    f"{PYTHON} -m pytest -q tests/test_add.py",
+    f"{PYTHON} -m pytest -q tests/test_slow.py",
     "git status --short",
     "sed -i 's/a - b/{fix}/' calc/core.py",
     "git diff",
     f"{PYTHON} -c 'from calc.core import add; print(add(2, 3))'",
-    f"{PYTHON} -m pytest -q tests/test_add.py",
+    f"{PYTHON} -m pytest -q tests/test_slow.py",
 )
 FIXES = {"fail": "a * b", "resolve": "a + b"}
 
@@ -114,7 +112,8 @@ def make_source(place: Path) -> None:
     source = place / "source"
     files = {
         "calc/__init__.py": "", "calc/core.py": MODULE.replace("a - b", "a + b"),
-        "tests/test_add.py": TEST.format(work=WORK), "setup.cfg": "[tool:pytest]\n",
+        "tests/test_add.py": HIDDEN,
+        "tests/test_slow.py": TEST.format(work=WORK), "setup.cfg": "[tool:pytest]\n", ".gitignore": "__pycache__/\n",
     }  # fmt: skip
     for name, text in files.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +136,9 @@ def make_source(place: Path) -> None:
         ],
         check=True,
     )
+    # byte code that is valid wherever it is copied to: neither side compiles pytest
+    compiled = [PYTHON, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(source / "vendor")]
+    subprocess.run(compiled, check=True)
 
 
 def make_task(place: Path) -> Task:
@@ -149,7 +151,7 @@ def make_task(place: Path) -> Task:
         patch=BUG,
         test_patch="",
         FAIL_TO_PASS=("tests/test_add.py::test_add",),
-        PASS_TO_PASS=("tests/test_add.py::test_slow",),
+        PASS_TO_PASS=("tests/test_slow.py::test_slow",),
         form=Form.SWESMITH,
         build=BuildSpec(
             python=None,
@@ -230,8 +232,14 @@ def make_group() -> tuple[Path, Callable[[], float]] | None:
 
 def bare(place: Path, what: dict[str, object]) -> dict[str, float]:
     """The same commands and tests, in copies of the repository."""
-    template = place / "bare"
-    shutil.rmtree(template, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="minisandbox-bench-", dir=MEMORY if MEMORY.is_dir() else place) as memory:
+        bare_in(Path(memory), place, what)
+    return {}
+
+
+def bare_in(memory: Path, place: Path, what: dict[str, object]) -> None:
+    """The same, in a directory that is in memory: disks would make it slower, above all the removal of files."""
+    template = memory / "bare"
     shutil.copytree(place / "source", template)
     (template / "calc" / "core.py").write_text(MODULE)
     git = ["git", "-c", "user.name=b", "-c", "user.email=b@b", "-C", str(template)]
@@ -239,8 +247,7 @@ def bare(place: Path, what: dict[str, object]) -> dict[str, float]:
     subprocess.run([*git, "add", "-A", "-f"], check=True)
     subprocess.run([*git, "commit", "-qm", "one"], check=True)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        list(threads.map(lambda number: bare_rollout(place, number, what), range(int(str(what["rollouts"])))))
-    return {}
+        list(threads.map(lambda number: bare_rollout(memory, number, what), range(int(str(what["rollouts"])))))
 
 
 def bare_rollout(place: Path, number: int, what: dict[str, object]) -> None:
@@ -253,7 +260,7 @@ def bare_rollout(place: Path, number: int, what: dict[str, object]) -> None:
     patch = bash("git add -A && git diff --cached", work)
     subprocess.run(["git", "apply", "-"], cwd=clean, input=patch, check=True)
     for _ in range(int(str(what["runs"]))):
-        bash(f"{PYTHON} -m pytest tests/test_add.py", clean)
+        bash(f"{PYTHON} -m pytest tests/test_add.py tests/test_slow.py", clean)
     for one in (work, clean):
         subprocess.run(["rm", "-rf", one], check=True)
 
@@ -280,7 +287,7 @@ def replayed(place: Path, what: dict[str, object]) -> dict[str, float]:
     found = asyncio.run(
         watched.run(place, setup, int(str(what["rollouts"])), Budgets(workers=2 * (os.cpu_count() or 1)))
     )
-    assert {one.verdict for one in found} == {verdict}, found
+    assert {(one.verdict, one.steps) for one in found} == {(verdict, len(COMMANDS))}, found
     return {"pause": watched.pause, "own": watched.own}
 
 
