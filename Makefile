@@ -132,7 +132,7 @@ reference: $(VENV)/.dev
 	"$(BIN)/python" tools/make_reference.py
 
 bench: $(VENV)/.dev
-	@set -e; for script in benchmarks/bench_*.py; do \
+	@set -e; for script in benchmarks/bench_*.py benchmarks/rollouts.py; do \
 		[ -e "$$script" ] || { echo "no benchmarks in this checkout"; exit 0; }; \
 		echo "== $$script"; "$(BIN)/python" "$$script"; done
 
