@@ -158,7 +158,7 @@ class Survey:
         ]  # fmt: skip
         sizes = {one.file: one.size for one in looked.values() if one.file}
         self.further.append(Part(f"downloads: {len(sizes)} wheels and archives", sum(sizes.values()), EXACT))
-        self._add_savings(files, looked, sum(sizes.values()))
+        self._add_savings(looked)
 
     def _note_cuda(self, environments: Sequence[Environment], looked: Looked) -> None:
         found = [one for one in environments if any(gpu_bytes(pin.name, looked[pin, one.python]) for pin in one.pins)]
@@ -166,20 +166,12 @@ class Survey:
             owners = ", ".join(owner for one in found for owner in one.owners)
             self.note(f"{len(found)} environments have CUDA libraries: {owners}")
 
-    def _add_savings(self, files: float, looked: Looked, downloads: float) -> None:
-        """What builds of packages without CUDA would save, and what compressing files as wheels do would."""
-        unpacked = {one.file: sum(on_disk(size) for _, _, size, _ in one.members) for one in looked.values()}
-        packed = {one.file: one.size for one in looked.values()}
+    def _add_savings(self, looked: Looked) -> None:
+        """What builds of packages without CUDA would save."""
         gpu = {one.file: gpu_bytes(pin.name, one) for (pin, _), one in looked.items()}
-        saved, whole = sum(gpu.values()), sum(unpacked.values())
-        gpu_packed = sum(packed[file] * size / unpacked[file] for file, size in gpu.items() if size)
-        ratio, left = downloads / whole, (downloads - gpu_packed) / (whole - saved)
-        squeezed, both = files * (1 - ratio), saved + (files - saved) * (1 - left)
-        self.savings += [
-            Part("builds of packages without CUDA, before equal files count once", saved, ESTIMATED, 0.1 * saved),
-            Part(f"packages' files compressed as in wheels, to {ratio:.0%}", squeezed, ESTIMATED, 0.15 * squeezed),
-            Part(f"both (the others compress to {left:.0%})", both, ESTIMATED, 0.15 * both),
-        ]
+        saved = sum(gpu.values())
+        title = "builds of packages without CUDA, before equal files count once"
+        self.savings.append(Part(title, saved, ESTIMATED, 0.1 * saved, frozen=saved * cuda_ratio(looked)))
 
     def _note_pins(self, environments: Sequence[Environment], looked: Looked) -> None:
         kinds = Counter(one.kind for one in looked.values())

@@ -193,8 +193,15 @@ class _Check:
             with pool.using(exclusive=True), os.scandir(shard) as found:
                 for each in found:
                     info = each.stat(follow_symlinks=False)
-                    if info.st_nlink == 1 and describe("", each.path, info).object != each.name.partition(".")[0]:
+                    if info.st_nlink == 1 and self._is_damaged(each, info):
                         os.unlink(each.path)
+
+    def _is_damaged(self, each: os.DirEntry[str], info: os.stat_result) -> bool:
+        try:
+            return describe("", each.path, info).object != each.name.partition(".")[0]
+        except PermissionError:  # a file that a build left closed to its own owner
+            self.unreadable += 1
+            return False
 
     def _compare_frozen(self, _: str, expected: dict[str, Entry]) -> Iterator[str]:
         """Compare a frozen layer with the packs and the pool, one of which has each of its files."""
