@@ -94,6 +94,11 @@ class Growth:
             if entry.kind == DIRECTORY:
                 _settle(entry, self.path(entry))
 
+    def is_settled(self, entry: Entry) -> bool:
+        """Whether a directory has its mode and its mtime."""
+        info = os.lstat(self.path(entry))
+        return (stat.S_IMODE(info.st_mode), info.st_mtime_ns) == (entry.mode, entry.mtime)
+
     def path(self, entry: Entry) -> str:
         """Where an entry is in the tree."""
         return f"{self.tree}/{entry.path}" if entry.path else str(self.tree)

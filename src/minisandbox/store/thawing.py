@@ -8,6 +8,7 @@ dies on the way leaves the layer as it was.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 from minisandbox.errors import StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.durable import sync_directory, sync_filesystem
-from minisandbox.store.entries import FILE, Entry
+from minisandbox.store.entries import DIRECTORY, FILE, Entry
 from minisandbox.store.faults import disk_full, fault_point, store_faults
 from minisandbox.store.growing import Growth, write_content
 from minisandbox.store.locks import hold_lock
@@ -91,10 +92,12 @@ class _Thaw:
             made: list[Entry] = []
             growth.grow(entries, lambda entry: self._link(growth, entry, made))
             fault_point("thaw-grown")
+            growth.settle_directories([entry for entry in entries if not _is_closed(entry)])
             sync_filesystem(self.work)  # what a name in the pool leads to is durable
             self._share(growth, entries, made)
-        growth.settle_directories(entries)
-        sync_filesystem(self.work)
+        if late := [entry for entry in entries if entry.kind == DIRECTORY and not growth.is_settled(entry)]:
+            growth.settle_directories(late)
+            sync_filesystem(self.work)
         fault_point("thaw-shared")
         growth.tree.rename(self.layer / "tree")
         fault_point("thaw-renamed")
@@ -158,6 +161,11 @@ class _Thaw:
         for entry in made:
             names = [growth.path(entry), *more.get(entry.path, ())]
             self._pool.share(entry, entry.object, names, first=entry.copy, spare=self.work / "spare")
+
+
+def _is_closed(entry: Entry) -> bool:
+    """Whether a directory's owner may not search it, so that it is settled when nothing in it has to be named."""
+    return entry.kind == DIRECTORY and not entry.mode & stat.S_IXUSR
 
 
 def fetched(pack: Pack, wanted: Mapping[str, int], place: Path) -> Iterator[str]:
