@@ -7,7 +7,7 @@ import time
 
 from minisandbox.cli import exits
 from minisandbox.cli.image_store import chosen, parse_duration
-from minisandbox.cli.output import Progress, add_json_option, clean, human_size, print_json
+from minisandbox.cli.output import Progress, add_json_option, human_size, print_json, put
 from minisandbox.errors import InvalidValue
 from minisandbox.store import Store
 from minisandbox.store.collect import idle_images
@@ -62,16 +62,16 @@ def _names(store: Store, args: argparse.Namespace) -> list[str]:
 
 def _print(done: Frozen, dry_run: bool) -> None:
     for name in done.images:
-        print(clean(f"image {name}"))
+        put(f"image {name}")
     would, about = ("would be ", "about ") if dry_run else ("", "")
-    print(
+    put(
         f"{len(done.layers)} layers of {len(done.images)} images {would}frozen, {about}{human_size(done.freed)} "
         f"{would}freed"
     )
     if done.packed:
-        print(f"{human_size(done.packed)} of files compressed to {human_size(done.packs)}")
+        put(f"{human_size(done.packed)} of files compressed to {human_size(done.packs)}")
     if done.spared:
-        print(f"{len(done.spared)} layers stay as they are: in use, damaged or of an earlier MiniSandbox")
+        put(f"{len(done.spared)} layers stay as they are: in use, damaged or of an earlier MiniSandbox")
 
 
 def run_thaw(args: argparse.Namespace) -> int:
@@ -84,5 +84,5 @@ def run_thaw(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"layers": keys})
     else:
-        print(f"{len(keys)} layers thawed in {time.monotonic() - begun:.1f} s")
+        put(f"{len(keys)} layers thawed in {time.monotonic() - begun:.1f} s")
     return exits.OK

@@ -35,17 +35,15 @@ _CHUNK = 1 << 20
 _SUFFIX = ".pack"
 
 
-class DamagedPack(StoreError):
-    """A pack is not what was written.
+def damaged_pack(path: Path, reason: str) -> StoreError:
+    """Return the error for a pack that is not what was written.
 
     Args:
         path: its file.
         reason: how that was seen.
     """
-
-    def __init__(self, path: Path, reason: str) -> None:
-        hint = "run `minisandbox image verify --full`, and build the images anew that it names"
-        super().__init__(f"pack {path} is damaged", reason=reason, hint=hint)
+    hint = "run `minisandbox image verify --full`, and build the images anew that it names"
+    return StoreError(f"pack {path} is damaged", reason=reason, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class Pack:
         """Yield contents that are wanted, by hash, in the pack's order; each is to be read before the next one.
 
         Raises:
-            DamagedPack: it cannot be read to the last of them. Whether a content has its hash is for the reader to see.
+            StoreError: it cannot be read to the last of them. Whether a content has its hash is for the reader to see.
             FileNotFoundError: it has been removed.
         """
         left = sum(digest in wanted for digest, _ in self.rows)
@@ -105,7 +103,7 @@ class Pack:
     def check(self) -> list[str]:
         """Read everything; return the hashes of contents that are not what was written."""
         bad = {digest for digest, _ in self.rows}
-        with suppress(DamagedPack, FileNotFoundError):
+        with suppress(StoreError, FileNotFoundError):
             for digest, content in self.contents(frozenset(bad)):
                 if digest_of(content) == digest:
                     bad.discard(digest)
@@ -128,9 +126,9 @@ class _Part:
         try:
             data = self._stream.read(wanted)
         except CorruptedError as error:
-            raise DamagedPack(self._path, str(error)) from error
+            raise damaged_pack(self._path, str(error)) from error
         if not data:
-            raise DamagedPack(self._path, "it is truncated")
+            raise damaged_pack(self._path, "it is truncated")
         self._left -= len(data)
         return data
 

@@ -21,7 +21,7 @@ from minisandbox.store.faults import disk_full, fault_point, store_faults
 from minisandbox.store.growing import Growth, write_content
 from minisandbox.store.locks import hold_lock
 from minisandbox.store.objects import Pool, looks_like
-from minisandbox.store.packs import DamagedPack, Pack, Packs
+from minisandbox.store.packs import Pack, Packs, damaged_pack
 from minisandbox.store.places import is_read_only, set_aside
 from minisandbox.store.staging import Staging
 
@@ -123,7 +123,9 @@ class _Thaw:
             try:
                 for digest in fetched(pack, wanted, place):
                     del wanted[digest]
-            except DamagedPack:  # others may have what it has; a layer for which that is not so is made again
+            except (
+                StoreError
+            ):  # it is damaged; others may have what it has; a layer for which that is not so is made again
                 set_aside(self.root, pack.path)
             except FileNotFoundError:  # no frozen layer needed it any more, so this one does not either
                 continue
@@ -177,15 +179,15 @@ def fetched(pack: Pack, wanted: Mapping[str, int], place: Path) -> Iterator[str]
         place: the directory.
 
     Raises:
-        DamagedPack: a content is not what its hash says, or the pack cannot be read.
+        StoreError: a content is not what its hash says, or the pack cannot be read.
         OSError: the kernel refused.
     """
     chosen = frozenset(digest for digest, size in pack.rows if wanted.get(digest) == size)
     for digest, content in pack.contents(chosen):
         try:
             if not write_content(place / digest, content, digest, wanted[digest]):
-                raise DamagedPack(pack.path, f"content {digest[:16]} is not what its hash says")
-        except DamagedPack:
+                raise damaged_pack(pack.path, f"content {digest[:16]} is not what its hash says")
+        except StoreError:
             (place / digest).unlink()
             raise
         yield digest
