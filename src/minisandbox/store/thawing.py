@@ -123,9 +123,7 @@ class _Thaw:
             try:
                 for digest in fetched(pack, wanted, place):
                     del wanted[digest]
-            except (
-                StoreError
-            ):  # it is damaged; others may have what it has; a layer for which that is not so is made again
+            except StoreError:  # it is damaged; others may have the same, or the layer is made again
                 set_aside(self.root, pack.path)
             except FileNotFoundError:  # no frozen layer needed it any more, so this one does not either
                 continue
