@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 HOLES = {
-    "limit-memory-of-sockets": "without control groups nobody counts the kernel's own memory",
     "limit-memory-that-was-let-go": "without control groups nothing shows shared memory that nobody has mapped",
 }
 """Probes that get through, on every machine."""

@@ -26,10 +26,14 @@ def promised(case: Case, implementation: Implementation) -> bool:
     return not lacking or (implementation.real and lacking <= KERNEL)
 
 
+def marks(case: Case, implementation: Implementation) -> list[pytest.MarkDecorator]:
+    """The twins share all that depends on who runs them: one of them, and what only the other has, are repeated."""
+    twin = implementation.name == "async" and "cancel" not in case.needs
+    return [pytest.mark.kernel] * implementation.real + [pytest.mark.once] * twin
+
+
 HOLDS = [
-    pytest.param(
-        case, implementation, id=f"{implementation.name}-{case.name}", marks=[pytest.mark.kernel] * implementation.real
-    )
+    pytest.param(case, implementation, id=f"{implementation.name}-{case.name}", marks=marks(case, implementation))
     for implementation in IMPLEMENTATIONS
     if implementation.real or not MODE
     for case in cases()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.host import doctor
+from minisandbox.host import doctor, fixes, surroundings
 from minisandbox.host.doctor import Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ ASK = """
 import json, os, sys
 from minisandbox.launch import syscalls as sc
 from minisandbox.launch.identity import enter_outer_namespace
-from minisandbox.host import doctor
+from minisandbox.host import doctor, fixes, surroundings
 from pathlib import Path
 {before}
 checks = doctor.run_checks(Path(sys.argv[1]))
@@ -169,3 +169,14 @@ def test_the_command(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
     for check in found["checks"]:
         assert check["name"] in done.stdout
+
+
+def test_what_the_machine_shares_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"fs.file-max": "100000", "kernel.core_pattern": "|/usr/share/apport/apport -p%p"}
+    monkeypatch.setattr(fixes, "read_sysctl", settings.get)
+    files, cores = surroundings.file_max(), surroundings.core_pattern()
+    assert (files.status, cores.status) == ("degraded", "degraded")
+    assert "fs.file-max" in files.fix
+    assert "/usr/share/apport/apport" in cores.detail
+    settings.update({"fs.file-max": str(2**63 - 1), "kernel.core_pattern": "core"})
+    assert (surroundings.file_max().status, surroundings.core_pattern().status) == ("ok", "ok")

@@ -31,6 +31,11 @@ ACTIONS = st.one_of(
 )
 
 
+def short(value: str) -> str:
+    """What a test is called."""
+    return value[:40]
+
+
 def read(name: str, content: str) -> Action:
     (action,) = FORMATS[name].parse(Message("assistant", content))
     return action
@@ -173,6 +178,7 @@ def test_longer_markers_let_a_text_hold_markers() -> None:
         ("```edit\nstr_replace a\n<<<<<<< SEARCH\n=======\nx\n>>>>>>> REPLACE\n```", "to replace is empty"),
         ("```edit\nstr_replace a\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\nmore\n```", "after str_replace PATH"),
     ],
+    ids=short,
 )  # fmt: skip
 def test_text_that_is_no_action(content: str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
@@ -214,6 +220,7 @@ def test_calls_are_taken_in_order() -> None:
         ("str_replace_editor", '{"command": "create", "path": "a"}', "'file_text' is missing"),
         ("str_replace_editor", '{"command": "str_replace", "path": "a", "old_str": ""}', "to replace is empty"),
     ],
+    ids=short,
 )  # fmt: skip
 def test_calls_that_are_no_action(tool: str, arguments: str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem):
@@ -225,6 +232,12 @@ def test_an_answer_without_calls() -> None:
     with pytest.raises(FormatError, match="calls no tool"):
         FORMATS["tool"].parse(message)
     assert FORMATS["tool"].correct(message, "no") == (Message("user", "no"),)
+
+
+def test_an_answer_with_too_many_calls() -> None:
+    assert len(FORMATS["tool"].parse(calls(*[("submit", "")] * 16))) == 16
+    with pytest.raises(FormatError, match="17 calls"):
+        FORMATS["tool"].parse(calls(*[("submit", "")] * 17))
 
 
 def test_each_call_of_a_wrong_answer_is_answered() -> None:
@@ -270,6 +283,7 @@ def test_functions() -> None:
         ("<function=bash><parameter=" + "x" * 200 + ">", "no name"),
         ("<function=str_replace_editor><parameter=view_range>one</parameter></function>", "line number"),
     ],
+    ids=short,
 )  # fmt: skip
 def test_xml_that_is_no_action(content: str, problem: str) -> None:
     with pytest.raises(FormatError, match=problem):

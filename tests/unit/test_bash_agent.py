@@ -328,10 +328,12 @@ def test_one_agent_serves_many_rollouts_at_once() -> None:
 # --- replay ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_an_agent_did_can_be_replayed(tmp_path: Path) -> None:
-    actions = (Bash("echo x > a"), StrReplace("a", "x", "y"), Create("b", "z"))
-    _, record, _ = work(*(said("text", one) for one in actions), SUBMISSION)
-    recording = {"instance_id": TASK.instance_id, "steps": [{"command": step.command} for step in record.steps]}
+@pytest.mark.parametrize("shell", ["stateless", "stateful"])
+def test_what_an_agent_did_can_be_replayed(tmp_path: Path, shell: str) -> None:
+    actions = (Bash("z=kept; echo x > a"), StrReplace("a", "x", "y"), Bash("echo ${z-gone} > b"))
+    _, record, _ = work(*(said("text", one) for one in actions), SUBMISSION, options=AgentOptions(shell=shell))
+    steps = [{"command": step.command, "stateful": step.stateful} for step in record.steps]
+    recording = {"instance_id": TASK.instance_id, "steps": steps}
     (tmp_path / "t.json").write_text(json.dumps(recording))
 
     async def body(session: Session) -> tuple[Record, str]:
@@ -339,5 +341,6 @@ def test_what_an_agent_did_can_be_replayed(tmp_path: Path) -> None:
         return session.record, (await session.box.exec("cat a b")).stdout
 
     replayed, text = in_session(body)
-    assert [step.command for step in replayed.steps] == [step.command for step in record.steps]
-    assert text == "y\nz\n"
+    for again, before in zip(replayed.steps, record.steps, strict=True):
+        assert (again.command, again.stateful) == (before.command, before.stateful)
+    assert text == {"stateless": "y\ngone\n", "stateful": "y\nkept\n"}[shell]

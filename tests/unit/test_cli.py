@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox import errors
+from minisandbox.agents import actions, edits, session  # noqa: F401 - they define errors
 from minisandbox.cli import exits
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.cli.output import Column, clean, clean_line, human_seconds, human_size, plain, print_table
@@ -228,6 +229,7 @@ def test_what_is_hidden_from_the_agent_is_shown() -> None:
 def test_data_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in clean("\x1b[31mred\x07\x9b")
     assert clean("tab\tline\n") == "tab\tline\n"
+    assert clean("a\u202eb\u2066c").isprintable()
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"instance_id": "\\u001b[2J"}', encoding="ascii")
     assert "\x1b" not in run("tasks", "ls", str(path)).stderr
@@ -319,6 +321,7 @@ def test_what_follows_two_dashes_belongs_to_the_command() -> None:
         ["--debug", "sandbox", "run"],
         ["ls", "--debug", "--"],
     )
+    assert _split(["sweagent", "--", "run", "--help"]) == (["sweagent"], ["run", "--help"])
 
 
 RECIPES = {

@@ -178,8 +178,21 @@ def test_optional_packages_are_imported_inside_functions() -> None:
     offences = [
         f"{path.relative_to(ROOT)}:{found.line}: {found.module}"
         for path in source_files()
+        if house_of(path) != "integrations"  # their classes have somebody else's for bases
         for found in third_party(path)
         if found.module.split(".")[0].lower() not in core and found.at_module_level and not found.for_typing
+    ]
+    assert not offences, "\n".join(offences)
+
+
+def test_integrations_are_imported_inside_functions() -> None:
+    """They import what they integrate: only whoever asks for one may meet that."""
+    offences = [
+        f"{path.relative_to(ROOT)}:{found.line}: {found.module}"
+        for path in source_files()
+        if house_of(path) != "integrations"
+        for found in imports_of(path)
+        if found.module.startswith("minisandbox.integrations") and found.at_module_level and not found.for_typing
     ]
     assert not offences, "\n".join(offences)
 
@@ -281,6 +294,14 @@ def test_exceptions_to_the_rules_carry_their_reason() -> None:
             if exempt and not re.search(r"( - |# )\w", exempt["rest"]):
                 offences.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert not offences, "say why:\n" + "\n".join(offences)
+
+
+def test_commands_print_by_one_function_which_cleans() -> None:
+    for path in sorted((PACKAGE / "cli").glob("*.py")):
+        if path.name != "output.py":
+            calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+            named = [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"]
+            assert named == [], f"{path.name}: use output.put()"
 
 
 def test_broad_catches_carry_their_reason() -> None:

@@ -18,7 +18,7 @@ from minisandbox.agents.options import AgentOptions
 from minisandbox.agents.oracle import OracleAgent
 from minisandbox.agents.protocol import EXIT_ERROR, EXIT_FORMAT, SUBMITTED, Agent, Ending
 from minisandbox.agents.registry import AGENTS, open_agent
-from minisandbox.agents.replay import ReplayAgent
+from minisandbox.agents.replay import InShell, ReplayAgent
 from minisandbox.agents.session import AgentLimits, LimitReached, Record, Session, Step, Turn
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "EmptyAgent",
     "Ending",
     "FormatError",
+    "InShell",
     "Insert",
     "LimitReached",
     "OracleAgent",

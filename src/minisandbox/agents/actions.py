@@ -20,6 +20,8 @@ MAX_TEXT = 500_000
 class FormatError(MiniSandboxError, ValueError):
     """An answer that holds no action, or none that can be understood. Its text is for the model that wrote it."""
 
+    exit_code = 47
+
 
 @dataclass(frozen=True, slots=True)
 class Bash:

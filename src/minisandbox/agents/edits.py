@@ -34,6 +34,8 @@ _MOST_PLACES = 10
 class EditError(MiniSandboxError):
     """An edit that cannot be made. Its text is for the model that wanted it."""
 
+    exit_code = 48
+
 
 class FileVerbs(Protocol):
     """What is used of :class:`.AsyncFiles`."""

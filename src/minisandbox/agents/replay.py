@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.agents.edits import edit_of
@@ -12,7 +13,19 @@ from minisandbox.agents.session import Session
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.tasks import Task
 
-Command = str | tuple[str, ...]
+
+@dataclass(frozen=True, slots=True)
+class InShell:
+    """A command that ran in the session's shell, which keeps its state from one to the next.
+
+    Attributes:
+        script: what it ran.
+    """
+
+    script: str
+
+
+Command = str | tuple[str, ...] | InShell
 
 
 class ReplayAgent:
@@ -71,13 +84,21 @@ class ReplayAgent:
         if commands is None:
             known = ", ".join(sorted(self._per_task)[:3])
             raise NotFound(f"nothing was recorded for {task.instance_id!r}", hint=f"recorded are {known or 'none'}")
-        for command in commands:
-            edit = edit_of(command)
-            if edit is not None:
-                await session.edit(edit)
-            else:
-                await session.perform(command, timeout=self._timeout)
+        try:
+            for command in commands:
+                await self._play(command, session)
+        finally:
+            await session.close()
         return Ending()
+
+    async def _play(self, command: Command, session: Session) -> None:
+        edit = edit_of(command)
+        if edit is not None:
+            await session.edit(edit)
+        elif isinstance(command, InShell):
+            await session.perform(command.script, timeout=self._timeout, stateful=True)
+        else:
+            await session.perform(command, timeout=self._timeout)
 
 
 def _read(path: Path) -> object:
@@ -98,7 +119,12 @@ def _recorded(path: Path) -> tuple[str, tuple[Command, ...]]:
     task = value.get("instance_id") if isinstance(value, dict) else None
     if not isinstance(steps, list) or not isinstance(task, str) or not all(isinstance(step, dict) for step in steps):
         raise InvalidValue(f"{path} is not a trajectory", hint='a list of commands is played too: ["ls", "make"]')
-    return task, _commands([step.get("command") for step in steps], path)
+    commands = _commands([step.get("command") for step in steps], path)
+    stateful = [step.get("stateful") is True for step in steps]
+    return task, tuple(
+        InShell(command) if kept and isinstance(command, str) else command
+        for command, kept in zip(commands, stateful, strict=True)
+    )
 
 
 def _commands(value: object, path: Path) -> tuple[Command, ...]:

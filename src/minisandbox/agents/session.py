@@ -61,6 +61,8 @@ class LimitReached(MiniSandboxError):
         value: what it is.
     """
 
+    exit_code = 46
+
     def __init__(self, limit: LimitName, value: float) -> None:
         super().__init__(f"the limit of {value:g} {'dollars' if limit == 'cost' else limit} is reached")
         self.limit: LimitName = limit

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from minisandbox.agents.actions import BASH, SUBMIT, TOOLS, Action, FormatError, action_of, arguments_of, name_of
 from minisandbox.models import Message, ToolCall
 
+MOST_CALLS = 16
+"""Calls in one answer, which is one step of a rollout however many they are."""
+
 
 class ToolFormat:
     """Actions as tool calls. One call that cannot be understood keeps all of the answer from being done."""
@@ -24,10 +27,12 @@ class ToolFormat:
         """Return the calls, in order.
 
         Raises:
-            FormatError: there is none, or one cannot be understood.
+            FormatError: there is none, there are too many, or one cannot be understood.
         """
         if not message.tool_calls:
             raise FormatError("Your answer calls no tool.")
+        if len(message.tool_calls) > MOST_CALLS:
+            raise FormatError(f"Your answer has {len(message.tool_calls)} calls; it may have {MOST_CALLS}.")
         return tuple(_action(call) for call in message.tool_calls)
 
     def render(self, *actions: Action) -> Message:

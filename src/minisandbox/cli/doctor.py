@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table
+from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.errors import HostError
 from minisandbox.host import doctor
 from minisandbox.launch import seccomp
@@ -47,7 +47,7 @@ def _print_filter(architecture: str, *, as_json: bool) -> int:
     if as_json:
         print_json(lines)
     else:
-        print("\n".join(lines))
+        put("\n".join(lines))
     return exits.OK
 
 
@@ -59,6 +59,6 @@ def _print(checks: tuple[doctor.Check, ...], ready: bool) -> None:
     # below the table and unwrapped, so that they can be copied
     for check in checks:
         if check.fix:
-            print(f"\nto have {check.name}:\n  {check.fix}")
+            put(f"\nto have {check.name}:\n  {check.fix}")
     blocking = [check.name for check in checks if check.status is doctor.Status.MISSING]
-    print(f"\n{'ready' if ready else 'NOT ready: missing ' + ', '.join(blocking)}")
+    put(f"\n{'ready' if ready else 'NOT ready: missing ' + ', '.join(blocking)}")

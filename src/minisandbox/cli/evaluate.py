@@ -8,7 +8,16 @@ from pathlib import Path
 
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
-from minisandbox.cli.output import Column, Progress, add_json_option, print_json, print_table, require_positive, say
+from minisandbox.cli.output import (
+    Column,
+    Progress,
+    add_json_option,
+    print_json,
+    print_table,
+    put,
+    require_positive,
+    say,
+)
 from minisandbox.cli.task_sets import add_tasks_arguments
 from minisandbox.cli.validate import add_work_arguments, cpus, estimate, load_both
 from minisandbox.errors import GradingError, NotFound
@@ -124,7 +133,7 @@ def _print(found: Evaluation, out: Path | None) -> None:
             for one in found.results
         ],
     )
-    print()
+    put()
     columns = ("repository", "tasks", "predictions", "resolved", "accuracy")
     scores = repository_scores(found).items()
     print_table(
@@ -136,7 +145,7 @@ def _print(found: Evaluation, out: Path | None) -> None:
     )
     resolved, total = sum(one.resolved for one in found.results), len(found.tasks)
     where = "" if out is None else f"; {out} has the reports"
-    print(f"\n{resolved} of {total} tasks resolved ({resolved / total:.1%}){where}")
+    put(f"\n{resolved} of {total} tasks resolved ({resolved / total:.1%}){where}")
 
 
 def _complain(found: Evaluation) -> None:

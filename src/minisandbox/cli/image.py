@@ -16,12 +16,12 @@ from minisandbox.cli.output import (
     Column,
     Progress,
     add_json_option,
-    clean,
     clean_line,
     human_seconds,
     human_size,
     print_json,
     print_table,
+    put,
     require_positive,
     say,
 )
@@ -176,13 +176,13 @@ def run_show(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**_facts(image), "layers": image.records(), "environment": dict(image.environment)})
         return exits.OK
-    print(f"{image.name}   {image.key}")
+    put(clean_line(f"{image.name}   {image.key}"))
     for note, text in image.notes.items():
-        print(clean(f"{note}: {text}"))
-    print(f"workdir: {image.workdir}   commit: {image.commit or 'no repository'}")
+        put(f"{note}: {text}")
+    put(clean_line(f"workdir: {image.workdir}   commit: {image.commit or 'no repository'}"))
     for name, value in image.environment:
-        print(clean_line(f"{name}={value}"))
-    print()
+        put(clean_line(f"{name}={value}"))
+    put()
     columns = ("layer", "key", "size", "files", "made in", "made")
     print_table(
         [Column(title, number=title in ("size", "files", "made in"), whole=True) for title in columns],
@@ -224,4 +224,4 @@ def _print_images(images: list[Image], built: dict[str, float]) -> None:
         rows.append([image.name, layers, human_size(size.shared), human_size(size.unique), *time_cell, python])
     numbers = ("layers", "shared", "unique", "built in")
     print_table([Column(title, number=title in numbers, whole=title == "image") for title in columns], rows)
-    print(f"\n{len(images)} images, {human_size(total_size(images))} together")
+    put(f"\n{len(images)} images, {human_size(total_size(images))} together")

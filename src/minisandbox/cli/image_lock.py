@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table
+from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.images import Lock, compare_locks, load_image, lock_of, read_lock
 from minisandbox.store import Store
 
@@ -36,7 +36,7 @@ def run_show(args: argparse.Namespace) -> int:
     if args.json:
         print_json(lock)
     else:
-        print(lock.to_toml(), end="")
+        put(lock.to_toml(), end="")
     return exits.OK
 
 
@@ -49,7 +49,7 @@ def run_diff(args: argparse.Namespace) -> int:
         columns = [Column("part"), Column("name", whole=True), Column(args.a), Column(args.b)]
         print_table(columns, [(one.part, one.name, one.old or "-", one.new or "-") for one in found])
     else:
-        print("the locks are the same")
+        put("the locks are the same")
     return exits.NEGATIVE if found else exits.OK
 
 

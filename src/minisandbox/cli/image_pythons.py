@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table
+from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.errors import InvalidValue
 from minisandbox.images.pythons import Python, install_python, list_pythons
 from minisandbox.store import Store
@@ -36,7 +36,7 @@ def run_pythons(args: argparse.Namespace) -> int:
         if args.json:
             print_json(found)
         else:
-            print(f"Python {found.version} is at {found.executable}")
+            put(f"Python {found.version} is at {found.executable}")
         return exits.OK
     rows = list_pythons(store, check=args.check)
     if args.json:
@@ -44,7 +44,7 @@ def run_pythons(args: argparse.Namespace) -> int:
         return exits.OK
     columns = ("version", "kind", "readable by", "in a sandbox", "path")
     print_table([Column(title, whole=title == "version") for title in columns], map(_row, rows))
-    print("\n* is what its minor version means where a recipe names that alone")
+    put("\n* is what its minor version means where a recipe names that alone")
     return exits.OK
 
 

@@ -13,11 +13,11 @@ from minisandbox.cli.output import (
     Column,
     Progress,
     add_json_option,
-    clean,
     human_age,
     human_size,
     print_json,
     print_table,
+    put,
 )
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.store import Store
@@ -140,9 +140,9 @@ def run_ls(args: argparse.Namespace) -> int:
     )
     for row in rows:
         if row.detail:
-            print(clean(f"{row.name}: {row.detail}"))
+            put(f"{row.name}: {row.detail}")
     count = sum(row.status is Status.READY for row in rows)
-    print(f"\n{count} images ready; `unique` is what a removal frees; `minisandbox image du` adds up the store")
+    put(f"\n{count} images ready; `unique` is what a removal frees; `minisandbox image du` adds up the store")
     return exits.OK
 
 
@@ -185,12 +185,12 @@ def run_du(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"store": store.root, "bytes": total, "image_bytes_unshared": apparent, "parts": found})
         return exits.OK
-    print(f"{store.root}\n")
+    put(f"{store.root}\n")
     numbers = ("size", "things")
     columns = [Column(title, number=title in numbers) for title in ("part", *numbers, "what", "removed by")]
     rows = [(part.name, human_size(part.bytes), str(part.count), part.purpose, part.removal) for part in found]
     print_table(columns, rows)
-    print(f"\n{human_size(total)} together; unshared, image by image, the layers would be {human_size(apparent)}")
+    put(f"\n{human_size(total)} together; unshared, image by image, the layers would be {human_size(apparent)}")
     return exits.OK
 
 
@@ -225,14 +225,14 @@ def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tupl
     groups: dict[str, list[int]] = {}
     for number, stack in enumerate(stacks):
         if len(stack) == depth:
-            print(clean(f"{indent}* {names[number]}"))
+            put(f"{indent}* {names[number]}")
         else:
             groups.setdefault(stack[depth], []).append(number)
     for key, members in groups.items():
         layer = sizes.layers.get(key)
         what = "missing" if layer is None else f"{layer.record.step.get('kind', '?')}, {human_size(layer.total)}"
         count = sizes.uses[key]
-        print(clean(f"{indent}{key[:12]} {what}" + (f", of {count} images" if count > 1 else "")))
+        put(f"{indent}{key[:12]} {what}" + (f", of {count} images" if count > 1 else ""))
         _print_branch(sizes, [names[i] for i in members], [stacks[i] for i in members], depth + 1)
 
 
@@ -263,20 +263,20 @@ def run_verify(args: argparse.Namespace) -> int:
 
 def _print_report(report: Report, store: Store) -> None:
     read = f", {human_size(report.bytes)} read" if report.bytes else ""
-    print(f"{report.checked} layers, {report.files} files{read}: {len(report.damaged)} layers damaged")
+    put(f"{report.checked} layers, {report.files} files{read}: {len(report.damaged)} layers damaged")
     for damage in report.damaged:
         place = f"; now in {damage.quarantined}" if damage.quarantined else "; left where it is: the store is read-only"
-        print(clean(f"\nlayer {damage.key[:16]} ({damage.kind}): {damage.count} problems{place}"))
+        put(f"\nlayer {damage.key[:16]} ({damage.kind}): {damage.count} problems{place}")
         for problem in damage.problems:
-            print(clean(f"  {problem}"))
+            put(f"  {problem}")
     if report.unlisted:
-        print(f"{len(report.unlisted)} layers of an earlier MiniSandbox have no list of files: not verified")
+        put(f"{len(report.unlisted)} layers of an earlier MiniSandbox have no list of files: not verified")
     if report.unreadable:
-        print(f"{report.unreadable} files may not be read by this user: their content is not verified")
+        put(f"{report.unreadable} files may not be read by this user: their content is not verified")
     if report.images:
-        print(clean(f"\nbroken images: {', '.join(report.images)}\nbuild them again: minisandbox image build TASKS"))
+        put(f"\nbroken images: {', '.join(report.images)}\nbuild them again: minisandbox image build TASKS")
     elif not report.damaged:
-        print(f"{store.root} is as it was published")
+        put(f"{store.root} is as it was published")
 
 
 # --- removing --------------------------------------------------------------------------------------------------------
@@ -322,18 +322,18 @@ def _print_collected(done: Collected, args: argparse.Namespace, *, budget: int |
         print_json(done)
         return
     for name in done.images:
-        print(clean(f"image {name}"))
+        put(f"image {name}")
     for line in done.leftovers:
-        print(clean(line))
+        put(line)
     would = "would be " if args.dry_run else ""
-    print(
+    put(
         f"{len(done.images)} images, {len(done.layers)} layers and {len(done.leftovers)} leftovers {would}removed, "
         f"{human_size(done.freed)} {would}freed; layers take {human_size(done.size)}"
     )
     if done.spared:
-        print(f"{len(done.spared)} layers that no image has stay: in use, or used a moment ago (--grace)")
+        put(f"{len(done.spared)} layers that no image has stay: in use, or used a moment ago (--grace)")
     if budget is not None and done.size > budget:
-        print(f"more than --budget {human_size(budget)}: the rest is in use, pinned, kept, or was used within --grace")
+        put(f"more than --budget {human_size(budget)}: the rest is in use, pinned, kept, or was used within --grace")
 
 
 def run_pin(args: argparse.Namespace) -> int:

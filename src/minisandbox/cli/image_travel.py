@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minisandbox.cli import exits
 from minisandbox.cli.image_store import chosen
-from minisandbox.cli.output import Progress, add_json_option, human_size, print_json, say
+from minisandbox.cli.output import Progress, add_json_option, human_size, print_json, put, say
 from minisandbox.errors import InvalidValue
 from minisandbox.images.travel import STANDARD, export_file, import_directory, import_file
 from minisandbox.store import Store
@@ -79,14 +79,14 @@ def run_import(args: argparse.Namespace) -> int:
 
 
 def _print_imported(done: Imported) -> None:
-    print(
+    put(
         f"{len(done.images)} images: {len(done.layers)} layers taken over, {done.present} were there; "
         f"{human_size(done.bytes)} read"
     )
     if done.owners:
-        print(f"{done.owners} files of other users are yours now: an ordinary user can have no others")
+        put(f"{done.owners} files of other users are yours now: an ordinary user can have no others")
     if done.privileges:
-        print(f"{done.privileges} files lost setuid or setgid, which have no effect in a sandbox")
+        put(f"{done.privileges} files lost setuid or setgid, which have no effect in a sandbox")
 
 
 def _teller(progress: Progress, what: str) -> Callable[[int, int], None]:

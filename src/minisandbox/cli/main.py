@@ -28,6 +28,8 @@ COMMANDS = {
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
     "trajectories": "list and read the rollouts of a run; write them in the files of SWE-agent",
+    "sweagent": "run SWE-agent, with sandboxes as its deployment",
+    "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",
 }
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."
 
@@ -86,7 +88,7 @@ def _prepare_streams() -> None:
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Take off what follows ``--`` where it is another program's command line: nested parsers lose track of it."""
-    if _noun(words) == "sandbox" and "--" in words:
+    if _noun(words) in ("sandbox", "sweagent") and "--" in words:
         return words[: words.index("--")], words[words.index("--") + 1 :]
     return words, []
 

@@ -19,7 +19,8 @@ from typing import Self
 
 from minisandbox.errors import InvalidValue
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# control characters, and those that turn the direction of writing round
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _WIDE = 500  # columns where stdout is a file or a pipe: programs like grep want one line per row
 _KIB = 1024
 
@@ -70,6 +71,16 @@ def plain(value: object) -> object:
         case list() | tuple():
             return [plain(item) for item in value]
     return value
+
+
+def put(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
+    """Print text to stdout, cleaned: nothing that a command prints for people may go another way."""
+    print(clean(text), end=end, flush=flush)
+
+
+def put_styled(text: str) -> None:
+    """Print a line to stdout whose pieces were cleaned before colours of ours were put around them."""
+    print(text)
 
 
 def say(*lines: str) -> None:

@@ -20,11 +20,11 @@ from minisandbox.cli.output import (
     Column,
     Progress,
     add_json_option,
-    clean,
     human_seconds,
     human_size,
     print_json,
     print_table,
+    put,
     require_positive,
     say,
 )
@@ -240,12 +240,12 @@ def _report(report: Report, as_json: bool) -> None:
     )
     for row in report.rows:
         for problem in row.problems:
-            print(clean(f"\n{row.task}: {problem}"))
+            put(f"\n{row.task}: {problem}")
     disk, rollouts = human_size(total_size(report.images)), sum(len(row.rollouts) for row in report.rows)
-    print(f"\n{report.good} of {len(report.rows)} tasks as expected; images take {disk} together")
+    put(f"\n{report.good} of {len(report.rows)} tasks as expected; images take {disk} together")
     before = f", {report.resumed} of them finished before (--fresh does them again)" if report.resumed else ""
-    print(f"{rollouts} rollouts{before}; {human_seconds(report.seconds)} in all")
-    print(f"trajectories: {report.out}")
+    put(f"{rollouts} rollouts{before}; {human_seconds(report.seconds)} in all")
+    put(f"trajectories: {report.out}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from minisandbox.cli.output import (
     human_seconds,
     plain,
     print_table,
+    put,
     require_positive,
     say,
 )
@@ -205,22 +206,22 @@ def _budgets(args: argparse.Namespace) -> Budgets:
 
 def _teller(args: argparse.Namespace, display: Display) -> Callable[[Progress], None]:
     def tell_json(news: Progress) -> None:
-        print(json.dumps({"rollout": plain(news.latest)}), flush=True)
+        put(json.dumps({"rollout": plain(news.latest)}), flush=True)
 
     return tell_json if args.json else display.tell
 
 
 def _print(args: argparse.Namespace, out: Path, summaries: Sequence[Summary]) -> None:
     if args.json:
-        print(json.dumps({"summary": {"run": str(out.absolute()), **plain_totals(summaries)}}), flush=True)
+        put(json.dumps({"summary": {"run": str(out.absolute()), **plain_totals(summaries)}}), flush=True)
         return
     if not args.quiet:
         print_summaries(summaries)
-        print()
+        put()
     counts = Counter(summary.verdict or "not graded" for summary in summaries)
     resumed = sum(summary.resumed for summary in summaries)
     before = f"; {resumed} of them finished before" if resumed else ""
-    print(f"{', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}{before}; trajectories in {out}")
+    put(f"{', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}{before}; trajectories in {out}")
 
 
 def plain_totals(summaries: Sequence[Summary]) -> dict[str, object]:

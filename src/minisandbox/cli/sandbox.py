@@ -18,6 +18,7 @@ from minisandbox.cli.output import (
     plain,
     print_json,
     print_table,
+    put,
     say,
 )
 from minisandbox.cli.sandbox_options import Start
@@ -200,7 +201,7 @@ def run_kill(args: argparse.Namespace) -> int:
     for info in dict.fromkeys(chosen):
         with contextlib.suppress(NotFound):  # it has ended since it was found
             Sandbox.attach(info.id).stop()
-        print(info.id, flush=True)
+        put(info.id, flush=True)
     return exits.OK
 
 
@@ -216,9 +217,9 @@ def run_prune(args: argparse.Namespace) -> int:
         rows.append({"kind": one.kind, "path": one.path, "owner": one.owner, "removed": removed})
         if not args.json:
             word = "removed" if removed else "would remove" if args.dry_run else "could not remove"
-            print(f"{word} {one.kind} {clean_line(str(one.path))}", flush=True)
+            put(f"{word} {one.kind} {clean_line(str(one.path))}", flush=True)
     if args.json:
         print_json(rows)
     elif not found:
-        print("nothing to remove")
+        put("nothing to remove")
     return exits.NEGATIVE if stays and not args.dry_run else exits.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from minisandbox.cli import exits, tasks_filter, tasks_merge
-from minisandbox.cli.output import Column, add_json_option, clean, print_json, print_table
+from minisandbox.cli.output import Column, add_json_option, clean, print_json, print_table, put
 from minisandbox.cli.task_sets import add_source_options, add_tasks_arguments, load
 from minisandbox.tasks import BuildSpec, Task
 
@@ -75,7 +75,7 @@ def run_show(args: argparse.Namespace) -> int:
         f"patch ({'the bug' if task.reference.reverse else 'the fix'}):",
         task.patch.rstrip(),
     ]
-    print("\n".join(clean(line) for text in lines for line in text.split("\n")))
+    put("\n".join(clean(line) for text in lines for line in text.split("\n")))
     return exits.OK
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table, say
+from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put, say
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import TaskSet, read_statuses
@@ -79,7 +79,7 @@ def run_filter(args: argparse.Namespace) -> int:
     if args.json:
         print_json(ids)
     elif args.out is None:
-        print("".join(f"{instance_id}\n" for instance_id in ids), end="")
+        put("".join(f"{instance_id}\n" for instance_id in ids), end="")
     parts = parts_of(ids, fractions, args.shuffle or 0) if fractions else {"": ids}
     for name, part in parts.items():
         _write(tasks, part, args.out, name)

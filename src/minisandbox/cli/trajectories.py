@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, add_json_option, print_json, say
+from minisandbox.cli.output import Progress, add_json_option, print_json, put, say
 from minisandbox.cli.rollout import plain_totals, print_summaries
 from minisandbox.cli.trajectory_text import Reader
 from minisandbox.errors import InvalidValue, NotFound
@@ -58,7 +58,7 @@ def run_ls(args: argparse.Namespace) -> int:
     totals = plain_totals(summaries)
     mean = totals["reward"]
     said = f"; mean reward {mean:.3f} of {totals['finished']}" if isinstance(mean, float) else ""
-    print(f"\n{len(summaries)} rollouts{said}")
+    put(f"\n{len(summaries)} rollouts{said}")
     return exits.OK
 
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
-from minisandbox.cli.output import clean, clean_line, human_seconds
+from minisandbox.cli.output import clean, clean_line, human_seconds, put_styled
 from minisandbox.trajectories import StepRecord, Trajectory, TurnRecord
 
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
@@ -44,17 +44,17 @@ class Reader:
     def _head(self, one: Trajectory) -> None:
         who = one.agent + (f" with {one.model}" if one.model else "")
         reward = "no reward: we failed" if one.reward is None else f"reward {one.reward:g}"
-        print(self._in(_BOLD, clean_line(f"{one.instance_id} #{one.attempt}: {one.exit_status}, {reward}")))
-        print(clean_line(f"{who}; begun {one.started}"))
+        put_styled(self._in(_BOLD, clean_line(f"{one.instance_id} #{one.attempt}: {one.exit_status}, {reward}")))
+        put_styled(clean_line(f"{who}; begun {one.started}"))
         times = one.timings
         parts = [(name, getattr(times, name)) for name in times.__slots__ if getattr(times, name) > 0]
-        print("; ".join(f"{name.replace('_', ' ')} {human_seconds(seconds)}" for name, seconds in parts))
+        put_styled("; ".join(f"{name.replace('_', ' ')} {human_seconds(seconds)}" for name, seconds in parts))
         if one.turns:
             read, sampled = (sum(getattr(turn.usage, kind) for turn in one.turns) for kind in ("prompt", "completion"))
             cost = sum(turn.cost for turn in one.turns)
             rows = f", {len(one.rows)} rows to train on" if one.rows else ", no token ids"
             dollars = f", ${cost:.4f}" if cost else ""
-            print(f"{len(one.turns)} turns, {read} tokens read, {sampled} sampled{rows}{dollars}")
+            put_styled(f"{len(one.turns)} turns, {read} tokens read, {sampled} sampled{rows}{dollars}")
         for what in (one.detail, *(f"tried before: {one.phase}: {one.detail}" for one in one.tries)):
             if what:
                 self._text(what, _DIM)
@@ -74,7 +74,7 @@ class Reader:
             for call in message.tool_calls:
                 self._text(f"{call.name}({call.arguments})")
             for step in (step for step in one.steps if turn is not None and step.turn == number + 1):
-                print(self._in(_DIM, f"  ran: {_step_line(step)}"))
+                put_styled(self._in(_DIM, f"  ran: {_step_line(step)}"))
 
     def _patch(self, one: Trajectory) -> None:
         if one.submission is None:
@@ -84,7 +84,7 @@ class Reader:
         self._title("patch", "" if text else "empty", _BOLD)
         for line in self._cut(text):
             colour = {"+": _GREEN, "-": _RED, "@": _CYAN}.get(line[:1], "")
-            print(self._in(colour, line))
+            put_styled(self._in(colour, line))
 
     def _tests(self, one: Trajectory) -> None:
         graded = one.grade
@@ -96,19 +96,19 @@ class Reader:
         self._title("tests", about, _BOLD)
         for test, outcome in graded.outcomes if self._lines is None else _worst(graded.outcomes, self._lines):
             colour = _GREEN if outcome == "passed" else _RED
-            print(f"  {self._in(colour, clean_line(f'{outcome:12}'))} {clean_line(test)}")
+            put_styled(f"  {self._in(colour, clean_line(f'{outcome:12}'))} {clean_line(test)}")
         for flag in graded.flags:
-            print(clean_line(f"  flag: {flag.kind} {flag.path} {flag.detail}"))
+            put_styled(clean_line(f"  flag: {flag.kind} {flag.path} {flag.detail}"))
         if not graded.resolved and graded.log:
             self._title("log", "the end of the tests' output", _BOLD)
             self._text(graded.log, _DIM)
 
     def _title(self, name: str, about: str, colour: str) -> None:
-        print(f"\n{self._in(colour, f'--- {clean_line(name)}')}{'  ' if about else ''}{clean_line(about)}")
+        put_styled(f"\n{self._in(colour, f'--- {clean_line(name)}')}{'  ' if about else ''}{clean_line(about)}")
 
     def _text(self, text: str, colour: str = "") -> None:
         for line in self._cut(text):
-            print(self._in(colour, line))
+            put_styled(self._in(colour, line))
 
     def _cut(self, text: str) -> Iterator[str]:
         """The lines of a text, clean; not all of them where there are many."""

@@ -16,6 +16,7 @@ from minisandbox.cli.output import (
     human_seconds,
     print_json,
     print_table,
+    put,
     require_positive,
 )
 from minisandbox.cli.task_sets import add_tasks_arguments, load
@@ -168,7 +169,7 @@ def _print(args: argparse.Namespace, found: Sequence[Validated], selected: Seque
     )
     if args.out is not None:
         valid = sum(one.valid for one in found)
-        print(f"\n{valid} of {total} tasks are valid; {args.out} has the report")
+        put(f"\n{valid} of {total} tasks are valid; {args.out} has the report")
 
 
 def _summary(found: Validated) -> dict[str, object]:

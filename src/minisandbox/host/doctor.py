@@ -92,6 +92,8 @@ def run_checks(store: Path | None = None) -> tuple[Check, ...]:
         surroundings_check("cgroups", surroundings.cgroups(), ("limits on memory and CPU",)),
         surroundings_check("rlimits", surroundings.rlimits(), ("many sandboxes at once",)),
         surroundings_check("inotify", surroundings.inotify(), ("programs that watch files",)),
+        surroundings_check("file-max", surroundings.file_max(), ("many open files at once",)),
+        surroundings_check("core-pattern", surroundings.core_pattern(), ("crashes kept away from the host",)),
         surroundings_check("landlock", surroundings.landlock(), ("Network.host() out of reach of abstract sockets",)),
         *(
             surroundings_check(name, surroundings.program(name), needs)

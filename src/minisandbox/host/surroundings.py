@@ -20,6 +20,7 @@ _OLDEST = (5, 12)  # mount_setattr(2), idmapped mounts
 _COMFORTABLE = (6, 6)  # user.* attributes on tmpfs
 _FILES = 4096  # what one sandbox's commands get by default
 _INSTANCES = 128
+_MACHINE_FILES = 1024 * _FILES + 65536  # all processes of one sandbox with default limits, and the host's
 _FREE_WANTED = 10 * _GIB
 _WANTED = set(limits.NEEDED)
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # how mountinfo has white space in paths
@@ -74,6 +75,31 @@ def rlimits() -> Finding:
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def file_max() -> Finding:
+    """How many files the whole machine may have open: there is no smaller number for a sandbox."""
+    most = fixes.read_sysctl("fs.file-max")
+    if most is None:
+        return Finding("degraded", "/proc/sys/fs/file-max cannot be read")
+    detail = f"{most} open files on the whole machine"
+    if int(most) < _MACHINE_FILES:
+        line = "sudo sysctl -w fs.file-max=9223372036854775807"
+        return Finding("degraded", f"{detail}: one sandbox with default limits can use them up", line)
+    return Finding("ok", detail)
+
+
+def core_pattern() -> Finding:
+    """Whether the kernel starts a program of the host's for a crash inside a sandbox."""
+    pattern = fixes.read_sysctl("kernel.core_pattern") or ""
+    if pattern.startswith("|"):
+        program = pattern[1:].split(" ")[0]
+        return Finding(
+            "degraded",
+            f"a program of the host's reads what crashes inside a sandbox: {program}",
+            "sudo sysctl -w kernel.core_pattern=core",
+        )
+    return Finding("ok", f"no program is started for a crash: {pattern or 'no pattern'}")
 
 
 def inotify() -> Finding:

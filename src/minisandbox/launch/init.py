@@ -17,10 +17,11 @@ import socket
 import struct
 import time
 
-from . import limits, maker, seccomp, watchdog, worker
+from . import limits, maker, seccomp, sockets, watchdog, worker
 from . import syscalls as sc
 from .descendants import child_processes, stat_fields
 from .identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
+from .kernel_memory import KernelMemory
 from .ledger import Ledger
 
 _CONTROL, _LIFELINE, _FIRST_FREE = 3, 4, 5
@@ -48,18 +49,23 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
     _move_descriptors(birth, lifeline)
     partner = socket.socket(fileno=os.dup(_CONTROL))
     try:
-        counters = _become(identity, partner, network, group)
+        counters, watched = _become(identity, partner, network, group)
     except OSError as error:
         partner.send(failure(error))
         partner.recv(1)  # it is read by whoever wants this sandbox
         os._exit(1)
     numbers, door = _await_birth(partner)
     partner.close()
-    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters)).serve()
+    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters), watched).serve()
 
 
-def _become(identity: Identity, partner: socket.socket, network: str, group: limits.Group | None) -> list[int]:
-    """Make namespaces and give up every privilege, long before there is a plan; returns the group's counters.
+def _become(
+    identity: Identity, partner: socket.socket, network: str, group: limits.Group | None
+) -> tuple[list[int], sockets.Sockets | None]:
+    """Make namespaces and give up every privilege, long before there is a plan.
+
+    Returns:
+        The group's counters, and the sockets of a network namespace of its own.
 
     Raises:
         OSError: the kernel refused.
@@ -69,8 +75,10 @@ def _become(identity: Identity, partner: socket.socket, network: str, group: lim
         counters = group.open_counters()
         group.join()
     sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
+    watched = None
     if network == "off":
         _raise_loopback()
+        watched = sockets.Sockets()
     else:  # abstract sockets belong to the network namespace; before the first fork, or each worker had its own
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
@@ -83,7 +91,7 @@ def _become(identity: Identity, partner: socket.socket, network: str, group: lim
     seccomp.install()
     seccomp.verify()
     partner.send(BECOME)
-    return counters
+    return counters, watched
 
 
 def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
@@ -125,6 +133,7 @@ class Init:
         door: listening socket at which others bring jobs.
         numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.maker` gives them.
         ledger: what counts the limits that were met.
+        watched: the sockets of its network namespace, if that is its own.
     """
 
     def __init__(
@@ -133,12 +142,15 @@ class Init:
         door: socket.SocketType,
         numbers: dict[str, int],
         ledger: Ledger,
+        watched: sockets.Sockets | None = None,
     ) -> None:
         self._control = control
         self._door = door
         self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ledger = ledger
         self._memory = numbers.pop(maker.MEMORY, 0)
+        kernel_memory = numbers.pop(maker.KERNEL_MEMORY, 0)
+        self._kernel = KernelMemory(kernel_memory, watched) if kernel_memory else None
         self._expects_commands = bool(numbers.pop(maker.EXPECTS_COMMANDS, 0))
         lifetime = numbers.pop(maker.LIFETIME)
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
@@ -167,8 +179,7 @@ class Init:
             events = dict(self._poll.poll(self._patience()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 os._exit(0)
-            if self._memory:
-                watchdog.enforce(self._memory, self._workers | {os.getpid()}, self._ledger)
+            self._watch_memory()
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()
@@ -179,9 +190,19 @@ class Init:
             elif (events.get(_CONTROL, 0) | events.get(self._door.fileno(), 0)) & select.POLLIN:
                 self._fork_worker()
 
+    def _watch_memory(self) -> None:
+        ours = self._workers | {os.getpid()}
+        if self._memory:
+            watchdog.enforce(self._memory, ours, self._ledger)
+        if self._kernel and self._workers - self._waiting:
+            self._kernel.enforce(ours, self._ledger)
+
     def _patience(self) -> float | None:
         """Milliseconds that the next wait may take; there is none after the end of the sandbox's lifetime."""
-        waits = [watchdog.INTERVAL] if self._memory and self._workers - self._waiting else []
+        busy = self._workers - self._waiting
+        waits = [watchdog.INTERVAL] if self._memory and busy else []
+        if self._kernel and busy:
+            waits.append(self._kernel.wait())
         if self._ends_at is not None:
             left = self._ends_at - time.monotonic()
             if left <= 0:

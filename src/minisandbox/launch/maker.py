@@ -24,7 +24,7 @@ from .plan import Plan
 
 PROXY_PORT = 3128
 _BACKLOG = 256
-LIFETIME, MEMORY, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "COMMANDS"
+LIFETIME, MEMORY, KERNEL_MEMORY, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "KERNEL", "COMMANDS"
 _MOST_RIGHTS = 253
 """SCM_MAX_FD (include/net/scm.h)."""
 _MAX_JOB = 1 << 18
@@ -111,8 +111,7 @@ class _Making:
             self.step = "enter its user namespace"
             if (answer := leader.recv(4096)) != BECOME:
                 raise read_failure(answer)
-            ours = ((LIFETIME, plan.lifetime), (MEMORY, plan.memory), (EXPECTS_COMMANDS, int(plan.expects_commands)))
-            socket.send_fds(leader, [pack_numbers((*plan.rlimits, *ours))], [self.control.fileno(), self.door])
+            socket.send_fds(leader, [pack_numbers(_numbers(plan))], [self.control.fileno(), self.door])
         except (OSError, ValueError) as error:
             self._report(error)
 
@@ -162,6 +161,14 @@ class _Making:
         message = {"event": "error", "errno": number, "message": str(error), "operation": self.step}
         with contextlib.suppress(OSError):
             self.control.send(json.dumps(message).encode())
+
+
+def _numbers(plan: Plan) -> tuple[tuple[str, int], ...]:
+    """What pid 1 is told of a plan."""
+    return (
+        *plan.rlimits, (LIFETIME, plan.lifetime), (MEMORY, plan.memory), (KERNEL_MEMORY, plan.kernel_memory),
+        (EXPECTS_COMMANDS, int(plan.expects_commands)),
+    )  # fmt: skip
 
 
 def pack_numbers(numbers: tuple[tuple[str, int], ...]) -> bytes:

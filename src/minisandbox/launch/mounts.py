@@ -77,6 +77,8 @@ class Executor:
                 self._make_devices(operation.path)
             case p.Proc():
                 self._mount_proc(operation)
+            case p.Cover():
+                self._cover(operation.paths)
             case p.File():
                 self._write_file(operation)
             case p.Enter():
@@ -153,6 +155,25 @@ class Executor:
             with contextlib.suppress(FileNotFoundError):  # not of this kernel
                 _bind_read_only(f"{_NEW_PROC}/{name}")
         self._mount_at(os.open(_NEW_PROC, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), proc.path)
+
+    def _cover(self, paths: tuple[str, ...]) -> None:
+        self._make_directory("cover", 0o755)
+        self._make_directory("cover/directory", 0o555)
+        self._write_file(p.File("cover/file", "", 0o444))
+        for path in paths:
+            try:
+                point = sc.openat2(self._scratch, path, os.O_PATH, _NO_LINKS)
+            except sc.CallError as error:
+                if error.errno in (errno.ENOENT, errno.EACCES):
+                    continue
+                raise
+            try:
+                tree = sc.open_tree("cover/directory" if stat.S_ISDIR(os.fstat(point).st_mode) else "cover/file")
+                sc.mount_setattr(tree, _SAFE | sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOEXEC)
+                sc.move_mount(tree, point, path)
+                os.close(tree)
+            finally:
+                os.close(point)
 
     def _mount_point(self, path: str, *, directory: bool) -> int:
         """Open a mount point below scratch, made if missing; symbolic links on the way are refused."""

@@ -168,6 +168,17 @@ class Proc:
 
 
 @dataclass(frozen=True, slots=True)
+class Cover:
+    """Lay an empty file or directory, read-only, over what may not be reached; what is no more there is passed over."""
+
+    paths: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Say what it does, for people."""
+        return f"cover {len(self.paths)} sockets, FIFOs and closed directories"
+
+
+@dataclass(frozen=True, slots=True)
 class File:
     """Write a small file in scratch, owned by the sandbox's uid 0."""
 
@@ -191,9 +202,10 @@ class Enter:
         return f"make {self.path} the root directory"
 
 
-Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | File | Enter
+Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | Cover | File | Enter
 _KINDS: dict[str, type[Operation]] = {
-    kind.__name__: kind for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, File, Enter)
+    kind.__name__: kind
+    for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, Cover, File, Enter)
 }
 
 
@@ -210,6 +222,8 @@ class Plan:
         lifetime: milliseconds after which it ends by itself; 0: never.
         expects_commands: whether there will be one at once: pid 1 then has a worker ready for it.
         memory: bytes that pid 1 watches over, where no control group does; 0: none.
+        kernel_memory: bytes of the kernel's that sockets may hold, and that open directories may
+            (:mod:`.kernel_memory`); 0: not limited.
         inotify: inotify instances of its user namespace.
         processes: processes of all its ids together, where no control group counts them.
         group_limits: (name, amount) for its control group (:meth:`.limits.Group.limit`).
@@ -221,6 +235,7 @@ class Plan:
     rlimits: tuple[tuple[str, int], ...] = ()
     lifetime: int = 0
     memory: int = 0
+    kernel_memory: int = 0
     inotify: int = INOTIFY
     processes: int = PROCESSES
     group_limits: tuple[tuple[str, int], ...] = ()
@@ -246,6 +261,7 @@ class Plan:
                 "rlimits": self.rlimits,
                 "lifetime": self.lifetime,
                 "memory": self.memory,
+                "kernel_memory": self.kernel_memory,
                 "expects_commands": self.expects_commands,
             },
             separators=(",", ":"),
@@ -263,9 +279,9 @@ class Plan:
         try:
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
-            lifetime, memory = int(raw["lifetime"]), int(raw["memory"])
+            lifetime, memory, kernel = int(raw["lifetime"]), int(raw["memory"]), int(raw["kernel_memory"])
             hostname, network, expects = str(raw["hostname"]), str(raw["network"]), bool(raw["expects_commands"])
-            return cls(operations, hostname, network, rlimits, lifetime, memory, expects_commands=expects)
+            return cls(operations, hostname, network, rlimits, lifetime, memory, kernel, expects_commands=expects)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from error
 

@@ -87,6 +87,7 @@ _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SCHED_CORE, _PR_MERGE, _PR_SET_SECCOMP = 62, 67, 22
 _SECCOMP_MODE_FILTER, _SECCOMP_SET_FILTER = 2, 1
 _SOL_SOCKET, _SO_ATTACH = 1, (26, 50, 51, 52)  # FILTER BPF REUSEPORT_CBPF REUSEPORT_EBPF
+_SOL_IPV6, _LABELS_AND_OPTIONS = 41, (32, 6)  # FLOWLABEL_MGR 2292PKTOPTIONS
 _BRIDGES = (0x8940, 0x8941, 0x8980, 0x8981, 0x8982, 0x8983, 0x89A0, 0x89A1, 0x89A2, 0x89A3)
 _PTRACE_ATTACH, _PTRACE_SEIZE = 16, 0x4206
 _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # LINUX, LINUX32, both with UNAME26; the last one asks
@@ -286,6 +287,11 @@ RULES = (
             "SO_ATTACH_*: all of the machine have one amount of memory for their code",
             (Test(1, (_SOL_SOCKET,)), Test(2, _SO_ATTACH)),
             errno.EPERM,
+        ),
+        Clause(
+            "IPV6_FLOWLABEL_MGR, IPV6_2292PKTOPTIONS: one number for all; memory that nobody counts",
+            (Test(1, (_SOL_IPV6,)), Test(2, _LABELS_AND_OPTIONS)),
+            errno.ENOPROTOOPT,
         ),
     ),
     _allow(

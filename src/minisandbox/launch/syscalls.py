@@ -91,6 +91,10 @@ _libc.unshare.argtypes = (c_int,)
 _libc.setns.argtypes = (c_int, c_int)
 
 
+_UNNAMED = {524: "not supported, or no memory for the code of filters is left (net.core.bpf_jit_limit)"}
+"""Errors that are the kernel's own, and reach programs all the same: ENOTSUPP (include/linux/errno.h)."""
+
+
 class CallError(OSError):
     """A system call was refused.
 
@@ -100,7 +104,7 @@ class CallError(OSError):
     """
 
     def __init__(self, number: int, operation: str, target: str) -> None:
-        super().__init__(number, os.strerror(number))
+        super().__init__(number, _UNNAMED.get(number) or os.strerror(number))
         self.operation = operation
         self.target = target
 

@@ -41,6 +41,16 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
     own = sum(_share(pid, _OWN) for pid in pids)
     if own + kept + max(sum(_share(pid, _COMMON) for pid in pids), _nameless(pids)) <= limit:
         return
+    end_all(spared, ledger)
+
+
+def end_all(spared: Collection[int], ledger: Ledger) -> None:
+    """End every process but those spared, and free what outlives them.
+
+    Args:
+        spared: our own.
+        ledger: told before anything ends: a worker asks it as soon as its command has ended.
+    """
     ledger.note_memory()
     for _ in range(2):  # one that was being forked shows the second time
         for pid in every_pid():

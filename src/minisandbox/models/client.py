@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import BadAnswer, InvalidValue, ModelError, ModelRefused, ModelUnavailable
 from minisandbox.models.dialect import Fields, TokensWanted, read_answer, read_usage, request_fields
 from minisandbox.models.endpoint import Timeouts
-from minisandbox.models.gate import Gate, spread
+from minisandbox.models.gate import Gate, Turns, spread
 from minisandbox.models.metering import Budget, Meter, Prices
 from minisandbox.models.protocol import Completion, Request
 from minisandbox.models.refusals import Again, Failed, clean, error_in, failure_of
@@ -72,6 +72,7 @@ class OpenAIModel:
         self._tokens: TokensWanted = tokens
         self._retries = retries
         self._gate = gate or Gate(256)
+        self._turns = Turns()
         self._meter = meter or Meter(Prices(), Budget())
         self._largest = largest
         bound = largest if tokens == "no" else largest * _TOKENS_TAKE
@@ -111,6 +112,7 @@ class OpenAIModel:
         await self._transport.close()
 
     async def _try(self, request: Request, fields: Fields, call: _Call) -> Completion:
+        await self._turns.take()
         body = call.body(fields)
         data = json.dumps(body).encode()
         async with self._gate.passage():
@@ -119,6 +121,7 @@ class OpenAIModel:
             answer = await self._transport.post(data, request.session)
         if answer.status != 200:
             raise self._refusal(answer)
+        await self._turns.take()
         return self._completion(answer, call, asked="return_token_ids" in body)
 
     def _completion(self, answer: Answer, call: _Call, *, asked: bool) -> Completion:

@@ -46,6 +46,18 @@ class Gate:
         self._closed_until = max(self._closed_until, time.monotonic() + seconds)
 
 
+class Turns:
+    """Lets one pass in each turn of the loop: a hundred answers that come together take a millisecond each to read."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def take(self) -> None:
+        """Wait for one's turn."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
 def spread(seconds: float) -> float:
     """Return a little more, at random."""
     return seconds * random.uniform(1.0, 1.0 + _SPREAD)  # noqa: S311 - nothing secret: it spreads requests

@@ -93,7 +93,7 @@ class Core:
         trees = image.trees() if isinstance(image, Snapshot) else ()
         request = Request(
             base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), "sandbox", upper,
-            controller.launcher.writable_usr, controller.launcher.layered_usr,
+            controller.launcher.writable_usr, controller.launcher.layered_usr, controller.launcher.rendezvous,
             enforcement=controller.launcher.enforcement,
         )  # fmt: skip
         if upper is not None:

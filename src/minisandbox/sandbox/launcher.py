@@ -18,7 +18,8 @@ from pathlib import Path
 from minisandbox.errors import HostError, SandboxCreationError
 from minisandbox.host import reaper
 from minisandbox.launch.plan import Plan
-from minisandbox.sandbox import companion, rights
+from minisandbox.sandbox import companion, rendezvous, rights
+from minisandbox.sandbox.plans import real_directories
 
 _DOCTOR = "run 'minisandbox doctor': it tries each kernel feature and names the fix"
 # The path of the package goes by stdin: a command line would show a host path inside every sandbox.
@@ -64,6 +65,8 @@ class Launcher:
         self.mapped = bool(hello.get("mapped"))
         self.writable_usr = bool(hello.get("usr_idmap"))
         self.layered_usr = bool(hello.get("usr_overlay"))
+        bound = [f"/{name}" for name in real_directories()] + ([] if self.layered_usr else ["/usr"])
+        self.rendezvous = rendezvous.find(bound)
         self.ids = int(str(hello.get("ids", 1)))
         self.enforcement = enforcement(hello.get("groups"))
         self._forgotten: deque[int] = deque()

@@ -12,6 +12,7 @@ from minisandbox.launch import plan as p
 from minisandbox.types import ImageSpec, Limits, Mount, Network
 
 _VIEWER_SCRATCH = 1 << 20
+_LEAST_KERNEL_MEMORY = 64 << 20
 _OWN_PROCESSES = 8
 """Pid 1 and workers, which the kernel counts with the rest."""
 USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -40,6 +41,7 @@ class Request:
         upper: host directory that takes the writes, or None for memory.
         writable_usr: whether the host's ``/usr`` can be idmapped and so be shown copy-on-write.
         layered_usr: whether it can be shown through an overlay at all.
+        rendezvous: what of the host's is covered where directories are bound (:func:`.rendezvous.find`).
         sealed: how many sealed trees lie over the image.
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
     """
@@ -52,6 +54,7 @@ class Request:
     upper: Path | None
     writable_usr: bool
     layered_usr: bool = True
+    rendezvous: tuple[str, ...] = ()
     sealed: int = 0
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
@@ -88,7 +91,7 @@ def make_plan(request: Request) -> p.Plan:
     watched = limits.memory if limits.memory is not None and not _grouped(by, "memory") else 0
     return p.Plan(
         operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
-        limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
+        _kernel_memory(limits), limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
     )  # fmt: skip
 
 
@@ -146,7 +149,7 @@ def _takes(request: Request) -> Iterator[p.Take | p.Given]:
     if request.image.host_usr:
         owners = "image" if request.writable_usr else "host"
         yield p.Take("/usr", "usr", owners=owners, recursive=not request.layered_usr)
-        for name in _real_directories():
+        for name in real_directories():
             yield p.Take(f"/{name}", name, owners="host", recursive=True)
     if request.upper is not None:
         yield p.Take(str(request.upper), "disk", read_only=False)
@@ -175,7 +178,7 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
         yield p.Attach(f"root{mount.target}", source=merged if source.is_dir() else f"{merged}/{source.name}")
 
 
-def _real_directories() -> list[str]:
+def real_directories() -> list[str]:
     """Top-level directories that most hosts link into /usr and this one does not."""
     return [name for name in USR_LINKS if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
 
@@ -209,10 +212,13 @@ def _tmp(request: Request) -> Iterator[p.Operation]:
 
 
 def _usr(request: Request) -> Iterator[p.Operation]:
-    for name in _real_directories():
+    for name in real_directories():
         yield p.Attach(f"root/{name}", slot=name)
     if not request.layered_usr:
         yield p.Attach("root/usr", slot="usr")
+    if request.rendezvous:
+        yield p.Cover(tuple(f"root/{path}" for path in request.rendezvous))
+    if not request.layered_usr:
         return
     yield p.Attach("layers/usr", slot="usr")
     if not request.writable_usr:  # file locks and inotify are about an overlay's own inodes, not about the host's
@@ -249,6 +255,11 @@ def _name_service(request: Request) -> Iterator[p.File]:
     text = resolver.read_text(encoding="utf-8", errors="replace") if outside and resolver.is_file() else ""
     yield p.File("run/resolv.conf", text)
     yield p.File("run/hosts", _HOSTS.format(name=request.hostname))
+
+
+def _kernel_memory(limits: Limits) -> int:
+    """Bytes of the kernel's memory that nobody is charged for: an eighth of the limit, but enough for servers."""
+    return 0 if limits.memory is None else max(_LEAST_KERNEL_MEMORY, limits.memory // 8)
 
 
 def _grouped(enforcement: Mapping[str, str], name: str) -> bool:

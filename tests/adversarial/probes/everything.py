@@ -8,6 +8,7 @@ from . import (
     files,
     functions,
     ipc,
+    kernel_memory,
     leaks,
     limits,
     namespaces,
@@ -19,7 +20,8 @@ from . import (
 from .core import PROBES, Probe
 
 MODULES = (
-    files, processes, namespaces, privileges, calls, devices, ipc, network, leaks, supervision, limits, functions
+    files, processes, namespaces, privileges, calls, devices, ipc, network, leaks, supervision, limits, kernel_memory,
+    functions,
 )  # fmt: skip
 
 

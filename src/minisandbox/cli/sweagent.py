@@ -1,0 +1,34 @@
+"""``minisandbox sweagent``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from minisandbox.errors import InvalidValue
+
+_EXAMPLE = "minisandbox sweagent --tasks TASKS -- run-batch --instances.deployment.type minisandbox ..."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--tasks",
+        metavar="TASKS",
+        help="whose images are built when asked for: a bundled set's name, a file, a folder, or hub:OWNER/NAME",
+    )
+    parser.add_argument("command", metavar="ARGS", nargs=argparse.REMAINDER, help="after --: SWE-agent's command line")
+    parser.set_defaults(run=run, kept="what SWE-agent has written is kept")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run SWE-agent: its exit status, or 1 where it failed."""
+    if args.command or not args.rest:
+        raise InvalidValue("SWE-agent's command line has to follow --", hint=f"for instance {_EXAMPLE}")
+    # only those who use it pay for it: importing SWE-ReX takes a second, SWE-agent several
+    from minisandbox.integrations.settings import TASKS_VARIABLE  # noqa: PLC0415 - see above
+    from minisandbox.integrations.sweagent import launch  # noqa: PLC0415 - see above
+
+    if args.tasks:
+        os.environ[TASKS_VARIABLE] = args.tasks
+    return launch(args.rest)

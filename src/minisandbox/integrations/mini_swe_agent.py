@@ -1,0 +1,255 @@
+"""mini-swe-agent's ``Environment``, named by its import path on its own command lines.
+
+mini-swe-agent gives the instance of a benchmark to its own environment classes only. Ours learns it by the one thing
+that the runner renders with the instance and runs in every environment: ``run.env_startup_command``. With
+``@bind {{instance_id}}`` the first command says which task it is for; no later one can.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import platform
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError, MissingExtra
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ExecResult, Outcome
+
+try:
+    from minisweagent.exceptions import Submitted
+    from minisweagent.utils.serialize import recursive_merge
+    from pydantic import Field, field_validator
+except ImportError as error:
+    raise MissingExtra(
+        f"minisandbox.integrations.mini_swe_agent: {error}",
+        reason="mini-swe-agent is not installed, or is of before 2.4",
+        hint="pip install 'swe-minisandbox[mini]'",
+    ) from error
+
+from minisandbox.integrations.settings import HOST, SandboxSettings
+from minisandbox.integrations.workspace import copy_in
+
+BIND = "@bind"
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+_LOG = logging.getLogger("minisweagent.environment.minisandbox")
+_OF_DOCKER = ("executable", "run_args", "container_timeout", "pull_timeout")
+# bash itself says some errors before a redirection of ours would be in force, so it is started with it
+_MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
+
+
+class SandboxEnvironmentConfig(SandboxSettings):
+    """What stands under ``environment:`` in mini-swe-agent's configuration.
+
+    Attributes:
+        cwd: where commands start; the image's workdir if "".
+        env: variables for commands.
+        forward_env: variables of the host that commands get, where they are set.
+        timeout: seconds for a command.
+        interpreter: what gets the command as its last argument.
+        workspace: a host directory that is copied into the sandbox, where the agent works on the copy.
+        patch: a host file that the agent's changes are written to, as a git patch, when it submits and at the end.
+    """
+
+    cwd: str = ""
+    env: dict[str, str] = Field(default_factory=dict)
+    forward_env: list[str] = Field(default_factory=list)
+    timeout: float = 30
+    interpreter: list[str] = Field(default_factory=lambda: ["bash", "-c"])
+    workspace: Path | None = None
+    patch: Path | None = None
+
+    @field_validator("workspace", "patch")
+    @classmethod
+    def absolute(cls, path: Path | None) -> Path | None:
+        """Let a path mean the same wherever the process goes later."""
+        return None if path is None else path.absolute()
+
+
+class SandboxEnvironment:
+    """Runs an agent's commands in a sandbox, which ends with this object, or with the process.
+
+    It is made at once where the configuration says of what, else at the first command, which then has to say it.
+
+    Args:
+        settings: the keys of :class:`SandboxEnvironmentConfig`. Those that only a container has a use for
+            (``executable``, ``run_args``, ``container_timeout``, ``pull_timeout``) are left out of account.
+
+    Raises:
+        InvalidValue: the settings contradict each other.
+        MiniSandboxError: the image is not there and cannot be built, or the sandbox cannot be made.
+    """
+
+    def __init__(self, **settings: object) -> None:
+        kept = {name: value for name, value in settings.items() if name not in _OF_DOCKER}
+        self.config = SandboxEnvironmentConfig.model_validate(kept)
+        self._box: Sandbox | None = None
+        self._name = ""
+        self._write_patch: Callable[[], None] = _nothing
+        self._end: Callable[[], object] = _nothing
+        if self.config.workspace is not None and self.config.patch is None:
+            raise InvalidValue(
+                "environment.workspace without environment.patch",
+                reason="the agent works on a copy, and its changes would be lost with the sandbox",
+                hint="-c environment.patch=FILE",
+            )
+        if self.config.image or self.config.workspace:
+            self._make(self.config.image or HOST)
+
+    def execute(
+        self, action: Mapping[str, object], cwd: str = "", *, timeout: float | None = None
+    ) -> dict[str, object]:
+        """Run one command; its stdout and stderr come as one text.
+
+        Args:
+            action: ``command`` is what to run. The first may be ``@bind NAME``, if no image is configured: it says
+                whose image the sandbox is made from. What follows on further lines is run in it.
+            cwd: where it starts; the configured directory if "".
+            timeout: seconds; the configured ones if None.
+
+        Returns:
+            ``output``, ``returncode`` (128 and the signal's number for a killed command, -1 after a timeout),
+            ``exception_info``.
+
+        Raises:
+            Submitted: the command succeeded, and its first line says that the task is done.
+            MiniSandboxError: there is no such image, it cannot be built, or the sandbox has ended: never a fault of
+                the command.
+        """
+        command = str(action.get("command", ""))
+        if self._box is None:
+            command = self._bind(command)
+        output = self._run(command, cwd or self.config.cwd, timeout or self.config.timeout)
+        self._check_finished(output)
+        return output
+
+    def _bind(self, command: str) -> str:
+        """Make the sandbox that the first command asks for; returns what is left of it to be run."""
+        first, _, rest = command.partition("\n")
+        word, _, name = first.strip().partition(" ")
+        if word != BIND or not name.strip():
+            raise _unbound()
+        self._make(name.strip())
+        return rest
+
+    def _make(self, name: str) -> None:
+        found = self.config.find(name)
+        box = Sandbox.create(
+            found.image.spec(),
+            limits=self.config.checked_limits(),
+            network=self.config.checked_network(),
+            environment=self._variables(),
+            labels={"by": "mini-swe-agent"},
+        )
+        try:
+            base = None if self.config.workspace is None else copy_in(box, self.config.workspace)
+        except BaseException:  # a Ctrl-C too: nobody would have hold of it
+            box.stop()
+            raise
+        if self.config.patch is not None:
+            self._write_patch = functools.partial(_write_patch, box, base, self.config.patch)
+        self._end = weakref.finalize(self, _end, box, self._write_patch)
+        atexit.register(self._end)  # the last that was registered comes first: before all sandboxes are ended
+        self._box, self._name = box, found.image.name
+        _LOG.info("sandbox %s of %s in %.0f ms", box.id, found.image.name, 1000 * box.created_in)
+
+    def _variables(self) -> dict[str, str]:
+        forwarded = {name: os.environ[name] for name in self.config.forward_env if name in os.environ}
+        return forwarded | self.config.env
+
+    def _run(self, command: str, cwd: str, timeout: float) -> dict[str, object]:
+        assert self._box is not None
+        argv = [*_MERGED, *self.config.interpreter, command]
+        try:
+            return _as_output(self._box.exec(argv, cwd=cwd or None, timeout=timeout), command, timeout)
+        except FileAccessError as error:  # the agent has removed the directory that its commands start in
+            return _failed("", type(error).__name__, str(error))
+
+    def _check_finished(self, output: Mapping[str, object]) -> None:
+        lines = str(output["output"]).lstrip().splitlines(keepends=True)
+        if output["returncode"] != 0 or not lines or lines[0].strip() != SUBMIT:
+            return
+        submission = "".join(lines[1:])
+        self._write_patch()
+        extra = {"exit_status": "Submitted", "submission": submission}
+        raise Submitted({"role": "exit", "content": submission, "extra": extra})
+
+    def get_template_vars(self, **others: object) -> dict[str, object]:
+        """What prompts may name: the configuration, what uname(1) says inside, and ``others``.
+
+        Raises:
+            InvalidValue: the environment has no sandbox; a prompt is made before a model is asked and paid.
+        """
+        if self._box is None:
+            raise _unbound()
+        system = platform.uname()._asdict() | {"node": "sandbox"}
+        merged: dict[str, object] = recursive_merge(self.config.model_dump(), system, others)
+        return merged
+
+    def serialize(self) -> dict[str, object]:
+        """What a trajectory says of this environment: its configuration and class, the task and the sandbox."""
+        kind = type(self)
+        told = {
+            "environment": self.config.model_dump(mode="json"),
+            "environment_type": f"{kind.__module__}.{kind.__qualname__}",
+        }
+        sandbox = {"id": "" if self._box is None else self._box.id, "image": self._name}
+        return {"info": {"config": told, "sandbox": sandbox}}
+
+    def close(self) -> None:
+        """Write the patch, if one is asked for, and end the sandbox; calling it again does nothing."""
+        self._end()
+
+
+def _nothing() -> None:
+    """What is done for a sandbox that there is not."""
+
+
+def _write_patch(box: Sandbox, base: str | None, path: Path) -> None:
+    patch = box.patch(base=base)
+    path.write_bytes(patch)
+    _LOG.info("%d bytes of changes: git apply %s", len(patch), path)
+
+
+def _end(box: Sandbox, write_patch: Callable[[], None]) -> None:
+    """Nobody is left to whom an error could be raised."""
+    try:
+        if box.alive:
+            write_patch()
+    except (MiniSandboxError, OSError) as error:
+        _LOG.error("the patch was not written: %s", error)
+    finally:
+        box.stop()
+
+
+def _unbound() -> InvalidValue:
+    return InvalidValue(
+        "this environment does not know which sandbox to make",
+        reason="mini-swe-agent tells no instance to an environment class that is not its own",
+        hint=f"for a benchmark: -c 'run.env_startup_command={BIND} {{{{instance_id}}}}'; for one image: "
+        "-c environment.image=NAME; for a copy of a directory: -c environment.workspace=DIR -c environment.patch=FILE. "
+        "A -c with the configuration file has to come before these",
+    )
+
+
+def _as_output(result: ExecResult, command: str, timeout: float) -> dict[str, object]:
+    """A result in the words of mini-swe-agent's own environments."""
+    if result.outcome is Outcome.TIMEOUT:
+        said = f"Command {command!r} timed out after {timeout:g} seconds"
+        return _failed(result.stdout, "TimeoutExpired", said)
+    code = result.exit_code if result.signal is None else 128 + result.signal
+    return {"output": result.stdout, "returncode": code, "exception_info": ""}
+
+
+def _failed(output: str, kind: str, said: str) -> dict[str, object]:
+    return {
+        "output": output,
+        "returncode": -1,
+        "exception_info": f"An error occurred while executing the command: {said}",
+        "extra": {"exception_type": kind, "exception": said},
+    }

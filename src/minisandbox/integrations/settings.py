@@ -1,0 +1,170 @@
+"""What a sandbox is told in somebody else's configuration file: which image, which tasks, limits, network.
+
+The classes that agents are configured with are theirs (pydantic's), so this is one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound
+from minisandbox.images import BuildEvent, Image, StepState, build, host_image, load_image
+from minisandbox.store import Store
+from minisandbox.tasks import Task, TaskSet
+from minisandbox.types import Limits, Network
+
+TASKS_VARIABLE = "MINISANDBOX_TASKS"
+"""Where tasks are if the configuration does not say it."""
+HOST = "host"
+
+_LOG = logging.getLogger("minisandbox.integrations")
+# docker.io/swebench/sweb.eval.x86_64.django_1776_django-11099:latest; "__" is not allowed in such names
+_OFFICIAL = re.compile(r"(?:.*/)?sweb\.eval\.[^.]+\.(?P<id>[^:]+)(?::.*)?")
+_LOADING = threading.Lock()
+
+
+class SandboxSettings(BaseModel):
+    """How sandboxes are made, as the configuration of another program says it. Unknown keys are errors.
+
+    Attributes:
+        image: an image of the store, an ``instance_id`` of ``tasks``, SWE-bench's name of that instance's docker image,
+            or ``host`` for nothing but the host's ``/usr``.
+        tasks: what every command of ours takes as TASKS: the images of these tasks are built when they are asked for.
+            ``$MINISANDBOX_TASKS`` if it is not given; "" for none.
+        layout: the layout of their rows, where the columns do not say it.
+        pins: exported environments of the data set's official images.
+        repo_mirrors: git repositories to take commits from before the network is asked.
+        limits: by the names of :class:`minisandbox.Limits`, such as ``{"memory": "8G"}``.
+        network: ``off`` or ``host``.
+        allow: hosts that can be reached by HTTP(S) where the network is off, as of ``Network.allow``.
+        allow_private: whether these may have private addresses.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    image: str = ""
+    tasks: str = Field(default_factory=lambda: os.environ.get(TASKS_VARIABLE, ""))
+    layout: str | None = None
+    pins: Path | None = None
+    repo_mirrors: Path | None = None
+    limits: dict[str, int | float | str | None] = Field(default_factory=dict)
+    network: Literal["off", "host"] = "off"
+    allow: list[str] = Field(default_factory=list)
+    allow_private: bool = False
+
+    def checked_limits(self) -> Limits:
+        """Return the limits.
+
+        Raises:
+            InvalidValue: there is no such limit, or a value is not one for it.
+        """
+        try:
+            return Limits(**self.limits)  # type: ignore[arg-type] # what is none of them is refused below
+        except TypeError as error:
+            known = ", ".join(Limits.__slots__)
+            raise InvalidValue(f"limits {self.limits}: {error}", hint=f"the limits are {known}") from error
+
+    def checked_network(self) -> Network:
+        """Return what can be reached.
+
+        Raises:
+            InvalidValue: the settings contradict each other, or a host is no pattern.
+        """
+        if not self.allow:
+            return Network(self.network)
+        if self.network == "host":
+            raise InvalidValue("network 'host' and allow", hint="leave out one of them")
+        return Network.allow(*self.allow, private=self.allow_private)
+
+    def find(self, name: str) -> Found:
+        """Find an image; that of a task is built if it is not there.
+
+        Args:
+            name: what :attr:`image` can be.
+
+        Raises:
+            NotFound: it is neither.
+            MiniSandboxError: the tasks cannot be read, or the image cannot be built; the message names the task.
+        """
+        store = Store.open()
+        if self.tasks:
+            tasks = _task_set(self.tasks, self.layout, self.pins, self.repo_mirrors)
+            if instance_id := _match(name, tasks.ids):
+                return _built(tasks[instance_id], store, self.repo_mirrors)
+        if image_name := _match(name, store.image_names()):
+            return Found(load_image(store, image_name), None)
+        if name == HOST:
+            return Found(host_image(store), None)
+        raise self._unknown(name, store)
+
+    def _unknown(self, name: str, store: Store) -> NotFound:
+        looked = f"tasks {self.tasks!r} have no such instance_id" if self.tasks else "no tasks are named"
+        return NotFound(
+            f"there is no image {name!r} in the store {store.root}",
+            reason=f"it was not built here, and {looked}",
+            hint="'minisandbox image build TASKS' builds the images of a task set; with the option 'tasks', or "
+            f"{TASKS_VARIABLE}=TASKS, they are built when they are asked for; 'minisandbox image ls' lists them",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An image, and the task that it was made for.
+
+    Attributes:
+        image: the image.
+        task: the task, where tasks are known.
+    """
+
+    image: Image
+    task: Task | None
+
+
+def _built(task: Task, store: Store, mirrors: Path | None) -> Found:
+    """As the commands do it: every layer that is there is used, and several threads or processes may want the same."""
+    name = task.instance_id
+    try:
+        return Found(build(task.recipe(), store=store, name=name, progress=_tell, mirrors=mirrors), task)
+    except MiniSandboxError as error:
+        raise error.about(name) from None
+
+
+def _tell(event: BuildEvent) -> None:
+    what = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
+    if event.state is StepState.STARTED:
+        _LOG.info("building %s", what)
+    elif event.state is StepState.FINISHED:
+        _LOG.info("built %s in %.1f s", what, event.seconds)
+
+
+def _task_set(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None) -> TaskSet:
+    with _LOADING:  # whoever comes second waits for the first, who may ask the hub
+        return _load(tasks, layout, pins, mirrors)
+
+
+@functools.lru_cache(maxsize=4)  # each environment is made by itself: nobody else could keep the tasks for the next one
+def _load(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None) -> TaskSet:
+    return TaskSet.load(tasks, form=layout, pins=pins, repo_mirrors=mirrors)
+
+
+def _match(name: str, known: Iterable[str]) -> str | None:
+    """What a name means: itself, or the instance whose docker image is called so. These are in lower case."""
+    names = list(known)
+    if name in names:
+        return name
+    official = _OFFICIAL.fullmatch(name)
+    if official is None:
+        return None
+    wanted = official["id"].replace("_1776_", "__").lower()
+    matches = [one for one in names if one.lower() == wanted]
+    return matches[0] if len(matches) == 1 else None

@@ -1,0 +1,19 @@
+"""SWE-ReX over sandboxes: a deployment, its runtime, and the configuration that names them. No server runs inside."""
+
+from __future__ import annotations
+
+from minisandbox.errors import MissingExtra
+
+try:
+    import swerex.runtime.abstract  # noqa: F401 - to say what is missing before the modules below cannot
+except ImportError as error:
+    raise MissingExtra(
+        f"minisandbox.integrations.swerex: {error}",
+        reason="SWE-ReX is not installed",
+        hint="pip install 'swe-minisandbox[swerex]'",
+    ) from error
+
+from minisandbox.integrations.swerex.deployment import MiniSandboxDeployment, MiniSandboxDeploymentConfig, register
+from minisandbox.integrations.swerex.runtime import MiniSandboxRuntime
+
+__all__ = ["MiniSandboxDeployment", "MiniSandboxDeploymentConfig", "MiniSandboxRuntime", "register"]

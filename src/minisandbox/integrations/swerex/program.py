@@ -1,0 +1,113 @@
+"""A program that is talked to line by line, on a terminal of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+from swerex.runtime.abstract import BashInterruptAction, BashObservation
+
+from minisandbox.sandbox import AsyncProcess, AsyncSandbox, AsyncShell
+from minisandbox.types import ExecResult, Terminal
+
+PROMPT = "SHELLPS1PREFIX"
+"""What SWE-ReX says was seen when bash is back at its prompt."""
+
+_ESCAPES = re.compile(r"\x1B[@-_][0-?]*[ -/]*[@-~]")
+_LEAST_MEANING = 0.05
+
+
+def plain(data: bytes) -> str:
+    """Output as clients of SWE-ReX see it: without the escape sequences of a terminal."""
+    return _ESCAPES.sub("", data.decode("utf-8", "backslashreplace"))
+
+
+class Program:
+    """A program on a terminal.
+
+    Args:
+        process: what was started.
+    """
+
+    def __init__(self, process: AsyncProcess) -> None:
+        self._process = process
+        self._unread = b""
+        self.ended = False
+
+    @classmethod
+    async def start(cls, box: AsyncSandbox, command: str, shell: AsyncShell) -> Program:
+        """Start a program with the variables that a shell exports, and in its directory."""
+        listed = (await shell.run("command env -0")).stdout_bytes.decode("utf-8", "surrogateescape")
+        variables = dict(entry.split("=", 1) for entry in listed.split("\0") if "=" in entry)
+        script = 'stty -echo 2>/dev/null; eval -- "$1"'
+        env = {**variables, "TERM": "dumb"}
+        return cls(await box.start(["bash", "-c", script, "bash", command], pty=Terminal(), cwd=shell.cwd, env=env))
+
+    async def write(self, text: str) -> None:
+        """Type a text."""
+        await self._process.write(text)
+
+    async def expect(self, patterns: Sequence[str], timeout: float | None) -> tuple[str, str]:
+        """Wait until a pattern is seen or the program ends.
+
+        Args:
+            patterns: regular expressions; the one that is found first in the output counts.
+            timeout: seconds, or None.
+
+        Returns:
+            What came before it, and the pattern; :data:`PROMPT` for the program's end.
+
+        Raises:
+            TimeoutError: neither has happened; what came stays to be read.
+        """
+        async with asyncio.timeout(timeout):
+            while True:
+                if (found := self._find(patterns)) is not None:
+                    return found
+                if self.ended:
+                    output, self._unread = _lines(self._unread), b""
+                    return output, PROMPT
+                await self._read()
+
+    def _find(self, patterns: Sequence[str]) -> tuple[str, str] | None:
+        seen = _lines(self._unread)
+        matches = [(match, pattern) for pattern in patterns if (match := re.search(pattern, seen))]
+        if not matches:
+            return None
+        match, pattern = min(matches, key=lambda one: one[0].start())
+        self._unread = seen[match.end() :].encode("utf-8", "backslashreplace")
+        return seen[: match.start()], pattern
+
+    async def _read(self) -> None:
+        async for event in self._process.events():
+            if isinstance(event, ExecResult):
+                self.ended = True
+            else:
+                self._unread += event.data
+            return
+        self.ended = True
+
+    async def interrupt(self, action: BashInterruptAction) -> BashObservation:
+        """Type Ctrl-C until a pattern is seen or the program ends; at last it is killed."""
+        output = ""
+        for _ in range(action.n_retry):
+            await self.write("\x03")
+            try:
+                output, matched = await self.expect(action.expect, max(action.timeout, _LEAST_MEANING))
+            except TimeoutError:
+                continue
+            return BashObservation(output=output.strip(), exit_code=0, expect_string=matched)
+        await self.close()
+        output, self._unread = _lines(self._unread), b""
+        return BashObservation(output=output.strip(), exit_code=0, expect_string=PROMPT)
+
+    async def close(self) -> None:
+        """End it, if it has not ended; calling it again does nothing."""
+        self.ended = True
+        await self._process.close()
+
+
+def _lines(data: bytes) -> str:
+    """A terminal ends lines by two characters."""
+    return plain(data).replace("\r\n", "\n")

@@ -1,0 +1,154 @@
+"""A limit of what the kernel holds for a sandbox without charging anybody: pid 1 looks from time to time.
+
+Of sockets the kernel tells it (:mod:`.sockets`). An open directory of an overlay keeps a copy of its names as they were
+when it was first read (fs/overlayfs/readdir.c), in memory that no account sees and nothing shows. What shows is that
+the machine's such memory grows, how many directories are open here, and how many names there can be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Collection, Iterator
+
+from . import watchdog
+from .descendants import every_pid
+from .ledger import Ledger
+from .sockets import Sockets
+
+INTERVAL = 0.2
+"""Seconds between two looks while commands run."""
+_SHARE = 20
+"""Looking takes no more than this part of the time."""
+_NAME = 512
+"""Bytes for a name of 255 characters."""
+_NAMES_BELOW = 20_000
+"""Names of a large directory of the image or the host."""
+_IN_FLIGHT = 4096
+"""So many directories may be under way where descriptors are: nothing shows what they are of."""
+_MOST_LOOKED_AT = 20_000
+
+
+class KernelMemory:
+    """What one sandbox has of it.
+
+    Args:
+        limit: bytes that its sockets may hold, and that its open directories may.
+        sockets: those of its network namespace, or None where that is the host's.
+    """
+
+    def __init__(self, limit: int, sockets: Sockets | None) -> None:
+        self._limit = limit
+        self._sockets = sockets
+        self._due = time.monotonic() + INTERVAL
+        self._lowest: int | None = None
+        self._names = self._most_names = 0
+
+    def wait(self) -> float:
+        """Seconds until the next look is due."""
+        return max(0.0, self._due - time.monotonic())
+
+    def enforce(self, spared: Collection[int], ledger: Ledger) -> None:
+        """Look, if it is time to; end every process but those spared if it is too much.
+
+        Args:
+            spared: our own.
+            ledger: told before anything ends.
+        """
+        begun = time.monotonic()
+        if begun < self._due:
+            return
+        if self._is_too_much(spared):
+            watchdog.end_all(spared, ledger)
+        self._due = time.monotonic() + max(INTERVAL, _SHARE * (time.monotonic() - begun))
+
+    def _is_too_much(self, spared: Collection[int]) -> bool:
+        # sockets that come and go between two tables of one look count for what they are not: it must be so twice
+        if self._sockets and all(self._sockets.held() > self._limit for _ in range(2)):
+            return True
+        return self._directories_are_too_many(spared)
+
+    def _directories_are_too_many(self, spared: Collection[int]) -> bool:
+        """Whether the machine's memory grew by the limit while open directories here could hold half of it.
+
+        Before that they held less than half, and what the machine's memory has grown by since then is all that can
+        have been added.
+        """
+        now = _unaccounted()
+        if self._lowest is None:
+            self._lowest, self._names = now, _names()
+        self._lowest = min(self._lowest, now)
+        self._most_names = max(self._most_names, _names() - self._names)
+        if now - self._lowest < self._limit // 2:
+            return False
+        names = max(self._most_names, _NAMES_BELOW)
+        enough = self._limit // 2 // (names * _NAME) + 1
+        if _open_directories(spared, enough) < enough:
+            self._lowest = now
+            return False
+        return now - self._lowest > self._limit
+
+
+def _open_directories(spared: Collection[int], enough: int) -> int:
+    """How many directories are open here, or could be; no more are counted than are enough."""
+    count = looked_at = 0
+    for table in _tables(spared):
+        try:
+            names = os.listdir(table)
+        except OSError:  # it has ended, or does not show them
+            count += _size(table)
+            continue
+        looked_at += len(names)
+        count += len(names) if looked_at > _MOST_LOOKED_AT else sum(_directories(table, name) for name in names)
+        if count >= enough:
+            break
+    return count
+
+
+def _tables(spared: Collection[int]) -> Iterator[str]:
+    """The descriptor tables of every process; a thread may have its own (clone(2))."""
+    for pid in every_pid():
+        if pid not in spared:
+            with contextlib.suppress(OSError):
+                yield from (f"/proc/{pid}/task/{thread}/fd" for thread in os.listdir(f"/proc/{pid}/task"))
+
+
+def _size(table: str) -> int:
+    """How many descriptors a table has that cannot be listed: since Linux 6.2 as told, before as it has room for."""
+    with contextlib.suppress(OSError):
+        if size := os.stat(table).st_size:
+            return size
+        with open(f"{os.path.dirname(table)}/status", "rb") as source:
+            return next(int(line.split()[1]) for line in source if line.startswith(b"FDSize:"))
+    return 0
+
+
+def _directories(table: str, name: str) -> int:
+    """How many directories a descriptor keeps open, or could where the process does not show it."""
+    try:
+        mode = os.stat(f"{table}/{name}").st_mode
+        if stat.S_ISDIR(mode):
+            return 1
+        if stat.S_ISSOCK(mode):
+            with open(f"{os.path.dirname(table)}/fdinfo/{name}", "rb") as source:
+                under_way = any(line.startswith(b"scm_fds:") and int(line.split()[1]) for line in source)
+            return _IN_FLIGHT if under_way else 0
+    except PermissionError:
+        return 1
+    except OSError:  # it has just been closed
+        return 0
+    return 0
+
+
+def _unaccounted() -> int:
+    """Bytes of small objects that the kernel cannot give back, on the whole machine."""
+    with open("/proc/meminfo", "rb") as source:
+        return next((int(line.split()[1]) for line in source if line.startswith(b"SUnreclaim:")), 0) * 1024
+
+
+def _names() -> int:
+    """How many files there are where the sandbox writes; each name of one counts on a tmpfs."""
+    status = os.statvfs("/")
+    return status.f_files - status.f_ffree

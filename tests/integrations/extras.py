@@ -1,0 +1,16 @@
+"""What is skipped where an extra is not installed, with the reason."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+needs_mini = pytest.mark.skipif(
+    importlib.util.find_spec("minisweagent") is None,
+    reason="mini-swe-agent is not installed: pip install 'swe-minisandbox[mini]'",
+)
+needs_swerex = pytest.mark.skipif(
+    importlib.util.find_spec("swerex") is None,
+    reason="SWE-ReX is not installed: pip install 'swe-minisandbox[swerex]'",
+)

@@ -1,0 +1,93 @@
+"""What the kernel holds for a sandbox and charges to nobody is limited too, and what servers need is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import shut_down
+from minisandbox.sandbox.launcher import NO_GROUPS
+from minisandbox.types import ImageSpec, Limits
+
+pytestmark = pytest.mark.kernel
+
+MECHANISMS = ("as found", "without control groups")
+LIMITS = Limits(memory="256M")
+UNACCEPTED = """
+import contextlib, socket, time
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen(4096)
+kept = []
+for _ in range({count}):
+    out = socket.socket()
+    out.connect(listener.getsockname())
+    out.setblocking(False)
+    with contextlib.suppress(OSError):
+        for _ in range({blocks}):
+            out.send(b"x" * 65536)
+    kept.append(out)
+time.sleep({pause})
+print(len(kept))
+"""
+SERVED = """
+import asyncio
+COUNT, BLOCK = 300, b"x" * 100_000
+
+async def answer(reader, writer):
+    writer.write(await reader.readexactly(len(BLOCK)))
+    await writer.drain()
+    writer.close()
+
+async def ask(port, ready):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await ready.wait()
+    writer.write(BLOCK)
+    answered = await reader.readexactly(len(BLOCK))
+    writer.close()
+    return answered == BLOCK
+
+async def main():
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=COUNT)
+    port, ready = server.sockets[0].getsockname()[1], asyncio.Event()
+    asking = [asyncio.create_task(ask(port, ready)) for _ in range(COUNT)]
+    await asyncio.sleep(1)  # all are connected, for longer than it takes to look
+    ready.set()
+    print(sum(await asyncio.gather(*asking)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(params=MECHANISMS)
+def mechanism(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A launcher that may use control groups, where there are any, and one that may not."""
+    if request.param == MECHANISMS[1]:
+        shut_down()
+        monkeypatch.setenv(NO_GROUPS, "1")
+    yield request.param
+    if request.param == MECHANISMS[1]:
+        shut_down()
+
+
+@pytest.mark.usefixtures("mechanism")
+def test_data_that_nobody_accepts_is_limited_and_named(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        result = box.exec(["python3", "-c", UNACCEPTED.format(count=2000, blocks=64, pause=60)], timeout=60)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"
+
+
+@pytest.mark.usefixtures("mechanism")
+def test_what_a_slow_server_has_not_accepted_yet_is_no_offence(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        script = UNACCEPTED.format(count=200, blocks=1, pause=1)
+        assert box.exec(["python3", "-c", script], timeout=60).check().stdout == "200\n"
+
+
+@pytest.mark.usefixtures("mechanism")
+def test_a_server_with_hundreds_of_connections_works(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        assert box.exec(["python3", "-c", SERVED], timeout=120).check().stdout == "300\n"
