@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,5 +45,9 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
         yield from read_traj_files(path, evaluation=reading.evaluation, numbered=reading.numbered, style=reading.style)
         return
     source = open_source(path)
-    for row in source.rows:
-        yield example_of_row(row.values, place=row.place, source=source.name, style=reading.style)
+    try:
+        for row in source.rows:
+            yield example_of_row(row.values, place=row.place, source=source.name, style=reading.style)
+    finally:  # a row that is refused must not leave the file open
+        if isinstance(source.rows, Generator):
+            source.rows.close()
