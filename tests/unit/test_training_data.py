@@ -147,7 +147,12 @@ def test_the_same_submission_counts_once_for_each_task() -> None:
     assert normalised(two) == normalised(PATCH.replace(b"/x", b"/y") + PATCH), "whichever file comes first"
     filtering = Filtering(Filter(unique=True))
     examples = [example(), example(number=1, submission=same), example("c__d-2"), example(number=2, submission=None)]
-    assert [filtering.refuse(one) for one in examples] == [None, ("duplicate", "the submission of a__b-1.0"), None, None]
+    assert [filtering.refuse(one) for one in examples] == [
+        None,
+        ("duplicate", "the submission of a__b-1.0"),
+        None,
+        None,
+    ]
 
 
 # --- balance ---------------------------------------------------------------------------------------------------------
@@ -379,7 +384,9 @@ def test_memory_does_not_grow_with_the_number(tmp_path: Path, through: str) -> N
 
     def many(count: int) -> Iterator[Example]:
         for number in range(count):
-            yield example(number=number, messages=tuple(replace(one, content=one.content + str(number)) for one in long))
+            yield example(
+                number=number, messages=tuple(replace(one, content=one.content + str(number)) for one in long)
+            )
 
     def peak(count: int) -> int:
         tracemalloc.reset_peak()

@@ -111,7 +111,9 @@ def test_swe_smith_reads_an_export(tmp_path: Path) -> None:
     (tmp_path / "sft").mkdir()
     for style in ("xml", "ticks"):
         sources = [str(DATA / f"published_{style}.jsonl"), str(DATA / "sweagent_run")]
-        assert main(["trajectories", "export", *sources, "--to", style, "-o", str(tmp_path / f"sft/{style}.jsonl")]) == 0
+        assert (
+            main(["trajectories", "export", *sources, "--to", style, "-o", str(tmp_path / f"sft/{style}.jsonl")]) == 0
+        )
     out = tmp_path / "sft" / "all.jsonl"
     command = [sys.executable, "-c", COMBINE, str(tmp_path / "sft"), str(out)]
     done = subprocess.run(command, input="0-1\n", capture_output=True, text=True, timeout=300, check=True)
@@ -146,7 +148,9 @@ def test_what_a_style_writes_it_reads(style: str, action: Any, thought: str) -> 
         return  # nothing wrong is written
     again = ALL_STYLES[style].read(message)
     assert again.thought == thought
-    assert [(call.name, dict(call.arguments)) for call in again.calls] == [(said.calls[0].name, said.calls[0].arguments)]
+    assert [(call.name, dict(call.arguments)) for call in again.calls] == [
+        (said.calls[0].name, said.calls[0].arguments)
+    ]
 
 
 @given(ACTIONS)
@@ -249,7 +253,9 @@ def test_the_same_style_stays_to_the_letter() -> None:
 
 def test_prompts_tell_of_the_new_style() -> None:
     prompts = {
-        name: Prompts.load(name).render({"problem_statement": "p", "workdir": "/w", "shell": "s", "command_timeout": "1"})
+        name: Prompts.load(name).render(
+            {"problem_statement": "p", "workdir": "/w", "shell": "s", "command_timeout": "1"}
+        )
         for name in FORMATS
     }
     one = example(messages=(Message("system", prompts["text"][0]), Message("user", prompts["text"][1])))
