@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_training_tokens import saved_tokenizer
-from training_tools import DATA, FLAG, MESSAGES, example, trajectory
+from tests.unit.training_tools import DATA, FLAG, MESSAGES, example, saved_tokenizer, trajectory
 
 from minisandbox.cli.main import main
 from minisandbox.models.bytewise import decode_answer

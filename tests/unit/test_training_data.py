@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_tools import DATA, FLAG, MESSAGES, PATCH, byte_row, example, trajectory
+from tests.unit.training_tools import DATA, FLAG, MESSAGES, PATCH, byte_row, example, trajectory
 
 from minisandbox.errors import InvalidValue, RunError, TrajectoryError
 from minisandbox.models import Message, ToolCall
@@ -188,7 +188,7 @@ def test_another_seed_draws_others() -> None:
 @pytest.mark.parametrize("bad", [{"max_per_instance": 0}, {"max_per_instance": 1, "total": 0}])
 def test_balance_of_nothing(bad: dict[str, int]) -> None:
     with pytest.raises(InvalidValue):
-        balance([], seed=0, **bad)  # type: ignore[arg-type] # as a mistaken user has it
+        balance([], seed=0, **bad)
 
 
 def test_examples_that_change_while_they_are_balanced() -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_tools import DATA, example
+from tests.unit.training_tools import DATA, example
 
 from minisandbox.agents import FORMATS
 from minisandbox.agents.actions import TOOLS, Bash, Create, Insert, StrReplace, Submit, View, arguments_of, name_of
 from minisandbox.agents.prompts import Prompts
+from minisandbox.cli.main import main
 from minisandbox.models import Message, ToolCall
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
 from minisandbox.trajectories.converting import LEFT, STALE, Converter
@@ -106,8 +107,6 @@ def _told(message: Message) -> tuple[object, ...]:
 
 def test_swe_smith_reads_an_export(tmp_path: Path) -> None:
     pytest.importorskip("swesmith")
-    from minisandbox.cli.main import main
-
     (tmp_path / "sft").mkdir()
     for style in ("xml", "ticks"):
         sources = [str(DATA / f"published_{style}.jsonl"), str(DATA / "sweagent_run")]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_tools import DATA, MESSAGES, byte_row, example
+from tests.unit.training_tools import DATA, MESSAGES, byte_row, example, saved_tokenizer
 
 from minisandbox.agents.actions import TOOLS
 from minisandbox.errors import InvalidValue, MissingExtra, TrajectoryError
@@ -28,13 +28,6 @@ from minisandbox.trajectories.tokenised import (
 )
 from minisandbox.trajectories.writing import write_rows
 
-CHATML = (
-    "{%- if tools %}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
-    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
-    "{%- for call in message.tool_calls or [] %}{{ '<call>' + call.function.name }}"
-    "{{ call.function.arguments | tojson }}</call>{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 FORGETFUL = (  # as templates of reasoning models: earlier answers lose their thoughts
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
     "{{ message.content if loop.last or message.role != 'assistant' else message.content.split('```')[0] }}"
@@ -45,8 +38,10 @@ FORGETFUL = (  # as templates of reasoning models: earlier answers lose their th
 class Characters:
     """A tokenizer with a token for each character and ChatML's two marks; knows no other template."""
 
-    all_special_ids = [0, 1]
     marks = ("<|im_start|>", "<|im_end|>")
+
+    def __init__(self) -> None:
+        self.all_special_ids = [0, 1]
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> str:
         lines = [f"<|im_start|>tools\n{json.dumps(options['tools'])}<|im_end|>\n"] if options["tools"] else []
@@ -69,28 +64,6 @@ class Characters:
 
     def decode(self, token_ids: Any) -> str:
         return "".join(self.marks[token] if token < 2 else chr(token - 2) for token in token_ids)
-
-
-def saved_tokenizer(path: Path, template: str | None = CHATML) -> str:
-    """A byte-level BPE tokenizer of transformers, trained on what the tests say."""
-    pytest.importorskip("transformers", reason="the package transformers is not installed")
-    from tokenizers import Tokenizer as Trained
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    trained = Trained(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment, unused-ignore] # as its documentation has it
-    trained.decoder = decoders.ByteLevel()  # type: ignore[assignment, unused-ignore] # the same
-    marks = ["<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=marks, initial_alphabet=alphabet)
-    trained.train_from_iterator([message.content for message in MESSAGES] * 5 + ["assistant\n", "user\n"], trainer)
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=trained, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": marks[:1]})
-    if template is not None:
-        tokenizer.chat_template = template
-    tokenizer.save_pretrained(str(path))
-    return str(path)
 
 
 @pytest.fixture(params=["characters", "transformers"])

