@@ -23,6 +23,8 @@ _NUMBERS = ("insert_line", "view_range")
 class CannotSay(TrajectoryError):
     """An answer without a call that can be read, or a call that a style has no words for."""
 
+    exit_code = 35
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
