@@ -176,13 +176,15 @@ class Sandbox:
             cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
             env: variables for this command, over those of the sandbox.
             stdin: its standard input; empty if None.
-            user: name or uid of the user inside who runs it, without any capability; root if None.
+            user: name or uid of the user inside who runs it, without any capability; root, with its capabilities, if
+                None, 0 or ``"root"``. No protection from commands that ran as root before: a process that one of them
+                left running can become this user, and change what this command does and prints.
 
         Returns:
             How it ended and what it printed.
 
         Raises:
-            InvalidValue: an argument cannot be used, or there is no such user here.
+            InvalidValue: an argument cannot be used, there is no such user here, or its name stands for root.
             FileAccessError: ``cwd`` cannot be entered.
             SandboxGone: the sandbox has ended.
         """
@@ -207,7 +209,7 @@ class Sandbox:
             timeout: wall seconds after which its whole tree is killed; None: no limit.
             cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
             env: variables for this command, over those of the sandbox.
-            user: name or uid of the user inside who runs it, without any capability; root if None.
+            user: name or uid of the user inside who runs it, as for :meth:`exec`.
             pty: size of a terminal to run it on; None: pipes.
             lifetime: ``"handle"``: it ends when its handle is closed. ``"sandbox"``: it goes on until it or the sandbox
                 ends, and :meth:`process` takes hold of it again, from this process or another.
@@ -258,7 +260,7 @@ class Sandbox:
         Args:
             cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
             env: variables for it, over those of the sandbox.
-            user: name or uid of the user inside who runs it, without any capability; root if None.
+            user: name or uid of the user inside who runs it, as for :meth:`exec`.
 
         Returns:
             The shell, ready.
