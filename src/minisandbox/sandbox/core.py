@@ -94,7 +94,7 @@ class Core:
         request = Request(
             base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), "sandbox", upper,
             controller.launcher.writable_usr, controller.launcher.layered_usr, controller.launcher.rendezvous,
-            enforcement=controller.launcher.enforcement,
+            enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
         )  # fmt: skip
         if upper is not None:
             uppers.prepare(upper)

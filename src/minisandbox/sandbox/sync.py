@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal, Self
 
-from minisandbox.sandbox import handles, transfers
+from minisandbox.sandbox import handles, transfers, uppers
 from minisandbox.sandbox.attached import AttachedCore
 from minisandbox.sandbox.core import Core
 from minisandbox.sandbox.handles import SandboxCore, live_sandboxes
@@ -90,7 +90,7 @@ class Sandbox:
             mounts: host directories and files to show inside, read-only.
             environment: variables that every command gets, over the image's.
             upper: an existing, empty host directory that takes the writes instead of memory. After :meth:`stop` its
-                ``tree`` is a complete layer.
+                ``tree`` is a complete layer. Nothing but its disk limits how much that is, not ``Limits.disk``.
             labels: what to call it, for people and for :meth:`list`.
 
         Returns:
@@ -101,6 +101,8 @@ class Sandbox:
             HostError: this machine lacks a kernel feature.
             SandboxCreationError: the kernel refused a step; the error names it.
         """
+        if upper is not None:
+            uppers.check_limits(limits)
         core = Core.create(
             image, limits=limits, network=network, mounts=mounts, environment=environment, upper=upper,
             labels=labels,
