@@ -77,8 +77,8 @@ class Limits:
             whoever goes beyond is ended by SIGXFSZ, or meets EFBIG. None: no limit.
         output: bytes kept of each of a command's stdout and stderr (half from the head, half from the tail).
         inotify: inotify instances that may exist at once.
-        lifetime: seconds after which it ends by itself, whatever happens to its owner. None: when it is stopped, or the
-            process that made it ends.
+        lifetime: seconds after which it ends by itself, whatever happens to its owner, snapshots and resets of it
+            included; forks begin their own. None: when it is stopped, or the process that made it ends.
     """
 
     memory: int | None

@@ -322,12 +322,14 @@ class Sandbox:
     def snapshot(self) -> Snapshot:
         """Seal what was written so far, without copying it.
 
-        Ends all processes of the sandbox; the handle goes on over the sealed state.
+        Ends all processes of the sandbox; the handle goes on over the sealed state. What is sealed stays in memory and
+        counts to ``Limits.disk``, what is deleted or overwritten afterwards included; the lifetime goes on.
 
         Returns:
             The state, from which sandboxes can be made and to which :meth:`reset` goes back.
 
         Raises:
+            InvalidValue: sealed states leave nothing of ``Limits.disk``; the sandbox goes on as it was.
             OwnerOnly: the sandbox was attached.
             SandboxCreationError: the kernel refused a step of going on; the error names it.
             SandboxGone: the sandbox has ended.
