@@ -95,7 +95,8 @@ def test_no_such_file() -> None:
 
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_configurations_can_be_read(name: str) -> None:
-    assert load(RlConfig if name.startswith("rl-") else SftConfig, name).model
+    config: RlConfig | SftConfig = load(RlConfig, name) if name.startswith("rl-") else load(SftConfig, name)
+    assert config.model
 
 
 def test_what_is_stored_is_whole_and_reads_as_the_same(file: Path, tmp_path: Path) -> None:

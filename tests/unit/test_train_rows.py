@@ -5,6 +5,7 @@ import json
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.tiny_model import tiny_engine
@@ -20,7 +21,7 @@ def row(ids: list[int], mask: list[int], name: str = "t__0", task: str = "") -> 
 
 
 @pytest.fixture(scope="module")
-def sampled() -> tuple[object, TrainingRow]:
+def sampled() -> tuple[Any, TrainingRow]:
     """A model, and a row of two answers that it has sampled."""
     engine = tiny_engine()
 
@@ -39,39 +40,39 @@ def sampled() -> tuple[object, TrainingRow]:
     return engine.model, TrainingRow.of(one, rollout="task__3#0")
 
 
-def test_captured_rows_pass_and_leave_the_models_mode(sampled: tuple[object, TrainingRow]) -> None:
+def test_captured_rows_pass_and_leave_the_models_mode(sampled: tuple[Any, TrainingRow]) -> None:
     model, one = sampled
-    model.train()  # type: ignore[attr-defined] # a model of transformers, which are not looked at
+    model.train()
     assert 0 < one.loss_tokens < len(one.ids)
-    assert check_tokens(model, [one], temperature=0.7) < 1e-4  # type: ignore[arg-type] # the same
-    assert model.training  # type: ignore[attr-defined] # the same
+    assert check_tokens(model, [one], temperature=0.7) < 1e-4
+    assert model.training
 
 
-def test_a_differing_token_is_named(sampled: tuple[object, TrainingRow]) -> None:
+def test_a_differing_token_is_named(sampled: tuple[Any, TrainingRow]) -> None:
     model, one = sampled
     assert one.logprobs is not None
     logprobs, position = one.logprobs[:], one.mask.rindex(1)
     logprobs[position] -= 0.01
     with pytest.raises(TokenMismatch, match=f"task__3#0, token {position} ") as caught:
-        check_tokens(model, [replace(one, logprobs=logprobs)], temperature=0.7)  # type: ignore[arg-type] # the same
+        check_tokens(model, [replace(one, logprobs=logprobs)], temperature=0.7)
     assert (caught.value.rollout, caught.value.position) == ("task__3#0", position)
 
 
-def test_a_mask_over_context_shows(sampled: tuple[object, TrainingRow]) -> None:
+def test_a_mask_over_context_shows(sampled: tuple[Any, TrainingRow]) -> None:
     model, one = sampled
     mask = bytearray(one.mask)
     position = mask.index(1) - 1  # the last token of the prompt
     mask[position] = 1
     with pytest.raises(TokenMismatch, match=f"token {position} "):
-        check_tokens(model, [replace(one, mask=bytes(mask))], temperature=0.7)  # type: ignore[arg-type] # the same
+        check_tokens(model, [replace(one, mask=bytes(mask))], temperature=0.7)
 
 
-def test_another_context_shows(sampled: tuple[object, TrainingRow]) -> None:
+def test_another_context_shows(sampled: tuple[Any, TrainingRow]) -> None:
     model, one = sampled
     ids = one.ids[:]
     ids[2] += 1
     with pytest.raises(TokenMismatch):
-        check_tokens(model, [replace(one, ids=ids)], temperature=0.7)  # type: ignore[arg-type] # the same
+        check_tokens(model, [replace(one, ids=ids)], temperature=0.7)
 
 
 @pytest.mark.parametrize(

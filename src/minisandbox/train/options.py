@@ -33,7 +33,7 @@ def option(default: T, *, help: str, choices: tuple[str, ...] = ()) -> T:  # noq
         help: what it does, for documentation.
         choices: the texts that there are, if not all.
     """
-    return typing.cast("T", dataclasses.field(default=default, metadata={"help": help, "choices": choices}))
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
 
 
 def required(help: str) -> typing.Any:  # noqa: A002 - as above
