@@ -35,8 +35,8 @@ class Fake:
             self.now -= 1
 
 
-def gather(fake: Fake, tasks: list[str], spare: list[str] | None = None, **options: int) -> Step:
-    groups = Groups(tasks=len(tasks), size=4, **options)
+def gather(fake: Fake, tasks: list[str], spare: list[str] | None = None, *, refill: int = 1) -> Step:
+    groups = Groups(tasks=len(tasks), size=4, refill=refill)
 
     async def do() -> Step:
         return await Gatherer(fake, groups, workers=3, deadline=30.0, seed=1).gather(5, tasks, spare or [])
@@ -53,7 +53,7 @@ def test_advantages() -> None:
     assert advantages([1.0, None, 0.0]) == [0.5, 0.0, -0.5]  # what is missing does not count as 0
     assert advantages([1.0, None, None]) == [0.0, 0.0, 0.0]
     assert advantages([]) == []
-    assert advantages([1.0, 0.0], "group") == pytest.approx([0.5 / 0.70720678] + [-0.5 / 0.70720678])
+    assert advantages([1.0, 0.0], "group") == pytest.approx([0.5 / 0.70720678, -0.5 / 0.70720678])
 
 
 def test_a_step_of_groups() -> None:

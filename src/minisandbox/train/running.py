@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -17,7 +17,7 @@ from minisandbox.errors import DiskFull, InvalidValue, MissingExtra, RunError, T
 from minisandbox.train.options import differences, load, store
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerState
 
 _COMPLETE = "complete"
 """The file that a checkpoint has once all of it is written: who is killed while writing leaves one without."""
@@ -140,13 +140,17 @@ def require_training() -> None:
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func may change: the tests watch it
     try:
-        import datasets  # noqa: F401, PLC0415 - extras
+        import datasets  # noqa: PLC0415 - extras
         import peft  # noqa: F401, PLC0415 - the same
         import trl  # noqa: F401, PLC0415 - the same
     except ImportError as error:
         raise MissingExtra(
             f"the package {error.name} is not installed", reason=str(error), hint="pip install 'swe-minisandbox[train]'"
         ) from error
+    from transformers.utils import logging  # noqa: PLC0415 - the same
+
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
 
 
 def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -180,8 +184,15 @@ def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
-def run_callback(run: TrainingRun) -> TrainerCallback:
-    """Return what writes a run's log, and marks its checkpoints as whole."""
+def quiet(trainer: Trainer) -> None:
+    """Keep a trainer from printing: stdout is its caller's, and what goes on is told in other ways."""
+    from transformers import PrinterCallback  # noqa: PLC0415 - an extra
+
+    trainer.remove_callback(PrinterCallback)
+
+
+def run_callback(run: TrainingRun, tell: Callable[[str], object]) -> TrainerCallback:
+    """Return what writes a run's log, tells it, and marks its checkpoints as whole."""
     from transformers import TrainerCallback  # noqa: PLC0415 - an extra
 
     class Keeper(TrainerCallback):  # type: ignore[misc] # transformers is not looked at for types
@@ -190,6 +201,8 @@ def run_callback(run: TrainingRun) -> TrainerCallback:
         ) -> None:
             if isinstance(logs, dict) and is_first():
                 run.append({"step": state.global_step, **logs})
+                shown = [f"{key} {logs[key]:.4g}" for key in ("loss", "reward", "eval_loss", "entropy") if key in logs]
+                tell(f"step {state.global_step} of {state.max_steps}: {', '.join(shown)}" if shown else "done")
 
         def on_save(self, _args: object, state: TrainerState, _control: object, **__: object) -> None:
             if is_first():

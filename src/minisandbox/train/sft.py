@@ -15,6 +15,7 @@ from minisandbox.train.running import (
     check_vocabulary,
     is_first,
     open_policy,
+    quiet,
     require_training,
     run_callback,
     told_in_our_words,
@@ -109,7 +110,7 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
     require_training()
     data = SftData.load(config)
     with TrainingRun(Path(config.out), config, may_change=MAY_CHANGE) as run:
-        trainer = make_trainer(config, data, run)
+        trainer = make_trainer(config, data, run, tell)
         checkpoint = run.last_checkpoint()
         if is_first():
             left = f"; {data.left_out} longer ones were left out" if data.left_out else ""
@@ -127,13 +128,14 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
         )  # fmt: skip
 
 
-def make_trainer(config: SftConfig, data: SftData, run: TrainingRun) -> SFTTrainer:
+def make_trainer(config: SftConfig, data: SftData, run: TrainingRun, tell: Tell = lambda _: None) -> SFTTrainer:
     """Return TRL's trainer of an experiment.
 
     Args:
         config: the experiment.
         data: its rows.
         run: where its checkpoints and its log go.
+        tell: is told each step.
     """
     from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - an extra
 
@@ -154,15 +156,17 @@ def make_trainer(config: SftConfig, data: SftData, run: TrainingRun) -> SFTTrain
         packing=config.packing,
         eval_packing=False,
     )
-    return SFTTrainer(
+    made = SFTTrainer(
         model=model,
         args=arguments,
         train_dataset=dataset_of(data.train),
         eval_dataset=dataset_of(data.held_out) if data.held_out else None,
         processing_class=tokenizer,
         peft_config=lora_of(config.lora),
-        callbacks=[run_callback(run)],
+        callbacks=[run_callback(run, tell)],
     )
+    quiet(made)
+    return made
 
 
 def common_arguments(config: SftConfig | RlConfig, run: TrainingRun, optimizer: Optimizer) -> dict[str, object]:
