@@ -21,6 +21,7 @@ import gc
 import json
 import os
 import platform
+import random
 import resource
 import shutil
 import subprocess
@@ -328,6 +329,7 @@ def measure_memory(place: Path, full: bool) -> None:
             "turns": turns,
             "latency": 0.5,
             "output": 2000,
+            "spread": 0.5,
             "flight": 128,
         },
     )
@@ -342,7 +344,16 @@ def measure_many(place: Path, full: bool) -> None:
     """A thousand at once."""
     count = 1000 if full else 200
     said = inner(
-        place, {"what": "scripted", "workers": count, "rollouts": count, "turns": 4, "latency": 5.0, "flight": count}
+        place,
+        {
+            "what": "scripted",
+            "workers": count,
+            "rollouts": count,
+            "turns": 4,
+            "latency": 5.0,
+            "spread": 0.5,
+            "flight": count,
+        },
     )
     print(
         f"  {count} rollouts at once, {count} finished in {said['seconds']:.1f} s; {said['most']:.0f} requests in "
@@ -362,7 +373,9 @@ def scripted(place: Path, what: dict[str, object]) -> dict[str, float]:
             return "```submit\n```"
         return f"I look at it.\n\n```bash\nhead -c {output} /dev/zero | tr '\\0' 'x'\n```"
 
-    model = ScriptedModel(answer, latency=latency)
+    spread = float(str(what.get("spread", 0.0)))
+    # engines do not answer all in the same moment; the script's own tokeniser would hold the loop once for each
+    model = ScriptedModel(answer, latency=lambda _: latency * random.uniform(1 - spread, 1 + spread))
     workers = int(str(what["workers"]))
     setup = Setup(agent=BashAgent(), model=model, agent_limits=AgentLimits(steps=turns + 1))
     watched = Watched(model, int(str(what["flight"])))

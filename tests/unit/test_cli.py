@@ -18,6 +18,7 @@ from minisandbox.cli import exits
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.cli.output import Column, clean, clean_line, human_seconds, human_size, plain, print_table
 from minisandbox.cli.sandbox_options import parse_limits
+from minisandbox.trajectories import styles  # noqa: F401 - the same
 from minisandbox.types import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]

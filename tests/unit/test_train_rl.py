@@ -190,7 +190,7 @@ def test_evaluation_before_during_and_after(config: RlConfig) -> None:
 def test_it_learns(config: RlConfig) -> None:
     fast = Optimizer(learning_rate=1e-2, schedule="constant", warmup_steps=0, weight_decay=0.0)
     groups = Groups(tasks=2, size=8)
-    config = replace(config, steps=14, groups=groups, micro_batch=16, deterministic=False, optimizer=fast)
+    config = replace(config, steps=14, groups=groups, micro_batch=16, optimizer=fast)
     train_rl(config, ToySetting())
     rewards = [line["reward"] for line in lines(config)]
     assert sum(rewards[-4:]) / 4 > sum(rewards[:3]) / 3 + 0.2, rewards

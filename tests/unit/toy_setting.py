@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from minisandbox.agents import EmptyAgent, Ending, OracleAgent, Session
 from minisandbox.models import Message, Model, Request, Sampling, TokenGraph
+from minisandbox.tasks import Task
 from minisandbox.train.config import Checkpoints, Groups, Optimizer, Policy, RlConfig
 from minisandbox.train.groups import Result, Rollouts, Wanted
 from minisandbox.train.sandboxes import SeededModel
@@ -73,6 +75,19 @@ def toy_config(model: Path, out: Path) -> RlConfig:
         optimizer=Optimizer(learning_rate=3e-3, schedule="constant", warmup_steps=0, weight_decay=0.0),
         checkpoints=Checkpoints(every=2, keep=0), deterministic=True, check_tokens="all",
     )  # fmt: skip
+
+
+class SometimesRight:
+    """An agent whose model's answer decides whether it does the right thing or nothing."""
+
+    name = "sometimes-right"
+    needs_model = True
+
+    async def run(self, task: Task, session: Session) -> Ending:
+        session.say(Message("user", "the tests fail"))
+        answer = await session.ask()
+        right = few_letters(Wanted(task.instance_id, 0, 0), answer.message.content)
+        return await (OracleAgent() if right else EmptyAgent()).run(task, session)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ COMMANDS = {
     "validate": "check that tasks tell a solution from none",
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
-    "trajectories": "list and read the rollouts of a run; write them in the files of SWE-agent",
+    "trajectories": "read the rollouts of a run; choose and write training data",
     "train": "fine-tune a model on trajectories; train it by reinforcement learning in sandboxes",
     "sweagent": "run SWE-agent, with sandboxes as its deployment",
     "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",

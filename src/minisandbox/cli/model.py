@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, require_positive, say
+from minisandbox.cli.output import Progress, put, require_positive, say
 from minisandbox.errors import InvalidValue
 from minisandbox.models.capture import CaptureProxy, CaptureSession
 from minisandbox.models.engine import EngineServer, TransformersEngine, fetch_model
@@ -79,7 +79,7 @@ def _add_proxy_options(parser: argparse.ArgumentParser) -> None:
 def run_fetch(args: argparse.Namespace) -> int:
     """Fetch the embedded model and print its directory."""
     with Progress() as output:
-        print(fetch_model(cache=args.cache, tell=output.note))
+        put(str(fetch_model(cache=args.cache, tell=output.note)))
     return exits.OK
 
 
@@ -169,5 +169,5 @@ async def _until_interrupted(server: AbstractAsyncContextManager[HttpServer], wh
         loop.add_signal_handler(number, ended.set)
     async with server as serving:
         say(f"{what} at {serving.base_url}; Ctrl-C ends it")
-        print(serving.base_url, flush=True)
+        put(serving.base_url, flush=True)
         await ended.wait()

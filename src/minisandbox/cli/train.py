@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
 from minisandbox.cli import exits
+from minisandbox.cli.builds import Builder
 from minisandbox.cli.output import Progress, add_json_option, print_json, put
 from minisandbox.errors import InvalidValue
+from minisandbox.store import Store
+from minisandbox.tasks import Task, TaskSet
 from minisandbox.train.config import RlConfig, SftConfig
 from minisandbox.train.options import describe, load, packaged, to_yaml
 
@@ -24,6 +28,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--show-mask", type=int, metavar="N", help="print the first N rows and which tokens carry loss, and end"
     )
     sft.set_defaults(run=run_sft)
+    rl = verbs.add_parser("rl", help="train a model by reinforcement learning on tasks, in sandboxes")
+    _add_common(rl)
+    rl.add_argument("--repo-mirrors", metavar="DIR", type=Path, help="git repositories to take commits from first")
+    rl.set_defaults(run=run_rl)
     options = verbs.add_parser("options", help="print every option of a configuration")
     options.add_argument("kind", choices=tuple(KINDS))
     add_json_option(options)
@@ -66,6 +74,40 @@ def run_sft(args: argparse.Namespace) -> int:
     losses = "" if result.last_loss is None else f", loss {result.first_loss:.4f} to {result.last_loss:.4f}"
     put(f"{result.steps} steps on {result.rows} rows{losses}{held}; the model is in {result.model}")
     return exits.OK
+
+
+def run_rl(args: argparse.Namespace) -> int:
+    """Train by reinforcement learning."""
+    config = load(RlConfig, args.config, _settings(args))
+    if args.print_config:
+        put(to_yaml(config), end="")
+        return exits.OK
+    from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - loads what only this needs
+    from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
+    from minisandbox.train.sandboxes import SandboxSetting  # noqa: PLC0415 - the same
+
+    with Progress() as progress:
+        builder = Builder(Store.open(), progress, args.repo_mirrors)
+        tasks, held_out = _tasks(config.tasks), _tasks(config.evaluation.tasks)
+        if both := sorted(set(tasks) & set(held_out)):
+            raise InvalidValue(
+                f"{both[0]} is trained on and held out", hint="divide the tasks: minisandbox tasks filter"
+            )
+        setting = SandboxSetting(config, tasks, held_out, builder.image_of)
+        result = train_rl(config, setting, tell=progress.note)
+    if result.scores:
+        draw_curve({Path(config.out).name: result.scores}, Path(config.out) / "curve.png")
+    if args.json:
+        print_json(result)
+        return exits.OK
+    for one in result.scores:
+        put(f"step {one.step}: {one.reward:.1%} of {one.rollouts} held-out rollouts resolved (+- {one.error:.1%})")
+    put(f"{result.steps} steps; the model is in {result.model}")
+    return exits.OK
+
+
+def _tasks(names: Iterable[str]) -> dict[str, Task]:
+    return {task.instance_id: task for name in names for task in TaskSet.load(name)}
 
 
 def _show_masks(config: SftConfig, count: int) -> None:

@@ -272,10 +272,42 @@ def _bridge(loop: Loop) -> GRPOTrainer:
     """Return TRL's trainer, fed by our rollouts."""
     import torch  # noqa: PLC0415 - an extra
     from datasets import Dataset  # noqa: PLC0415 - the same
-    from trl import GRPOTrainer  # noqa: PLC0415 - the same
 
     config = loop.config
-    slots = config.groups.tasks * config.groups.size
+    places = config.groups.tasks * config.groups.size
+
+    def rollout_func(_prompts: object, trainer: GRPOTrainer) -> dict[str, object]:
+        number = trainer.state.global_step
+        step = loop.step(number)
+        trainer.stats = {
+            **step.stats(),
+            "staleness": 0,
+            "logprob_gap_max": 0.0,
+            "ratio_max": 0.0,
+            "ratio_min": math.inf,
+        }
+        if config.deterministic:  # TRL shuffles rows: a run that goes on shuffles as it would have
+            torch.manual_seed(seed_of(config.seed, "shuffle", number))
+        return dict(as_trl_takes_them(loop.rows, places))
+
+    def outcome(prompts: list[str], **_: object) -> list[float]:
+        return [0.0] * len(prompts)  # the advantages are ours
+
+    model, tokenizer = open_policy(config.model)
+    made = _bridge_class(loop, places)(
+        model=model, reward_funcs=outcome, args=_arguments(config, loop.run), processing_class=tokenizer,
+        train_dataset=Dataset.from_dict({"prompt": [str(one) for one in range(config.groups.tasks)]}),
+        peft_config=lora_of(config.lora), rollout_func=rollout_func,
+        callbacks=[run_callback(loop.run, loop.tell), _pacer(loop)],
+    )  # fmt: skip
+    quiet(made)
+    return made
+
+
+def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
+    """Return TRL's trainer with our advantages, and with a check of what its loss computes."""
+    import torch  # noqa: PLC0415 - an extra
+    from trl import GRPOTrainer  # noqa: PLC0415 - the same
 
     class Bridge(GRPOTrainer):  # type: ignore[misc] # TRL is not looked at for types
         stats: dict[str, float]
@@ -284,8 +316,8 @@ def _bridge(loop: Loop) -> GRPOTrainer:
         def _generate_and_score_completions(self, inputs: object) -> dict[str, torch.Tensor]:
             found: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
             device = found["advantages"].device
-            found["advantages"] = torch.tensor(weights(loop.rows, slots, config.loss), device=device)
-            found["number"] = torch.arange(slots, device=device)  # TRL shuffles them
+            found["advantages"] = torch.tensor(weights(loop.rows, places, loop.config.loss), device=device)
+            found["number"] = torch.arange(places, device=device)  # TRL shuffles them
             return found
 
         def _compute_loss(self, model: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -308,32 +340,7 @@ def _bridge(loop: Loop) -> GRPOTrainer:
                 logs = logs | self.stats
             super().log(logs, *args, **kwargs)
 
-    def rollout_func(_prompts: object, trainer: Bridge) -> dict[str, object]:
-        number = trainer.state.global_step
-        step = loop.step(number)
-        trainer.stats = {
-            **step.stats(),
-            "staleness": 0,
-            "logprob_gap_max": 0.0,
-            "ratio_max": 0.0,
-            "ratio_min": math.inf,
-        }
-        if config.deterministic:  # TRL shuffles rows: a run that goes on shuffles as it would have
-            torch.manual_seed(seed_of(config.seed, "shuffle", number))
-        return dict(as_trl_takes_them(loop.rows, slots))
-
-    def outcome(prompts: list[str], **_: object) -> list[float]:
-        return [0.0] * len(prompts)  # the advantages are ours
-
-    model, tokenizer = open_policy(config.model)
-    places = Dataset.from_dict({"prompt": [str(one) for one in range(config.groups.tasks)]})
-    made = Bridge(
-        model=model, reward_funcs=outcome, args=_arguments(config, loop.run), train_dataset=places,
-        processing_class=tokenizer, peft_config=lora_of(config.lora), rollout_func=rollout_func,
-        callbacks=[run_callback(loop.run, loop.tell), _pacer(loop)],
-    )  # fmt: skip
-    quiet(made)
-    return made
+    return Bridge
 
 
 def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor], logprobs: torch.Tensor) -> None:

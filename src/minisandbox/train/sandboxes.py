@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from minisandbox.agents import AgentLimits, AgentOptions, open_agent
 from minisandbox.models import Completion, Model, Request, Sampling
-from minisandbox.rollouts import RunDirectory, Setup, rollout_async
+from minisandbox.rollouts import ImageOf, RunDirectory, Setup, rollout_async
 from minisandbox.tasks import Task
-from minisandbox.train.config import Policy
-from minisandbox.train.groups import Result, Wanted, seed_of
-
-if TYPE_CHECKING:
-    from minisandbox.images import Image
+from minisandbox.train.config import Policy, RlConfig
+from minisandbox.train.groups import Result, Rollouts, Wanted, seed_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ class SandboxRollouts:
     def __init__(
         self,
         tasks: Mapping[str, Task],
-        image_of: Callable[[Task], Image],
+        image_of: ImageOf,
         model: Model,
         policy: Policy,
         *,
@@ -99,3 +95,52 @@ class SandboxRollouts:
         """Close the run directory; calling it again does nothing."""
         if self._run is not None:
             self._run.close()
+
+
+class SandboxSetting:
+    """Where rollouts are done: in sandboxes. It is a :class:`.Setting`.
+
+    Trajectories are kept in the run's ``rollouts`` and ``evaluation``, which ``minisandbox trajectories`` reads.
+
+    Args:
+        config: the experiment.
+        tasks: to train on, by id.
+        held_out: to evaluate on, by id.
+        image_of: returns a task's image.
+    """
+
+    def __init__(
+        self, config: RlConfig, tasks: Mapping[str, Task], held_out: Mapping[str, Task], image_of: ImageOf
+    ) -> None:
+        self._config, self._image_of = config, image_of
+        self._tasks, self._held_out = tasks, held_out
+        self._opened: list[SandboxRollouts] = []
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """Ids of the tasks to train on."""
+        return tuple(self._tasks)
+
+    @property
+    def held_out(self) -> Sequence[str]:
+        """Ids of the tasks to evaluate on."""
+        return tuple(self._held_out)
+
+    def rollouts(self, model: Model, *, held_out: bool) -> Rollouts:
+        """As :meth:`.Setting.rollouts`."""
+        config = self._config
+        made = SandboxRollouts(
+            self._held_out if held_out else self._tasks,
+            self._image_of,
+            model,
+            config.policy,
+            out=Path(config.out) / ("evaluation" if held_out else "rollouts"),
+            temperature=config.evaluation.temperature if held_out else None,
+        )
+        self._opened.append(made)
+        return made
+
+    def close(self) -> None:
+        """Close the run directories; calling it again does nothing."""
+        for one in self._opened:
+            one.close()
