@@ -17,8 +17,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
 from minisandbox.errors import InvalidValue, NotFound
 
 T = TypeVar("T")
@@ -90,10 +88,7 @@ def load(kind: type[T], name: str, settings: Sequence[str] = ()) -> T:
             names the file, and the nearest key there is.
     """
     text, place = _text_of(name)
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InvalidValue(f"{place} is no YAML", reason=str(error)) from error
+    values = _parsed(text, place)
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -119,14 +114,21 @@ def _text_of(name: str) -> tuple[str, str]:
     raise NotFound(f"{name}: no such file", hint=f"a YAML file, or one of the package: {', '.join(packaged())}")
 
 
+def _parsed(text: str, what: str) -> object:
+    import yaml  # noqa: PLC0415 - only configurations need it
+
+    try:
+        value: object = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidValue(f"{what} is no YAML", reason=str(error)) from error
+    return value
+
+
 def _set(kind: type, values: Values, setting: str) -> None:
     key, equals, text = setting.partition("=")
     if not equals:
         raise InvalidValue(f"--set {setting}: no value", hint="--set key=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InvalidValue(f"--set {setting}: the value is no YAML", reason=str(error)) from error
+    value = _parsed(text, f"--set {setting}: the value")
     table, section = values, kind
     *parents, last = key.split(".")
     for parent in parents:
@@ -230,6 +232,8 @@ def to_mapping(config: object) -> Values:
 
 def to_yaml(config: object) -> str:
     """Return a configuration as the text of a file."""
+    import yaml  # noqa: PLC0415 - only configurations need it
+
     return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
 
 
@@ -274,6 +278,8 @@ def _flat(values: Values, prefix: str = "") -> Values:
 
 
 def _shown(value: object) -> str:
+    import yaml  # noqa: PLC0415 - only configurations need it
+
     if isinstance(value, tuple):
         value = list(value)
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")

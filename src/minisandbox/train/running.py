@@ -58,7 +58,7 @@ class TrainingRun:
         try:
             self._compare(config, may_change)
             store(config, path / "config.yaml")
-        except BaseException:
+        except BaseException:  # a Ctrl-C too: the lock is let go
             self.close()
             raise
 
@@ -220,8 +220,7 @@ def told_in_our_words(run: TrainingRun) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
-        # safetensors and torch wrap the system's error into others, of which only the text is left
+    except Exception as error:  # safetensors and torch have exceptions of their own for it, of which the text tells
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if not (full or "No space left" in str(error) or "PytorchStreamWriter failed" in str(error)):
             raise
