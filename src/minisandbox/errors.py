@@ -323,3 +323,30 @@ class BudgetExceeded(ModelError):
     """What the answer would cost is no longer there: of the rollout, which ends, or of the whole run, which stops."""
 
     exit_code = 45
+
+
+# --- training (50 to 59) ---------------------------------------------------------------------------------------------
+
+
+class TrainingError(MiniSandboxError):
+    """Training cannot begin or go on: rows that cannot be trained on, a run of another configuration, no rollouts."""
+
+    exit_code = 50
+
+
+class TokenMismatch(TrainingError):
+    """What is trained on is not what was sampled: the trainer's log-probabilities are not the sampler's.
+
+    Attributes:
+        rollout: whose row it is.
+        position: the token's index in the row.
+    """
+
+    exit_code = 51
+
+    def __init__(
+        self, what: str, *, rollout: str = "", position: int = -1, reason: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(what, reason=reason, hint=hint)
+        self.rollout = rollout
+        self.position = position

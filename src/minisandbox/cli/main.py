@@ -28,6 +28,7 @@ COMMANDS = {
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
     "trajectories": "read the rollouts of a run; choose and write training data",
+    "train": "fine-tune a model on trajectories; train it by reinforcement learning in sandboxes",
     "sweagent": "run SWE-agent, with sandboxes as its deployment",
     "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",
 }
