@@ -169,8 +169,8 @@ def make_task(place: Path) -> Task:
 
 def measure_overhead(place: Path, full: bool) -> None:
     """CPU seconds of replayed rollouts, and of the same commands and tests in bare directories."""
-    rollouts = 500 if full else 16
     for kind, fix in FIXES.items():
+        rollouts = {"fail": 500, "resolve": 100}[kind] if full else 16
         # a pass is confirmed: its tests run once more, with some that have to fail
         runs = 2 if kind == "resolve" else 1
         bare = in_group(place, {"what": "bare", "fix": fix, "rollouts": rollouts, "runs": runs})
