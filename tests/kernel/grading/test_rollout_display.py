@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,15 +108,17 @@ def test_it_is_drawn_narrowed_and_wiped(smith: Task, smith_image: Image, tmp_pat
 
 
 def test_without_colours_and_to_its_end(smith: Task, smith_image: Image, tmp_path: Path) -> None:
-    words, environment = command(smith, smith_image, tmp_path, 1.0)
+    fresh = replace(smith, instance_id="calc__fresh", patch=smith.patch.replace("a - b", "a * b"))  # to be built
+    words, environment = command(fresh, smith_image, tmp_path, 1.0)
     with on_terminal(words, {**environment, "NO_COLOR": "1"}, tmp_path, 80) as (process, master):
         text = read(master)
         assert process.wait(120) == 0
     assert not re.search(r"\x1b\[[0-9;]*(?:3[0-9]|4[0-9]|9[0-7])(?:;[0-9;]*)?m", text), "a colour"
     assert "stages" in text
+    assert "calc__fresh: task: " in text
     shown = [line for line in screen(text) if line.strip()]
     assert not [line for line in shown if line.startswith(("rollouts", "stages"))], shown
-    assert sum(f"/2 replay {smith.instance_id}" in line for line in shown) == 2, shown
+    assert sum("/2 replay calc__fresh" in line for line in shown) == 2, shown
     assert shown[-1] == "2 failed; trajectories in run"
 
 
