@@ -58,7 +58,7 @@ def output(stream: int, data: bytes) -> bytes:
     [("x" * 9_000_000, {}), (["echo", "\U0001f600" * 800_000], {}), ("true", {"A": "\u00e4" * 1_500_000})],
 )
 def test_what_is_too_large_to_be_sent_is_refused(command: str | list[str], env: dict[str, str]) -> None:
-    with pytest.raises(InvalidValue, match=r"bytes.*8388608 at most.*write it to a file inside"):
+    with pytest.raises(InvalidValue, match=r"bytes.*8323072 at most.*write it to a file inside"):
         ExecCall(command, env=env, cwd="/", timeout=None, stdin=None, output=1000)
 
 

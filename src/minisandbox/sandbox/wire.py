@@ -183,7 +183,7 @@ def _check_size(request: frames.Header) -> None:
     if size > _LARGEST_REQUEST:
         raise InvalidValue(
             f"a command and its environment of {size} bytes, as they are sent",
-            reason=f"a request has {frames.MAX_HEADER} at most, with escapes counted",
+            reason=f"a request has {_LARGEST_REQUEST} at most, with escapes counted",
             hint="write it to a file inside (files.write_text), and run that; give data by stdin",
         )
 
