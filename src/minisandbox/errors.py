@@ -308,9 +308,14 @@ class BadAnswer(ModelError):
 
 
 class ModelRefused(ModelError):
-    """The server refuses the request whoever asks how often: a wrong key, an unknown model, an option it lacks."""
+    """The server refuses the request whoever asks how often: a wrong key, an unknown model, an option it lacks.
+
+    Attributes:
+        every_request: whether any other one would be refused as well (a wrong key), as far as its answer says.
+    """
 
     exit_code = 43
+    every_request = True
 
 
 class ContextExceeded(ModelError):

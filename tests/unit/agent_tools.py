@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from minisandbox.agents import FORMATS, Action, AgentLimits, AgentOptions, BashAgent, Ending, Record, Session
-from minisandbox.models import Completion, FinishReason, Message, Request, Sampling, TokenUsage
+from minisandbox.models import Completion, FinishReason, Message, Model, Request, Sampling, TokenUsage
 from minisandbox.sandbox.testing import AsyncFakeSandbox
 from minisandbox.tasks import Task
 
@@ -67,7 +67,7 @@ def said(action_format: str, *actions: Action) -> Message:
 
 def in_session(
     body: Callable[[Session], Awaitable[T]],
-    model: Scripted | None = None,
+    model: Model | None = None,
     *,
     limits: AgentLimits | None = None,
     sampling: Sampling | None = None,

@@ -59,6 +59,9 @@ class Mine:
         return Ending()
 class Half:
     name = "half"
+class Number(Mine):
+    def __init__(self, count):
+        self.count = int(count)
 """
 
 
@@ -76,6 +79,11 @@ def test_agents_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         open_agent("agents_of_a_test:Mine", AgentOptions(action_format="tool"))
     with pytest.raises(NotFound, match="cannot be imported"):
         open_agent("agents_of_a_test:Nobody")
+    with pytest.raises(InvalidValue, match=r"cannot be made: ValueError\("):
+        open_agent("agents_of_a_test:Number", AgentOptions(extra={"count": "many"}))
+    (tmp_path / "broken_agents.py").write_text("class Mine(:\n")
+    with pytest.raises(NotFound, match=r"cannot be imported: SyntaxError\("):
+        open_agent("broken_agents:Mine")
 
 
 @pytest.mark.parametrize("name", ["none", "no.such.module:Class", ":Class", "..x:Class", "json:nothing", ""])

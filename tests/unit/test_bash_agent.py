@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from minisandbox.agents import (
     View,
 )
 from minisandbox.agents.actions import MAX_TEXT
-from minisandbox.errors import ModelUnavailable
-from minisandbox.models import Message, ToolCall
+from minisandbox.errors import ModelRefused, ModelUnavailable
+from minisandbox.models import Completion, Message, Request, ScriptedModel, Tokens, ToolCall
 
 SUBMISSION = "```submit\n```"
 NOTHING = "I do not know."
@@ -157,6 +158,46 @@ def test_one_wrong_call_keeps_the_others_from_being_done() -> None:
     assert record.steps == []
     assert [one.tool_call_id for one in record.messages if one.role == "tool"] == ["a", "b"]
     assert all("not JSON" in told for told in observed(record))
+
+
+@pytest.mark.parametrize("arguments", ['{"command": "ls', "ls", "[1]", '{"command": NaN}', "[" * 100_000, ""])
+def test_an_engine_that_reads_the_calls_of_the_history_gets_some_that_it_can_read(arguments: str) -> None:
+    bad = ToolCall("a", "multi_tool_use.parallel" if arguments == "" else "bash", arguments)
+    answers = [Message("assistant", "Hm.", (bad,)), said("tool", Bash("echo 1")), said("tool", Submit())]
+    read: list[Tokens] = []
+
+    def engine(request: Request) -> Message:
+        for call in (call for one in request.messages for call in one.tool_calls):
+            # as vLLM does before it fills in the template, and OpenAI with names
+            if not isinstance(json.loads(call.arguments), dict) or not call.name.replace("_", "").isalnum():
+                raise ModelRefused("400")
+        return answers[sum(one.role == "assistant" for one in request.messages)]
+
+    model = ScriptedModel(engine)
+
+    async def body(session: Session) -> tuple[Ending, Record]:
+        ask = session.ask
+
+        async def asked(tools: Sequence[Mapping[str, object]] = ()) -> Completion:
+            done = await ask(tools)
+            assert done.tokens is not None
+            read.append(done.tokens)
+            return done
+
+        session.ask = asked  # type: ignore[method-assign] # it only looks
+        return await BashAgent(AgentOptions(action_format="tool")).run(TASK, session), session.record
+
+    ending, record = in_session(body, model)
+    assert ending.exit_status == "submitted"
+    assert record.turns[0].completion.message == record.messages[2]
+    assert arguments in (json.loads(record.messages[2].tool_calls[0].arguments).get("INVALID_JSON", ""), "")
+    assert [step.command for step in record.steps] == ["echo 1"]
+    # the rows are what was read and sampled, whatever the history says: each sampled token carries loss once
+    pairs = [pair for row in record.rows() for pair in zip(row.ids, row.mask, strict=True)]
+    assert [one for one, carries in pairs if carries] == [token for tokens in read for token in tokens.sampled]
+    for row in record.rows():
+        last = read[row.turns[-1]]
+        assert row.ids == last.prompt + last.sampled
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from tests.unit.model_servers import ASK, KEY, LONG, answering, be_impatient, opened, run
+from tests.unit.model_servers import ASK, KEY, LONG, answering, be_impatient, canned, opened, run
 
 from minisandbox.errors import BadAnswer, BudgetExceeded, ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
 from minisandbox.models import (
@@ -289,6 +289,16 @@ def test_addresses_that_are_none(base: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         OpenAIModel("scripted", base)
     assert "secret" not in str(caught.value)
+
+
+def test_half_of_the_key_is_not_shown_either() -> None:
+    async def body() -> None:
+        async with answering(canned(200, "x" * 180 + KEY)) as url, opened(url, api_key=KEY, retries=0) as model:
+            with pytest.raises(BadAnswer) as caught:
+                await model.complete(ASK)
+            assert KEY[:8] not in str(caught.value)
+
+    run(body)
 
 
 @pytest.mark.parametrize("key", ["one\ntwo", "schlüssel"])

@@ -11,6 +11,7 @@ from tests.unit.model_servers import ASK, KEY, answering, be_impatient, canned, 
 
 from minisandbox.errors import BadAnswer, ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
 from minisandbox.models import Sampling, TokenUsage
+from minisandbox.models.dialect import read_usage
 from minisandbox.models.testing import ScriptedServer
 
 pytestmark = pytest.mark.once
@@ -275,6 +276,11 @@ def test_an_empty_text_of_tokens_is_an_answer() -> None:
         assert found.usage == TokenUsage(3, 2, 1)
 
     run(body)
+
+
+def test_counts_that_no_answer_can_have_are_not_believed() -> None:
+    usage = {"prompt_tokens": 10**30, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": "many"}}
+    assert read_usage({"usage": usage}) == TokenUsage()
 
 
 WRONG_TOKENS: list[dict[str, object]] = [

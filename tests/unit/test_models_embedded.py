@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import InvalidValue, MissingExtra, ModelUnavailable
-from minisandbox.models import Message, ModelOptions, Request, Sampling, TokenGraph
+from minisandbox.models import Message, ModelOptions, Request, Sampling, TokenGraph, open_model
 from minisandbox.models.engine import fetch_model, find_model, local, model_cache, open_local, recompute_logprobs
 
 pytestmark = pytest.mark.once
@@ -54,7 +54,21 @@ def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: None) -
     with pytest.raises(ModelUnavailable, match=r"(?s)cannot be fetched.*network.*minisandbox model fetch"):
         fetch_model(cache=tmp_path, tell=told.append)
     assert "93 MB" in told[0]
+    assert str(tmp_path) in told[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["smollm2-135m-instruct-1.lock", "uv"]
+
+
+def test_whoever_opens_it_is_told_what_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in (("UV_OFFLINE", "1"), ("UV_CACHE_DIR", tmp_path / "uv"), ("XDG_CACHE_HOME", tmp_path)):
+        monkeypatch.setenv(name, str(value))
+    told: list[str] = []
+    for options in ({"tell": told.append}, {}):
+        with pytest.raises(ModelUnavailable):
+            open_model(ModelOptions("local"), **options)  # type: ignore[arg-type] # its one option
+    assert told == [record.getMessage() for record in caplog.records]
+    assert "93 MB" in told[0]
 
 
 @pytest.mark.index

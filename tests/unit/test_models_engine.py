@@ -235,8 +235,8 @@ def test_calls_of_tools_are_read() -> None:
     assert form.read(f"I look.\n{call}", request) == message  # the same name for the same call
     assert '"arguments": {"command": "ls"}' in form.render(request, message)
     assert form.read(call, Request((Message("user", "x"),))).content == call
-    broken = "<tool_call>{nothing}</tool_call>"
-    assert form.read(broken, request) == Message("assistant", broken)
+    for broken in ("<tool_call>{nothing}</tool_call>", '<tool_call>{"a":' + "[" * 100_000 + "}</tool_call>"):
+        assert form.read(broken, request) == Message("assistant", broken)
 
 
 def test_a_template_without_tools_or_for_other_messages() -> None:

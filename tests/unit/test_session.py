@@ -9,6 +9,7 @@ import pytest
 from tests.unit.agent_tools import Scripted, in_session
 
 from minisandbox.agents import AgentLimits, Create, LimitReached, Session
+from minisandbox.agents.session import KEPT_OUTPUT
 from minisandbox.errors import InvalidValue
 from minisandbox.models import Message, Sampling
 from minisandbox.sandbox.testing import AsyncFakeSandbox
@@ -48,6 +49,27 @@ def test_a_command_has_no_longer_than_is_left(stateful: bool) -> None:
         await session.close()
 
     in_session(body, limits=AgentLimits(seconds=1.0))
+
+
+@pytest.mark.parametrize("written", [65_536, 65_537, 500_000, 3_000_000])
+def test_a_record_keeps_the_ends_of_an_output_and_the_agent_has_it_all(written: int) -> None:
+    async def body(session: Session) -> None:
+        result = await session.perform(f"seq -w 9999999 | head -c {written}; echo x >&2", timeout=60)
+        (step,) = session.record.steps
+        kept = step.result
+        assert len(result.stdout_bytes) >= min(written, 1 << 20)
+        assert (kept.exit_code, kept.stderr, kept.dropped_stderr) == (0, "x\n", 0)
+        if written <= KEPT_OUTPUT:
+            assert kept == result
+            return
+        assert kept.dropped_stdout == written - KEPT_OUTPUT
+        line = b"\n[... %d bytes dropped ...]\n" % kept.dropped_stdout
+        head, found, tail = kept.stdout_bytes.partition(line)
+        assert (len(head), found, len(tail)) == (KEPT_OUTPUT // 2, line, KEPT_OUTPUT // 2)
+        assert result.stdout_bytes.startswith(head)
+        assert result.stdout_bytes.endswith(tail)
+
+    in_session(body)
 
 
 def test_a_commands_own_timeout_is_no_limit() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from minisandbox.agents.actions import TOOLS, Bash, Create, Insert, StrReplace, 
 from minisandbox.agents.prompts import Prompts
 from minisandbox.cli.main import main
 from minisandbox.models import Message, ToolCall
+from minisandbox.models.history import taken_back
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
 from minisandbox.trajectories.converting import LEFT, STALE, Converter
 from minisandbox.trajectories.example import Example
@@ -243,6 +244,17 @@ def test_a_conversation_of_ours_becomes_tool_calls_and_comes_back() -> None:
     assert [call.name for call in tools.messages[4].tool_calls] == ["submit"]
     assert tools.tools == TOOLS
     assert convert(tools, "text") == one
+
+
+@pytest.mark.parametrize("kept", [lambda one: one, taken_back], ids=["as it came", "as our histories have it"])
+def test_a_call_that_was_none_becomes_no_action(kept: Callable[[Message], Message]) -> None:
+    bad = kept(Message("assistant", "I look.", (ToolCall("a", "bash", '{"command": "l'),)))
+    answer = Message("tool", "[nothing was done]", tool_call_id="a")
+    one = example(messages=(Message("user", "x"), bad, answer), style="tool")
+    assert convert(one, "xml").messages[1:] == (
+        Message("assistant", "I look."),
+        Message("user", "[nothing was done]"),
+    )
 
 
 def test_the_same_style_stays_to_the_letter() -> None:

@@ -13,7 +13,7 @@ from minisandbox.errors import FileAccessError, InvalidValue, NotFound, SandboxG
 from minisandbox.launch import frames
 from minisandbox.launch.frames import STDIN_CREDIT
 from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
-from minisandbox.sandbox.wire import environment_for
+from minisandbox.sandbox.wire import ExecCall, environment_for
 from minisandbox.types import ExecResult, Outcome, Output, ShellResult, Terminal
 
 EXIT: frames.Header = {
@@ -48,6 +48,24 @@ def said(data: bytes) -> list[tuple[frames.Header, bytes]]:
 
 def output(stream: int, data: bytes) -> bytes:
     return frames.encode({"event": "output", "stream": stream}, data)
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "env"),
+    [("x" * 9_000_000, {}), (["echo", "\U0001f600" * 800_000], {}), ("true", {"A": "\u00e4" * 1_500_000})],
+)
+def test_what_is_too_large_to_be_sent_is_refused(command: str | list[str], env: dict[str, str]) -> None:
+    with pytest.raises(InvalidValue, match=r"bytes.*8323072 at most.*write it to a file inside"):
+        ExecCall(command, env=env, cwd="/", timeout=None, stdin=None, output=1000)
+
+
+def test_what_is_just_small_enough_is_sent_whole() -> None:
+    call = ExecCall("x" * 8_300_000, env={}, cwd="/" + "d" * 4000, timeout=1.0, stdin=b"", output=1000, user="somebody")
+    ((header, _),) = said(b"".join(call.outgoing()))
+    assert len(str(header["script"])) == 8_300_000
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

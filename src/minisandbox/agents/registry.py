@@ -12,7 +12,7 @@ from minisandbox.agents.options import AgentOptions
 from minisandbox.agents.oracle import OracleAgent
 from minisandbox.agents.protocol import Agent
 from minisandbox.agents.replay import ReplayAgent
-from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +74,26 @@ def _imported(name: str, options: AgentOptions) -> Agent:
     module, _, attribute = name.partition(":")
     try:
         make = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:  # TypeError: a relative path
+    except Exception as error:  # the module is somebody's program
         raise NotFound(
-            f"the agent {name!r} cannot be imported: {error}",
+            f"the agent {name!r} cannot be imported: {_said(error)}",
             hint="its directory must be on PYTHONPATH; the form is package.module:Class",
         ) from error
     try:
         agent = make(**options.extra)
-    except TypeError as error:
+    except MiniSandboxError:
+        raise
+    except Exception as error:  # as above: texts that it cannot use, above all
         raise InvalidValue(
-            f"the agent {name!r} cannot be made: {error}", hint="give --agent-option NAME=VALUE"
+            f"the agent {name!r} cannot be made: {_said(error)}", hint="give --agent-option NAME=VALUE"
         ) from error
     missing = [word for word in ("name", "needs_model", "run") if not hasattr(agent, word)]
     if missing:
         raise InvalidValue(f"{name!r} is no agent: it has no {missing[0]!r}", hint="docs/how-to/write-an-agent.md")
     made: Agent = agent
     return made
+
+
+def _said(error: Exception) -> str:
+    """What an error of somebody's program says, with its class where it is not the usual one of such a call."""
+    return str(error) if isinstance(error, ImportError | AttributeError | TypeError) else repr(error)

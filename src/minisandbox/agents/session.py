@@ -14,8 +14,13 @@ from minisandbox.agents.actions import Edit
 from minisandbox.agents.edits import EditError, carry_out, command_of
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError
 from minisandbox.models import Completion, Message, Model, Request, Sampling, TokenGraph, TokenRow
+from minisandbox.models.history import taken_back
 from minisandbox.sandbox import AsyncSandbox, AsyncShell
 from minisandbox.types import ExecResult, Outcome
+
+KEPT_OUTPUT = 64 << 10
+"""Bytes of each of a command's stdout and stderr that a record keeps: half from the head, half from the tail."""
+_MISSING = b"\n[... %d bytes dropped ...]\n"  # as a sandbox writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class Step:
 
     Attributes:
         command: what it ran, as given; of an edit, the tool's name and its arguments as JSON.
-        result: how that ended.
+        result: how that ended, with :data:`KEPT_OUTPUT` of each stream. The agent had all that the sandbox keeps.
         turn: how many answers of the model came before it.
         began: seconds from the beginning of the session to its start.
         stateful: whether it ran in the session's shell, which keeps its state from one command to the next.
@@ -121,19 +126,19 @@ class Record:
     tokens: TokenGraph = field(default_factory=TokenGraph)
     _with_tokens: list[int] = field(default_factory=list)
 
-    def add(self, completion: Completion, began: float) -> None:
-        """Append an answer of the model.
+    def add(self, completion: Completion, began: float, tools: Sequence[Mapping[str, object]] = ()) -> None:
+        """Append an answer of the model, as engines take it back.
 
         Args:
             completion: the answer.
             began: seconds from the beginning of the session to the request.
+            tools: what the model was offered.
         """
-        if (
-            completion.tokens is not None
-        ):  # a prompt holds all prompts before it: kept as they are, they grow as a square
+        if completion.tokens is not None:
             self.tokens.add(completion.tokens)
             self._with_tokens.append(len(self.turns))
-            completion = replace(completion, tokens=None)
+        # a prompt holds all prompts before it: kept as they are, tokens grow as a square
+        completion = replace(completion, tokens=None, message=taken_back(completion.message, tools))
         self.turns.append(Turn(len(self.messages), completion, began))
         self.messages.append(completion.message)
 
@@ -216,7 +221,15 @@ class Session:
     async def ask(self, tools: Sequence[Mapping[str, object]] = ()) -> Completion:
         """Have the model answer the history; the answer is appended to it.
 
-        It has as many tokens as are left of the rollout's, and as many seconds.
+        It has as many tokens as are left of the rollout's, and as many seconds. What is appended is what engines take
+        back (:func:`.taken_back`): a call whose arguments are no JSON object has them as a text there. What is returned
+        is the answer as it came.
+
+        Args:
+            tools: what the model may call, as JSON schemas in OpenAI's layout.
+
+        Returns:
+            The answer.
 
         Raises:
             LimitReached: a limit does not allow a further answer, or the time was over before it came.
@@ -233,7 +246,7 @@ class Session:
             completion = await self._model.complete(request)
         self._used["tokens"] += completion.usage.completion
         self._used["cost"] += completion.cost
-        self.record.add(completion, began)
+        self.record.add(completion, began, tools)
         return completion
 
     async def perform(
@@ -266,7 +279,7 @@ class Session:
             )
         except FileAccessError as error:  # the agent has removed or closed the directory that commands start in
             result = _result(kept, 126, stderr=error.what)
-        self.record.steps.append(Step(kept, result, len(self.record.turns), began, stateful))
+        self.record.steps.append(Step(kept, _shortened(result), len(self.record.turns), began, stateful))
         if result.outcome is Outcome.TIMEOUT and allowed != timeout:
             raise self._reached("seconds")
         return result
@@ -284,7 +297,7 @@ class Session:
                 result = _result(command_of(edit), 0, stdout=await carry_out(edit, self.box.files))
             except EditError as error:
                 result = _result(command_of(edit), 1, stderr=error.what)
-        self.record.steps.append(Step(result.command, result, len(self.record.turns), began))
+        self.record.steps.append(Step(result.command, _shortened(result), len(self.record.turns), began))
         return result
 
     async def close(self) -> None:
@@ -348,3 +361,22 @@ class Session:
 def _result(command: str | tuple[str, ...], status: int, *, stdout: str = "", stderr: str = "") -> ExecResult:
     out, err = (text.encode("utf-8", "surrogateescape") for text in (stdout, stderr))
     return ExecResult(command, Outcome.EXITED, status, None, out, err)
+
+
+def _shortened(result: ExecResult) -> ExecResult:
+    """Return a result with the ends of its output: hundreds of records with many of them are in memory at once."""
+    out, dropped_out = _ends(result.stdout_bytes, result.dropped_stdout)
+    err, dropped_err = _ends(result.stderr_bytes, result.dropped_stderr)
+    return replace(result, stdout_bytes=out, stderr_bytes=err, dropped_stdout=dropped_out, dropped_stderr=dropped_err)
+
+
+def _ends(data: bytes, dropped: int) -> tuple[bytes, int]:
+    """Return the head and the tail of what was kept of an output, and how many of its bytes are missing then."""
+    if len(data) <= KEPT_OUTPUT:
+        return data, dropped
+    told = len(_MISSING % dropped) if dropped else 0  # the sandbox's own line, in what is left out here
+    missing = dropped + len(data) - told - KEPT_OUTPUT
+    if missing <= dropped:  # it is longer by that line alone
+        return data, dropped
+    half = KEPT_OUTPUT // 2
+    return data[:half] + _MISSING % missing + data[-half:], missing

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.cli.output import Progress, human_seconds, human_size
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import Budget, BuildEvent, Estimate, Image, Recipe, StepState, build, build_all
+from minisandbox.images import Budget, BuildEvent, Building, Estimate, Image, Recipe, StepState, build, build_all
 from minisandbox.store import Store
 from minisandbox.store.collect import remove_images
 from minisandbox.tasks import Task
@@ -37,6 +38,11 @@ class Builder:
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _left: str = ""
+
+    @property
+    def left(self) -> str:
+        """What is said of how much is left to build; empty for nothing, or where that is not known."""
+        return self._left
 
     def image_of(self, task: Task) -> Image:
         """Return a task's image, built if it is not there; several threads may ask at once.
@@ -72,6 +78,25 @@ class Builder:
             The images by task id.
         """
         return self.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=workers))
+
+    def begin(self, tasks: Iterable[Task], workers: int) -> Building:
+        """Begin to build the images of all tasks, in the background.
+
+        Args:
+            tasks: the tasks.
+            workers: steps at once.
+        """
+        building = Building(
+            {task.instance_id: task.recipe for task in tasks},
+            store=self.store,
+            budget=Budget(jobs=workers),
+            progress=self._tell,
+            on_estimate=self._tell_estimate,
+            mirrors=self.mirrors,
+        )
+        for name, future in building.images.items():
+            future.add_done_callback(lambda done, name=name: self._tell_failure(name, done))  # type: ignore[misc] # this round's
+        return building
 
     def build_recipes(
         self, recipes: Mapping[str, Callable[[], Recipe]], budget: Budget, *, retry_failed: bool = True
@@ -117,19 +142,23 @@ class Builder:
 
     def _tell(self, event: BuildEvent) -> None:
         what = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
+        before = f"{self._left}; " if self._left else ""
         if event.state is StepState.FINISHED:
             with self._lock:
                 self.seconds[event.image] = self.seconds.get(event.image, 0.0) + event.seconds
             self.progress.note(f"{what}: {human_size(event.bytes)} in {human_seconds(event.seconds)}")
         elif event.state is StepState.WAITING:
-            self.progress.status(f"{self._left}{what}: another process makes it")
+            self.progress.status(f"{before}{what}: another process makes it")
         elif event.state is StepState.STARTED:
-            self.progress.status(f"{self._left}{what}")
+            self.progress.status(f"{before}{what}")
+
+    def _tell_failure(self, name: str, done: Future[Image]) -> None:
+        error = done.exception()
+        if isinstance(error, MiniSandboxError):
+            self.progress.note(f"{name}: not built: {error.what}")
 
     def _tell_estimate(self, estimate: Estimate) -> None:
         self._left = ""
         if estimate.left:
             done = estimate.steps - estimate.left
-            self._left = (
-                f"step {done + 1} of {estimate.steps}, about {human_seconds(max(estimate.seconds, 1.0))} left; "
-            )
+            self._left = f"step {done + 1} of {estimate.steps}, about {human_seconds(max(estimate.seconds, 1.0))} left"

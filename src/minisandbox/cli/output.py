@@ -214,6 +214,15 @@ class Progress:
             self._wipe()
             _write_error(f"{line}\n")
 
+    def tell(self, text: str) -> None:
+        """Print a line that stays and has to be read, quiet or not."""
+        with self._lock:
+            if self._print is not None:  # not around it: whoever draws would break it where the drawing ends
+                self._print(clean(text))
+                return
+            self._wipe()
+            _write_error(f"{clean(text)}\n")
+
     def status(self, text: str) -> None:
         """Say what goes on right now; nothing where stderr is not a terminal."""
         if self.terminal:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from minisandbox.agents import Agent, open_agent
+from minisandbox.agents import Agent, AgentLimits, open_agent
 from minisandbox.agents.options import to_mapping
 from minisandbox.cli import exits
 from minisandbox.cli.agent_options import add_agent_arguments, agent_limits, agent_options
@@ -96,14 +96,14 @@ def run(args: argparse.Namespace) -> int:
     setup = _setup(args, agent, asked, out)
     with Output(quiet=args.quiet) as output:
         builder = Builder(Store.open(), output, args.repo_mirrors)
-        display = Display(output, agent.name, quiet=args.quiet or args.json)
+        display = Display(output, agent.name, quiet=args.quiet or args.json, building=lambda: builder.left)
         aside = Aside(_tell_json if args.json else display.tell)
         try:
             summaries = run_batch(
                 tasks,
                 setup,
                 out,
-                image_of=builder.image_of,
+                images=builder.begin,
                 attempts=args.attempts,
                 budgets=_budgets(args),
                 tries=args.tries,
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
                 drain=args.drain,
                 config=_config(args, setup),
                 progress=aside,
-                notice=lambda said: say(f"minisandbox: {said}"),
+                notice=lambda said: output.tell(f"minisandbox: {said}"),
                 beside=display.follow,
             )
         finally:
@@ -156,7 +156,8 @@ def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, o
         if not agent.needs_model:
             raise InvalidValue(f"the agent {agent.name!r} asks no model", hint="leave out --model")
         configuration["model"] = _public(asked)
-        model = open_model(asked, _left(asked, out))
+        quiet = args.quiet or args.json
+        model = open_model(asked, _left(asked, out), tell=lambda told: None if quiet else say(f"minisandbox: {told}"))
     return Setup(
         agent=agent,
         model=model,
@@ -191,14 +192,18 @@ def _public(asked: ModelOptions) -> dict[str, object]:
 
 def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | float | bool | None]:
     """What a run is about: the same for everybody who goes on with it. Where the server is may change."""
-    sampling = dataclasses.asdict(setup.sampling) if setup.model is not None else None
-    parts = {"agent options": to_mapping(agent_options(args)), "limits": to_mapping(setup.agent_limits)}
-    recording = agent_options(args).recording
+    options, asks = agent_options(args), setup.model is not None
+    parts: dict[str, object] = {}
+    if asks or options.given() - {"recording"}:
+        parts["agent options"] = to_mapping(options)
+    if asks or setup.agent_limits != AgentLimits():
+        parts["limits"] = to_mapping(setup.agent_limits)
+    if asks:
+        parts["sampling"] = dataclasses.asdict(setup.sampling)
     return {
         "tasks": args.tasks,
-        **({"recording": str(recording)} if recording else {}),
-        **({name: json.dumps(part, sort_keys=True) for name, part in parts.items()} if setup.model is not None else {}),
-        **({"sampling": json.dumps(sampling, sort_keys=True)} if sampling else {}),
+        **({"recording": str(options.recording)} if options.recording else {}),
+        **{name: json.dumps(part, sort_keys=True) for name, part in parts.items()},
     }
 
 

@@ -63,10 +63,12 @@ class Display:
         output: where it is told.
         agent: the agent's name.
         quiet: whether nothing is told at all.
+        building: says how much is left to build; empty for nothing.
     """
 
-    def __init__(self, output: Output, agent: str, *, quiet: bool) -> None:
+    def __init__(self, output: Output, agent: str, *, quiet: bool, building: Callable[[], str] = str) -> None:
         self._output = output
+        self._building = building
         self._agent = agent
         self._quiet = quiet
         self._ends: deque[float] = deque()
@@ -139,6 +141,8 @@ class Display:
             ("rollouts", f"{stages['ended']} of {batch.total}{speed}{rest}"),
             ("stages", ", ".join(f"{count} {stage}" for stage, count in stages.items() if count)),
         ]
+        if building := self._building():
+            shown.append(("images", building))
         if self._rewards:
             mean = sum(self._rewards) / len(self._rewards)
             shown.append(("reward", f"{mean:.3f} of {len(self._rewards)}"))

@@ -20,6 +20,7 @@ from minisandbox.grade.submission import Change, screen
 from minisandbox.grade.testfiles import hidden_files
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace, workspace
+from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.tasks import Task, file_of
 from minisandbox.types import Limits
 
@@ -35,7 +36,13 @@ UNCONFIRMED = "unconfirmed"
 
 
 def grade(
-    task: Task, image: Image, submission: bytes, *, timeout: float | None = None, limits: Limits | None = None
+    task: Task,
+    image: Image,
+    submission: bytes,
+    *,
+    timeout: float | None = None,
+    limits: Limits | None = None,
+    cancellation: Cancellation | None = None,
 ) -> Grade:
     """Grade a submission: apply it to clean code in a fresh sandbox and run the task's tests.
 
@@ -49,15 +56,17 @@ def grade(
         submission: the agent's patch; empty for none.
         timeout: seconds the tests may take; the task's own if None.
         limits: what the grading sandbox may use.
+        cancellation: calls it off, from another thread.
 
     Returns:
         The grade. Failures of ours are grades too, with the verdict ``infra_error``.
 
     Raises:
         InvalidValue: the task's tests are not pytest's.
+        CancelledError: it was called off; nothing of it is a grade.
     """
     started = time.monotonic()
-    verdict = grade_in(workspace_for(task, image, timeout, limits), submission)
+    verdict = grade_in(workspace_for(task, image, timeout, limits, cancellation), submission)
     return replace(verdict, duration=time.monotonic() - started)
 
 
@@ -132,12 +141,18 @@ def _reason(doubt: Doubt | None, failed: tuple[tuple[str, ...], tuple[str, ...]]
     return Reason.TESTS_NOT_PASSED, detail
 
 
-def workspace_for(task: Task, image: Image, timeout: float | None = None, limits: Limits | None = None) -> Workspace:
+def workspace_for(
+    task: Task,
+    image: Image,
+    timeout: float | None = None,
+    limits: Limits | None = None,
+    cancellation: Cancellation | None = None,
+) -> Workspace:
     """Return where a task is graded; arguments and errors as for :func:`grade`."""
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
     files = tuple(sorted({*map(file_of, located(task, named))})) if task.test_parser else files_of(named)
     seconds = task.test_timeout if timeout is None else timeout
-    return workspace(image, task, files, timeout=seconds, limits=limits)
+    return workspace(image, task, files, timeout=seconds, limits=limits, cancellation=cancellation)
 
 
 def grade_in(place: Workspace, submission: bytes) -> Grade:

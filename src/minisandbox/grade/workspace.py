@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import FileAccessError
@@ -17,6 +17,7 @@ from minisandbox.grade.testfiles import HIDDEN, lay_out
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.tasks import Task
 from minisandbox.types import ExecResult, Limits, MiB, Network, Outcome
 
@@ -42,6 +43,7 @@ class Workspace:
         files: test files to run; none for what the task's command chooses.
         timeout: seconds the tests may take.
         limits: what each sandbox may use.
+        cancellation: calls the runs off.
     """
 
     image: Image
@@ -49,6 +51,7 @@ class Workspace:
     files: tuple[str, ...]
     timeout: float
     limits: Limits
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
     def run(self, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
         """Run the tests on clean code with a change, in a fresh sandbox.
@@ -62,12 +65,15 @@ class Workspace:
 
         Raises:
             MiniSandboxError: the sandbox could not be made, or ended.
+            CancelledError: it was called off.
         """
+        self.cancellation.check()
         runner = self._runner()
         limits = replace(self.limits, output=LOG_LIMIT) if self.task.test_parser else self.limits
         with (
             lay_out(self.image.tests_dir(), self.files, edited or {}, self.image.workdir) as tests,
             Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=tests.mounts) as box,
+            self.cancellation.running(box),
         ):
             runner.install(box)
             failed = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
@@ -149,7 +155,13 @@ def _read(box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def workspace(
-    image: Image, task: Task, files: Sequence[str], *, timeout: float, limits: Limits | None = None
+    image: Image,
+    task: Task,
+    files: Sequence[str],
+    *,
+    timeout: float,
+    limits: Limits | None = None,
+    cancellation: Cancellation | None = None,
 ) -> Workspace:
     """Make a workspace with the default limits where none are given."""
-    return Workspace(image, task, tuple(files), timeout, limits or Limits())
+    return Workspace(image, task, tuple(files), timeout, limits or Limits(), cancellation or Cancellation())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minisandbox.images.background import Building
 from minisandbox.images.builder import build
 from minisandbox.images.estimate import Estimate
 from minisandbox.images.failures import Failures
@@ -25,6 +26,7 @@ from minisandbox.images.schedule import Budget, Built, build_all
 __all__ = [
     "Budget",
     "BuildEvent",
+    "Building",
     "Built",
     "Difference",
     "Estimate",

@@ -85,7 +85,7 @@ class Maker:
         step, key = planned.step, planned.key
 
         def make(staging: Path) -> Made:
-            self.session.check()
+            self.session.cancellation.check()
             self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
             with self.session.store.hold(*planned.below):  # a collection may run beside this
                 return run_step(self._place(plan, planned, staging), step.prepare(staging))

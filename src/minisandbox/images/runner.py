@@ -191,7 +191,7 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
     limits = build_limits(place.session.memory)
     with (
         build_sandbox(spec, limits, access.network, mounts, upper) as box,
-        place.session.running(box),
+        place.session.cancellation.running(box),
     ):
         _write_files(box, work)
         rank = {"RANK": str(RANKS.index(place.step))}

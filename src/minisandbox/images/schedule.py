@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,8 @@ from minisandbox.images.image import Image
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import Progress
 from minisandbox.images.recipe import GitSource, Recipe
-from minisandbox.images.session import CancelledError, Session
+from minisandbox.images.session import Session
+from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.store import Store
 from minisandbox.types import GiB
 
@@ -80,8 +82,10 @@ def build_all(
     budget: Budget | None = None,
     progress: Progress | None = None,
     on_estimate: Callable[[Estimate], None] | None = None,
+    on_image: Callable[[Image], None] | None = None,
     retry_failed: bool = True,
     mirrors: Path | None = None,
+    cancellation: Cancellation | None = None,
 ) -> Built:
     """Make the images of many recipes; what several have in common is made once.
 
@@ -94,37 +98,48 @@ def build_all(
         budget: what it may take of this machine; as many jobs as there are CPUs by default.
         progress: told of each step as it starts and ends, by several threads.
         on_estimate: told how much is left whenever a step has ended.
+        on_image: told of each image as soon as it is there, by several threads, one at a time; what was there comes
+            first.
         retry_failed: whether steps that failed before, in the same way as they would now, are tried again.
         mirrors: a directory of git repositories that are looked in before the network is.
+        cancellation: calls the building off, from another thread.
 
     Returns:
         The images and the failures.
+
+    Raises:
+        CancelledError: it was called off.
     """
     planner = Planner(store, mirrors)
-    plans, failures = _plans(recipes, planner)
+    known = _Known(store, on_image or (lambda _: None))
+    plans = known.plan(recipes, planner)
     budget = budget or Budget()
     seconds = dict.fromkeys(plans, 0.0)
     left = plans
-    with Session.begin(store, memory=budget.step_memory) as session:
+    with Session.begin(store, memory=budget.step_memory, cancellation=cancellation) as session:
         while left:
-            work = _Work(Maker(session, planner, progress), left, on_estimate, budget.workers, retry_failed)
+            work = _Work(
+                Maker(session, planner, progress), left, known.record, on_estimate, budget.workers, retry_failed
+            )
             try:
                 work.run(budget.workers)
             except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
-                session.cancel()
+                session.cancellation.cancel()
                 work.wait(_ENDING)
                 raise
             seconds = {name: took + work.seconds.get(name, 0.0) for name, took in seconds.items()}
             stranded = _stranded(work, left)
             for name in work.failures.keys() - stranded:
-                failures[name] = work.failures[name].about(name)
+                known.failures[name] = work.failures[name].about(name)
             for source in work.lost:
                 planner.anchors.drop(source)
-            left, more = _plans({name: recipes[name] for name in recipes if name in stranded}, planner)
+            left = known.plan({name: recipes[name] for name in recipes if name in stranded}, planner)
             plans |= left
-            failures |= more
-    images = _recorded(plans, failures, store)
-    return Built(images, {name: failures[name] for name in recipes if name in failures}, seconds)
+    for name, plan in plans.items():
+        if name not in known.failures:
+            known.record(plan)
+    images = {name: known.images[name] for name in plans if name in known.images}
+    return Built(images, {name: known.failures[name] for name in recipes if name in known.failures}, seconds)
 
 
 def _stranded(work: _Work, plans: Mapping[str, Plan]) -> set[str]:
@@ -135,28 +150,44 @@ def _stranded(work: _Work, plans: Mapping[str, Plan]) -> set[str]:
     }  # fmt: skip
 
 
-def _plans(
-    recipes: Mapping[str, Callable[[], Recipe]], planner: Planner
-) -> tuple[dict[str, Plan], dict[str, MiniSandboxError]]:
-    plans: dict[str, Plan] = {}
-    failures: dict[str, MiniSandboxError] = {}
-    for name, recipe in recipes.items():
-        try:
-            plans[name] = planner.plan(name, recipe())
-        except MiniSandboxError as error:  # one bad recipe must not cost the others
-            failures[name] = error.about(name)
-    return plans, failures
+class _Known:
+    """The images that are there, and what keeps others from being made.
 
+    Args:
+        store: where they are.
+        tell: told of each image, once.
+    """
 
-def _recorded(plans: Mapping[str, Plan], failures: dict[str, MiniSandboxError], store: Store) -> dict[str, Image]:
-    images: dict[str, Image] = {}
-    for name, plan in plans.items():
-        if name not in failures:
+    def __init__(self, store: Store, tell: Callable[[Image], None]) -> None:
+        self.images: dict[str, Image] = {}
+        self.failures: dict[str, MiniSandboxError] = {}
+        self._store, self._tell = store, tell
+        self._lock = threading.Lock()
+
+    def plan(self, recipes: Mapping[str, Callable[[], Recipe]], planner: Planner) -> dict[str, Plan]:
+        """Plan images; record those whose layers are all there."""
+        plans: dict[str, Plan] = {}
+        for name, recipe in recipes.items():
             try:
-                images[name] = record_image(plan, store)
+                plans[name] = plan = planner.plan(name, recipe())
+            except MiniSandboxError as error:  # one bad recipe must not cost the others
+                self.failures[name] = error.about(name)
+            else:
+                if all(map(self._store.has_layer, {*plan.layers, *(one.key for one in plan.all_steps())})):
+                    self.record(plan)
+        return plans
+
+    def record(self, plan: Plan) -> None:
+        """Record an image whose layers are all there, once; several threads may ask for it."""
+        with self._lock:
+            if plan.name in self.images or plan.name in self.failures:
+                return
+            try:
+                self.images[plan.name] = record_image(plan, self._store)
             except MiniSandboxError as error:
-                failures[name] = error.about(name)
-    return images
+                self.failures[plan.name] = error.about(plan.name)
+            else:
+                self._tell(self.images[plan.name])
 
 
 @dataclass(slots=True)
@@ -185,6 +216,7 @@ class _Work:
         self,
         maker: Maker,
         plans: Mapping[str, Plan],
+        finished: Callable[[Plan], None],
         on_estimate: Callable[[Estimate], None] | None,
         workers: int,
         retry_failed: bool,
@@ -194,6 +226,9 @@ class _Work:
         self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
         self._maker = maker
         self._store = maker.session.store
+        self._plans = plans
+        self._finished = finished
+        self._unmade: Counter[str] = Counter()  # by image, the layers that it waits for
         self._on_estimate = on_estimate
         self._failed = Failures(self._store)
         self._known = {} if retry_failed else self._failed.by_step()
@@ -217,7 +252,9 @@ class _Work:
         for planned in plan.all_steps():
             if planned.key in self._nodes:
                 self._nodes[planned.key].names.append(plan.name)
+                self._unmade[plan.name] += 1
             elif not self._store.has_layer(planned.key):
+                self._unmade[plan.name] += 1
                 waits = {key for key in planned.below if key in self._nodes}
                 self._nodes[planned.key] = _Node(plan, planned, [plan.name], waits)
                 for key in waits:
@@ -237,6 +274,7 @@ class _Work:
         with self._news:
             while self._open and self._fault is None:
                 self._news.wait(1.0)  # with a time-out, so that signals are handled
+                self._maker.session.cancellation.check()  # a thread may wait for another process
         if self._fault is not None:
             raise self._fault
 
@@ -251,19 +289,22 @@ class _Work:
     def _serve(self) -> None:
         while (key := self._take()) is not None:
             try:
-                self._make(self._nodes[key])
-            except CancelledError:
-                return
-            except MiniSandboxError as error:
-                self._fail(key, error)
+                self._carry_out(key)
             except BaseException as error:  # noqa: BLE001 - handed to the calling thread, which raises it
                 with self._news:
-                    self._fault = error
+                    self._fault = self._fault or error
                     self._news.notify_all()
                 return
-            else:
-                self._succeed(key)
-            self._tell()
+
+    def _carry_out(self, key: str) -> None:
+        try:
+            self._make(self._nodes[key])
+        except MiniSandboxError as error:
+            self._fail(key, error)
+        else:
+            for plan in self._succeed(key):
+                self._finished(plan)
+        self._tell()
 
     def _take(self) -> str | None:
         with self._news:
@@ -279,7 +320,8 @@ class _Work:
         record = self._maker.make(node.plan, node.planned)
         self.seconds[node.plan.name] += record.seconds
 
-    def _succeed(self, key: str) -> None:
+    def _succeed(self, key: str) -> list[Plan]:
+        """Go on with what waited for a layer; returns the plans of images that wait for nothing more."""
         with self._news:
             self._open.discard(key)
             self._estimate.done(key)
@@ -289,6 +331,8 @@ class _Work:
                 if not node.waits and later in self._open:
                     heapq.heappush(self._ready, (-len(node.names), len(self._open), later))
             self._news.notify_all()
+            self._unmade.subtract(self._nodes[key].names)
+            return [self._plans[name] for name in self._nodes[key].names if not self._unmade[name]]
 
     def _fail(self, key: str, error: MiniSandboxError) -> None:
         node = self._nodes[key]

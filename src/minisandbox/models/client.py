@@ -27,6 +27,7 @@ _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _LONGEST_WAIT = 600.0
 LARGEST_ANSWER = 8 * 1024 * 1024
+_SHOWN = 200
 _TOKENS_TAKE = 8  # bytes of JSON about the tokens of a text, for each of the text
 _NO_TOKENS = "vLLM 0.10.2 or later answers them; --tokens no goes without, and nothing can be trained on it"
 
@@ -129,7 +130,8 @@ class OpenAIModel:
             # not elsewhere than on the loop: json holds the interpreter's lock all the time
             body = json.loads(answer.body)
         except (ValueError, RecursionError):
-            beginning = clean(answer.body[:200].decode("utf-8", "replace"), self._key)
+            # cleaned before it is cut: half of a key would not be recognised
+            beginning = clean(answer.body[:4096].decode("utf-8", "replace"), self._key)[:_SHOWN]
             error = BadAnswer(f"{self._transport.server} sends what is no JSON: {beginning!r}")
             raise Failed(error, "seldom") from None
         if found := error_in(body):

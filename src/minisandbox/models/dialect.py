@@ -36,6 +36,7 @@ _FINISH: Mapping[object, FinishReason] = {
     "function_call": "tool_calls",
 }
 _LONGEST_NAME = 200
+_MOST_TOKENS = 1 << 31  # ids are counted in arrays; a database has no room for any number
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -150,14 +151,14 @@ def _given(body: Mapping[str, object], name: str, default: float) -> float | str
 
 
 def read_usage(body: object) -> TokenUsage:
-    """Return the tokens that an answer took; zeros where it does not say."""
+    """Return the tokens that an answer took; zeros where it does not say, or says what no answer can take."""
     usage = body.get("usage") if isinstance(body, Mapping) else None
     if not isinstance(usage, Mapping):
         return TokenUsage()
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
-    return TokenUsage(*(count if isinstance(count, int) and count > 0 else 0 for count in counts))
+    return TokenUsage(*(count if isinstance(count, int) and 0 < count <= _MOST_TOKENS else 0 for count in counts))
 
 
 def read_answer(body: object, largest: int | None = None) -> Completion:

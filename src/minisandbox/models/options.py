@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ SCRIPTED = "scripted:"
 """What stands before the file of a scripted model's answers."""
 
 _KEY = "OPENAI_API_KEY"
+_LOG = logging.getLogger("minisandbox.models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +101,16 @@ class ModelOptions:
         return Budget(self.budget_dollars, self.budget_tokens)
 
 
-def open_model(options: ModelOptions, budget: Budget | None = None) -> Model:
+def open_model(
+    options: ModelOptions, budget: Budget | None = None, *, tell: Callable[[str], object] = _LOG.warning
+) -> Model:
     """Open a model. Whoever opens it closes it.
 
     Args:
         options: which, and how.
         budget: of a run that goes on, with what it has spent; else a new one.
+        tell: is told what ``local`` fetches the first time, which takes minutes; the log's warnings by default, and so
+            stderr.
 
     Raises:
         InvalidValue: a key or a script cannot be used.
@@ -116,8 +122,8 @@ def open_model(options: ModelOptions, budget: Budget | None = None) -> Model:
         return Metered(ScriptedModel(script, name=options.model, tokens=options.tokens != "no"), meter)
     if not options.served:
         # loads torch
-        open_local: Callable[[ModelOptions], Model] = import_module("minisandbox.models.engine").open_local
-        return Metered(open_local(options), meter)
+        open_local: Callable[..., Model] = import_module("minisandbox.models.engine").open_local
+        return Metered(open_local(options, tell=tell), meter)
     assert options.api_base is not None  # the options have seen to it
     return OpenAIModel(
         options.model,

@@ -29,6 +29,7 @@ _BY_WORDS = re.compile(
     re.IGNORECASE,
 )
 _PASSES = frozenset({408, 409, 425, 429})
+_OF_ONE_REQUEST = frozenset({400, 413, 422})
 _NO_MONEY = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
 _HINTS: Mapping[int, str] = {
     400: "if an option is named, leave it out, or start the server with what it needs",
@@ -108,8 +109,9 @@ def failure_of(
         there = clean(headers.get("Location", "another place"), secret)
         hint = f"redirects are not followed, since the key would go along: give --api-base for {there}"
         return Failed(ModelRefused(said, hint=hint), "never")
-    hint = _HINTS.get(status, "the server's own log says more")
-    return Failed(ModelRefused(said, hint=hint), "never", named=named)
+    refused = ModelRefused(said, hint=_HINTS.get(status, "the server's own log says more"))
+    refused.every_request = status not in _OF_ONE_REQUEST
+    return Failed(refused, "never", named=named)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
@@ -91,10 +92,11 @@ class Threads:
         """Wait for the threads to end, after :meth:`close`.
 
         Args:
-            timeout: seconds for each of them.
+            timeout: seconds, for all of them together.
         """
+        deadline = time.monotonic() + timeout
         for thread in self._threads:
-            thread.join(timeout)
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _note_done(self, _: object) -> None:
         with self._lock:

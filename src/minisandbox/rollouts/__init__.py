@@ -8,7 +8,7 @@ from minisandbox.rollouts.replay import load_replay
 from minisandbox.rollouts.rollout import EXIT_API, EXIT_CONTEXT, EXIT_COST, EXIT_TIME, rollout, rollout_async
 from minisandbox.rollouts.rundir import RunDirectory, RunReader
 from minisandbox.rollouts.running import run_batch
-from minisandbox.rollouts.setup import ImageOf, Setup
+from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.summary import Summary
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Batch",
     "Budgets",
     "ImageOf",
+    "ImagesOf",
     "Progress",
     "RunDirectory",
     "RunReader",

@@ -8,7 +8,8 @@ import random
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,18 +31,21 @@ from minisandbox.rollouts.export import export_overview
 from minisandbox.rollouts.line import STAGES, Job, Line
 from minisandbox.rollouts.rollout import finish, make_box, unreached, work
 from minisandbox.rollouts.rundir import Config, RunDirectory
-from minisandbox.rollouts.setup import Setup
+from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.summary import Summary
 from minisandbox.sandbox import AsyncSandbox
+from minisandbox.sandbox.aio_drive import in_thread
+from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Failure, Trajectory
 
 if TYPE_CHECKING:
-    from minisandbox.images import Image
+    from minisandbox.images import Building, Image
 
 DRAIN = 60.0
 """Seconds that rollouts under way have to end when a batch is told to."""
 _WRITING = 60.0
+_ENDING = 30.0
 
 
 class Batch:
@@ -54,6 +58,8 @@ class Batch:
         setup: who works, with what model, within which bounds.
         out: the run directory.
         image_of: returns a task's image; called in several threads, once for each task.
+        images: begins to make the images of many tasks together, ``budgets.builds`` steps at once; in place of
+            ``image_of``. What they share is made once.
         attempts: rollouts per task.
         budgets: how many of each go on at once.
         tries: how often a rollout is tried at most, where it fails on our side.
@@ -73,7 +79,8 @@ class Batch:
         setup: Setup,
         out: Path,
         *,
-        image_of: Callable[[Task], Image],
+        image_of: ImageOf | None = None,
+        images: ImagesOf | None = None,
         attempts: int = 1,
         budgets: Budgets | None = None,
         tries: int = 3,
@@ -86,7 +93,11 @@ class Batch:
         for name, number in (("attempts", attempts), ("tries", tries)):
             if number < 1:
                 raise InvalidValue(f"{name} is {number}", hint="give 1 or more")
-        self._setup, self._out, self._image_of, self._progress = setup, out, image_of, progress
+        if (image_of is None) == (images is None):
+            raise InvalidValue("a batch needs image_of or images", hint="give one of them: where images come from")
+        self._setup, self._out, self._progress = setup, out, progress
+        self._image_of, self._images = image_of, images
+        self._building: Building | None = None
         self._budgets = budgets or Budgets()
         self._tries, self._pause, self._jitter, self._patience = tries, pause, jitter, drain
         self._config = {
@@ -94,10 +105,13 @@ class Batch:
             "workers": self._budgets.workers, "timeout": setup.timeout,
         }  # fmt: skip
         self._jobs = [Job(task, attempt) for task in tasks for attempt in range(attempts)]
+        if twice := [key[0] for key, count in Counter(job.key for job in self._jobs).items() if count > 1]:
+            raise InvalidValue(f"{twice[0]!r} is there twice", hint="attempts= says how often each task is done")
         self._summaries: dict[tuple[str, int], Summary] = {}
         self._resumed = 0
-        self._answered = False
-        self._draining = False
+        self._answered = self._answered_before = False
+        self._under_way: set[Draft] = set()
+        self._draining = self._hurried = False
         self._fault: Exception | None = None
         self._scope: asyncio.Timeout | None = None
         self._began = time.monotonic()
@@ -106,6 +120,7 @@ class Batch:
         self._warm: WarmPool[tuple[str, int]] = WarmPool(self._budgets.warm, self._budgets.starts)
         self._builders = Threads(self._budgets.builds, "image")
         self._graders = Threads(self._budgets.gradings, "grade")
+        self._grading = Cancellation()
         self._writer = Threads(1, "write")
 
     # --- what others see ---------------------------------------------------------------------------------------------
@@ -141,11 +156,17 @@ class Batch:
 
     def drain(self) -> None:
         """Begin no more rollouts; those under way have some time to end. Calling it again does nothing."""
-        if not self._draining:
-            self._draining = True
-            self._line.end(clear=True)
+        if not self._hurried:
+            self._hurried = True
+            self._begin_no_more()
             if self._scope is not None:
                 self._scope.reschedule(asyncio.get_running_loop().time() + self._patience)
+
+    def _begin_no_more(self) -> None:
+        self._draining = True
+        self._line.end(clear=True)
+        if self._building is not None:
+            self._builders.submit(self._building.cancel)
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
@@ -162,7 +183,7 @@ class Batch:
             BudgetExceeded: the model's budget is used up; what was under way without it was finished.
             ModelRefused: the model's server refuses what it is asked, from the first request on.
         """
-        self._run = await self._writer.run(RunDirectory.open, self._out, self._config)
+        await self._open()
         try:
             await self._carry_out()
             await self._writer.run(export_overview, self._out, self._out)
@@ -172,11 +193,21 @@ class Batch:
             raise self._fault
         return self.summaries
 
+    async def _open(self) -> None:
+        """Open the run's directory; where nobody waits for that any more, it is let go of again."""
+        opening = self._writer.submit(RunDirectory.open, self._out, self._config)
+        try:
+            self._run = await asyncio.wrap_future(opening)
+        except BaseException:  # a cancellation above all: the directory's lock must not outlive the attempt
+            opening.add_done_callback(_let_go_of)
+            self._writer.close()
+            raise
+
     async def _carry_out(self) -> None:
         await self._take_over()
         todo = [job for job in self._jobs if job.key not in self._summaries]
         self._began = time.monotonic()
-        self._scope = asyncio.timeout(self._patience if self._draining else None)
+        self._scope = asyncio.timeout(self._patience if self._hurried else None)
         try:
             async with self._scope, asyncio.TaskGroup() as group:
                 self._group = group
@@ -195,6 +226,7 @@ class Batch:
         if self._run.journal != "wal":
             said = f"{self._out}: this file system has no shared memory, so that SQLite uses a rollback journal"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
+        self._answered_before = any(one.turns for one in known.values())
         for job in self._jobs:
             one = known.get(job.key)
             if one is not None and one.finished:
@@ -202,21 +234,27 @@ class Batch:
                 self._note(job, dataclasses.replace(one, resumed=True))
 
     async def _let_go(self) -> None:
-        """Stop what was made ahead; let what is being written be written."""
-        await self._warm.close()
-        for threads in (self._builders, self._graders, self._writer):
-            threads.close()
+        """Stop what was made ahead, what is built and what is graded; let what is being written be written."""
 
         def close() -> None:
+            self._grading.cancel()
+            if self._building is not None:
+                self._building.cancel()
+            self._graders.join(_ENDING)
             self._writer.join(_WRITING)
             self._run.close()
 
-        await asyncio.get_running_loop().run_in_executor(None, close)
+        try:
+            await self._warm.close()
+        finally:
+            for threads in (self._builders, self._graders, self._writer):
+                threads.close()
+            await in_thread(close)
 
     def _end_by(self, error: Exception) -> None:
-        """Let what is under way be finished, and then raise an error."""
+        """Let what is under way be finished, however long it takes, and then raise an error."""
         self._fault = self._fault or error
-        self.drain()
+        self._begin_no_more()
 
     # --- images ------------------------------------------------------------------------------------------------------
 
@@ -225,21 +263,46 @@ class Batch:
         groups: dict[str, list[Job]] = {}
         for job in todo:
             groups.setdefault(job.task.instance_id, []).append(job)
+        if self._images is not None:
+            await self._provide_together(groups, self._images)
+        elif self._image_of is not None:
+            await self._provide_each(groups, self._image_of)
+        self._line.end()
+
+    async def _provide_together(self, groups: Mapping[str, list[Job]], images: ImagesOf) -> None:
+        # on the loop: it only begins, and nothing can come in between that would leave it without an owner
+        self._building = images([jobs[0].task for jobs in groups.values()], self._budgets.builds)
+        if self._draining:
+            self._builders.submit(self._building.cancel)
+        async with asyncio.TaskGroup() as group:
+            for name, jobs in groups.items():
+                group.create_task(self._provide(jobs, asyncio.wrap_future(self._building.images[name])))
+
+    async def _provide_each(self, groups: Mapping[str, list[Job]], image_of: ImageOf) -> None:
         slots = asyncio.Semaphore(self._budgets.builds)
+
+        async def provide(jobs: list[Job]) -> None:
+            try:
+                await self._provide(jobs, self._builders.run(image_of, jobs[0].task))
+            finally:
+                slots.release()
+
         async with asyncio.TaskGroup() as group:
             for jobs in groups.values():
                 await slots.acquire()
                 if not await self._line.room():
                     break
-                group.create_task(self._provide(jobs, slots))
-        self._line.end()
+                group.create_task(provide(jobs))
 
-    async def _provide(self, jobs: list[Job], slots: asyncio.Semaphore) -> None:
+    async def _provide(self, jobs: list[Job], coming: Awaitable[Image]) -> None:
         began = time.monotonic()
         for job in jobs:
             job.stage = "image"
         try:
-            image = await self._builders.run(self._image_of, jobs[0].task)
+            image = await coming
+        except CancelledError:  # the building was called off: these have not begun
+            for job in jobs:
+                job.stage = "queued"
         except MiniSandboxError as error:
             times = {"queued": began - self._began, "image": time.monotonic() - began}
             for job in jobs:
@@ -252,8 +315,6 @@ class Batch:
                 job.image, job.image_seconds, job.stage = image, time.monotonic() - began, "queued"
             self._line.put(jobs)
             self._make_ahead()
-        finally:
-            slots.release()
 
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
@@ -293,19 +354,29 @@ class Batch:
             draft = Draft(
                 job.task, (job.image.name, job.image.key), self._setup, job.attempt, tries=tries, waited=times
             )
-            await work(draft, take_box)
+            self._under_way.add(draft)
+            try:
+                await work(draft, take_box)
+            finally:
+                self._under_way.discard(draft)
             self._look_at(draft)
             if draft.failure is None or not self._worth_another(draft):
                 return draft
+            await asyncio.sleep(self._pause * 2 ** len(tries) * random.uniform(0.5, 1.5))  # noqa: S311 - as above
+            if self._draining:
+                return draft
             tries = (*tries, draft.failure)
-            await asyncio.sleep(self._pause * 2 ** (len(tries) - 1) * random.uniform(0.5, 1.5))  # noqa: S311 - as above
 
     def _look_at(self, draft: Draft) -> None:
         """End the batch where none of its rollouts can go on."""
-        if draft.session is not None and draft.session.record.turns:
-            self._answered = True
-        if isinstance(draft.error, BudgetExceeded) or (isinstance(draft.error, ModelRefused) and not self._answered):
-            self._end_by(draft.error)
+        self._answered = self._answered or draft.answered or any(one.answered for one in self._under_way)
+        error = draft.error
+        if isinstance(error, BudgetExceeded):
+            self._end_by(error)
+        elif isinstance(error, ModelRefused) and not self._answered:  # noqa: SIM102 - as the comment says
+            # where one request is refused, answers in an earlier part of the run say that others are not
+            if error.every_request or not self._answered_before:
+                self._end_by(error)
 
     def _worth_another(self, draft: Draft) -> bool:
         """Whether what failed may go well the next time."""
@@ -323,7 +394,7 @@ class Batch:
             # what has nothing to grade does not wait for what has
             threads = self._graders if draft.failure is None else self._writer
             assert job.image is not None
-            one = await threads.run(finish, draft, job.image, tries=self._tries)
+            one = await threads.run(finish, draft, job.image, tries=self._tries, cancellation=self._grading)
             self._note(job, await self._kept(one))
         finally:
             self._room.release()
@@ -337,6 +408,11 @@ class Batch:
         self._summaries[job.key] = summary
         if self._progress is not None:
             self._progress(Progress(len(self._summaries), len(self._jobs), summary, self.seconds_left))
+
+
+def _let_go_of(opening: Future[RunDirectory]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -65,6 +65,11 @@ class Draft:
         self._began = time.monotonic()
         self._seconds: dict[str, float] = dict(waited or {})
 
+    @property
+    def answered(self) -> bool:
+        """Whether the model has answered at all."""
+        return self.session is not None and bool(self.session.record.turns)
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase; the names are those of :class:`.Timings`."""

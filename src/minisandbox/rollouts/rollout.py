@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from minisandbox.pool import Threads
 from minisandbox.rollouts.draft import Draft
 from minisandbox.rollouts.setup import Setup
 from minisandbox.sandbox import AsyncSandbox
+from minisandbox.sandbox.aio_drive import in_thread
+from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Failure, Trajectory
 from minisandbox.types import Limits
@@ -39,6 +42,9 @@ EXIT_COST = "exit_cost"
 """The exit status of an agent that has asked for as much as it may."""
 EXIT_TIME = "exit_total_execution_time"
 """The exit status of an agent that has worked as long as it may."""
+
+_LOG = logging.getLogger("minisandbox.rollouts")
+_ENDING = 30.0
 
 MakeBox = Callable[[], Awaitable[AsyncSandbox]]
 
@@ -74,8 +80,8 @@ def rollout(
 async def rollout_async(task: Task, image: Image, setup: Setup, *, attempt: int = 0) -> Trajectory:
     """Let an agent work on a task once, and grade what it submits.
 
-    The agent's sandbox has ended, with every process in it, before grading begins. A cancellation leaves no sandbox of
-    the agent behind; tests that are running then end by themselves, within their timeout.
+    The agent's sandbox has ended, with every process in it, before grading begins. A cancellation leaves no sandbox
+    behind: neither the agent's, nor one in which tests are running.
 
     Args:
         task: the task.
@@ -88,11 +94,19 @@ async def rollout_async(task: Task, image: Image, setup: Setup, *, attempt: int 
     """
     draft = Draft(task, (image.name, image.key), setup, attempt)
     await work(draft, lambda: make_box(image, setup.limits))
-    grader = Threads(1, "grade")
+    grader, cancellation = Threads(1, "grade"), Cancellation()
+    grading = grader.submit(finish, draft, image, cancellation=cancellation)
+    grader.close()
+
+    def end() -> None:
+        cancellation.cancel()
+        grader.join(_ENDING)
+
     try:
-        return await grader.run(finish, draft, image)
-    finally:
-        grader.close()
+        return await asyncio.wrap_future(grading)
+    except asyncio.CancelledError:
+        await in_thread(end)
+        raise
 
 
 def unreached(
@@ -152,6 +166,12 @@ async def _run_agent(box: AsyncSandbox, draft: Draft) -> None:
     try:
         async with scope:
             draft.ending = await setup.agent.run(draft.task, draft.session)
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        # not we: let through, it would end the worker that does one rollout after another, and nobody would be told
+        error = RuntimeError("what the agent waited for was cancelled, and it let the cancellation pass")
+        draft.fail("agent", error, exit_status=EXIT_ERROR)
     except Exception as error:  # noqa: BLE001 - agents are plugged in from outside; one that breaks must not end a batch
         if isinstance(error, TimeoutError) and scope.expired():
             draft.ending = Ending(EXIT_TIME, f"it was cut off after {setup.seconds:g} s")
@@ -193,28 +213,40 @@ async def _take_patch(box: AsyncSandbox, draft: Draft) -> None:
 # --- the grade -------------------------------------------------------------------------------------------------------
 
 
-def finish(draft: Draft, image: Image, *, tries: int = 1) -> Trajectory:
+def finish(draft: Draft, image: Image, *, tries: int = 1, cancellation: Cancellation | None = None) -> Trajectory:
     """Grade what the agent submitted, if there is anything to grade, and return the whole record.
 
     Args:
         draft: the rollout, whose agent has ended.
         image: the task's image.
         tries: how often it is graded at most, where that fails on our side.
+        cancellation: calls it off, from another thread.
+
+    Raises:
+        CancelledError: it was called off.
     """
     if draft.failure is not None or draft.submission is None:
         return draft.trajectory(None)
     with draft.phase("grade"):
-        graded = _graded(draft, image, tries)
+        graded = _graded(draft, image, tries, cancellation)
     return draft.trajectory(graded)
 
 
-def _graded(draft: Draft, image: Image, tries: int) -> Grade | None:
+def _graded(draft: Draft, image: Image, tries: int, cancellation: Cancellation | None) -> Grade | None:
     assert draft.submission is not None
+    setup = draft.setup
     while True:
         tries -= 1
         try:
-            graded = grade(draft.task, image, draft.submission, timeout=draft.setup.timeout, limits=draft.setup.limits)
-        except InvalidValue as error:  # a task that cannot be graded: its row is wrong, and a batch goes on without it
+            graded = grade(
+                draft.task, image, draft.submission, timeout=setup.timeout, limits=setup.limits,
+                cancellation=cancellation,
+            )  # fmt: skip
+        except CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a wrong row, or a mistake of ours: a batch goes on without this one
+            if not isinstance(error, InvalidValue):
+                _LOG.exception("%s: the grading failed", draft.task.instance_id)
             draft.failure = Failure("grade", type(error).__name__, str(error))
             return None
         if graded.resolved is not None:

@@ -10,17 +10,13 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from minisandbox.rollouts.batch import DRAIN, Batch
 from minisandbox.rollouts.budgets import Budgets, Progress
 from minisandbox.rollouts.rundir import Config
-from minisandbox.rollouts.setup import Setup
+from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.summary import Summary
 from minisandbox.tasks import Task
-
-if TYPE_CHECKING:
-    from minisandbox.images import Image
 
 Beside = Callable[[Batch], Awaitable[None]]
 
@@ -30,7 +26,8 @@ def run_batch(
     setup: Setup,
     out: Path,
     *,
-    image_of: Callable[[Task], Image],
+    image_of: ImageOf | None = None,
+    images: ImagesOf | None = None,
     attempts: int = 1,
     budgets: Budgets | None = None,
     tries: int = 3,
@@ -52,6 +49,7 @@ def run_batch(
         setup: who works, with what model, within which bounds.
         out: the run directory.
         image_of: returns a task's image.
+        images: begins to make the images of many tasks together; in place of ``image_of``.
         attempts: rollouts per task.
         budgets: how many of each go on at once.
         tries: how often a rollout is tried at most, where it fails on our side.
@@ -70,8 +68,8 @@ def run_batch(
         KeyboardInterrupt: it was drained, or ended, by Ctrl-C.
     """
     batch = Batch(
-        tasks, setup, out, image_of=image_of, attempts=attempts, budgets=budgets, tries=tries, pause=pause,
-        jitter=jitter, drain=drain, config=config, progress=progress,
+        tasks, setup, out, image_of=image_of, images=images, attempts=attempts, budgets=budgets, tries=tries,
+        pause=pause, jitter=jitter, drain=drain, config=config, progress=progress,
     )  # fmt: skip
     signals = Signals(batch, notice or (lambda _: None))
     with signals.restored(), _short_turns():

