@@ -68,7 +68,7 @@ def import_file(store: Store, path: Path, *, replace: bool = False, progress: Pr
         DiskFull: the disk is full; layers that were finished before are kept.
     """
     with store_faults(f"read {path}"), _opened(path) as file:
-        return import_stream(store, _Decompressed(file, str(path)), where=str(path), replace=replace, progress=progress)
+        return import_stream(store, Decompressed(file, str(path)), where=str(path), replace=replace, progress=progress)
 
 
 def import_directory(
@@ -129,7 +129,7 @@ def _compressor(file: IO[bytes]) -> Iterator[IO[bytes]]:
         yield out
 
 
-class _Decompressed:
+class Decompressed:
     """What a compressed file holds.
 
     Args:

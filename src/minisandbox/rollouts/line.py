@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ class Job:
     Attributes:
         task: the task.
         attempt: which rollout of it.
+        since: when it began to wait, by :func:`time.monotonic`.
         image: its image, once that is there.
         image_seconds: what waiting for that took.
         stage: one of :data:`STAGES`.
@@ -32,6 +34,7 @@ class Job:
 
     task: Task
     attempt: int
+    since: float = field(default_factory=time.monotonic)
     image: Image | None = None
     image_seconds: float = 0.0
     stage: str = "queued"
@@ -75,6 +78,10 @@ class Line:
             return None
         self._taken.set()
         return self._jobs.popleft()
+
+    def withdraw(self, most: int) -> list[Job]:
+        """Return some of those at the end; they are in line no more."""
+        return [self._jobs.pop() for _ in range(min(most, len(self._jobs)))]
 
     async def room(self) -> bool:
         """Wait until there is room for more; returns whether more are wanted at all."""
