@@ -40,7 +40,7 @@ class Batch:
         tasks: the tasks, in the order in which they are begun; those whose image is there go first.
         setup: who works, with what model, within which bounds.
         out: the run directory.
-        image_of: returns a task's image; called in several threads, once for each task.
+        image_of: returns a task's image; called in several threads, once for each task. Not used with a crew.
         attempts: rollouts per task.
         budgets: how many of each go on at once.
         tries: how often a rollout is tried at most, where it fails on our side.
@@ -61,7 +61,7 @@ class Batch:
         setup: Setup,
         out: Path,
         *,
-        image_of: Callable[[Task], Image],
+        image_of: Callable[[Task], Image] | None = None,
         attempts: int = 1,
         budgets: Budgets | None = None,
         tries: int = 3,
@@ -88,7 +88,11 @@ class Batch:
         self._fault: Exception | None = None
         self._scope: asyncio.Timeout | None = None
         self._began = time.monotonic()
-        self._crew = crew or Executor(setup, self._budgets, image_of=image_of, tries=tries, pause=pause, jitter=jitter)
+        if crew is None:
+            if image_of is None:
+                raise InvalidValue("a batch without a crew needs image_of", hint="it returns a task's image")
+            crew = Executor(setup, self._budgets, image_of=image_of, tries=tries, pause=pause, jitter=jitter)
+        self._crew = crew
         self._writer = Threads(1, "write")
 
     # --- what others see ---------------------------------------------------------------------------------------------

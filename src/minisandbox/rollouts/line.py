@@ -30,6 +30,7 @@ class Job:
         image: its image, once that is there.
         image_seconds: what waiting for that took.
         stage: one of :data:`STAGES`.
+        moves: how many nodes were lost while it was there.
     """
 
     task: Task
@@ -38,6 +39,7 @@ class Job:
     image: Image | None = None
     image_seconds: float = 0.0
     stage: str = "queued"
+    moves: int = 0
 
     @property
     def key(self) -> tuple[str, int]:

@@ -1,0 +1,8 @@
+"""Batches on many nodes: a driver, and a worker on each node of a Ray cluster. Ray is imported when one is joined."""
+
+from minisandbox.rollouts.cluster.fleet import Fleet, NodeReport
+from minisandbox.rollouts.cluster.joining import Cluster
+from minisandbox.rollouts.cluster.node import NodeLost, Resources
+from minisandbox.rollouts.cluster.worker import Terms
+
+__all__ = ["Cluster", "Fleet", "NodeLost", "NodeReport", "Resources", "Terms"]
