@@ -313,3 +313,12 @@ class BudgetExceeded(ModelError):
     """What the answer would cost is no longer there: of the rollout, which ends, or of the whole run, which stops."""
 
     exit_code = 45
+
+
+# --- clusters (50) ---------------------------------------------------------------------------------------------------
+
+
+class NodeLost(MiniSandboxError):
+    """A node of a cluster has gone, or what worked for us there has; what it had not finished is done elsewhere."""
+
+    exit_code = 50

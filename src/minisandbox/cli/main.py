@@ -27,6 +27,7 @@ COMMANDS = {
     "validate": "check that tasks tell a solution from none",
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
+    "cluster": "make machines nodes that do rollouts together; see what they are doing",
     "trajectories": "list and read the rollouts of a run; write them in the files of SWE-agent",
     "sweagent": "run SWE-agent, with sandboxes as its deployment",
 }
@@ -87,7 +88,7 @@ def _prepare_streams() -> None:
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Take off what follows ``--`` where it is another program's command line: nested parsers lose track of it."""
-    if _noun(words) in ("sandbox", "sweagent") and "--" in words:
+    if _noun(words) in ("cluster", "sandbox", "sweagent") and "--" in words:
         return words[: words.index("--")], words[words.index("--") + 1 :]
     return words, []
 

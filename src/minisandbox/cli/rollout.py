@@ -20,6 +20,7 @@ from minisandbox.cli.output import (
     Column,
     add_json_option,
     human_seconds,
+    human_size,
     plain,
     print_table,
     put,
@@ -34,6 +35,7 @@ from minisandbox.errors import GradingError, InvalidValue, RunError
 from minisandbox.models import Budget, ModelOptions, Sampling, open_model
 from minisandbox.rollouts import Budgets, Progress, RunReader, Setup, Summary, load_replay, run_batch
 from minisandbox.rollouts.batch import DRAIN
+from minisandbox.rollouts.cluster import Cluster
 from minisandbox.rollouts.setup import DEADLINE
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
@@ -82,7 +84,18 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tries", type=int, default=3, metavar="N", help="tries of a rollout that fails on our side (default: 3)"
     )
+    add_cluster_argument(group)
     group.add_argument("--quiet", action="store_true", help="tell nothing while it goes on, and only counts at the end")
+
+
+def add_cluster_argument(group: argparse._ArgumentGroup) -> None:
+    """Declare ``--cluster``."""
+    group.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="let the nodes of a Ray cluster do it: HOST:PORT of its head, or auto for the one that this machine is "
+        "in. Rollouts at once and images built at once are what each node offers; the other numbers are for each node",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,15 +104,17 @@ def run(args: argparse.Namespace) -> int:
     agent, asked, everything = _agent(args), model_options(args), load(args)
     tasks = _chosen(everything, args)
     out = args.out or Path("runs", f"{everything.name or 'tasks'}-{agent.name}")
-    setup = _setup(args, agent, asked, out)
+    budget = None if asked is None else _left(asked, out)
+    setup = _setup(args, agent, asked, budget)
     with Output(quiet=args.quiet) as output:
-        builder = Builder(Store.open(), output, args.repo_mirrors)
+        cluster = _cluster(args, asked, budget, output)
+        builder = None if cluster is not None else Builder(Store.open(), output, args.repo_mirrors)
         display = Display(output, agent.name, quiet=args.quiet or args.json)
         summaries = run_batch(
             tasks,
             setup,
             out,
-            image_of=builder.image_of,
+            image_of=builder.image_of if builder is not None else None,
             attempts=args.attempts,
             budgets=_budgets(args),
             tries=args.tries,
@@ -109,8 +124,11 @@ def run(args: argparse.Namespace) -> int:
             progress=_teller(args, display),
             notice=lambda said: say(f"minisandbox: {said}"),
             beside=display.follow,
+            cluster=cluster,
         )
     _print(args, out, summaries)
+    if cluster is not None:
+        print_nodes(args, cluster)
     return _status(summaries)
 
 
@@ -140,7 +158,7 @@ def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
     return [tasks[one] for one in ids]
 
 
-def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, out: Path) -> Setup:
+def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, budget: Budget | None) -> Setup:
     """How the rollouts are done. The model is opened, and its budget is what earlier calls have left of it."""
     options = agent_options(args)
     configuration: dict[str, object] = {"agent": args.agent, **to_mapping(options)}
@@ -150,7 +168,7 @@ def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, o
         if not agent.needs_model:
             raise InvalidValue(f"the agent {agent.name!r} asks no model", hint="leave out --model")
         configuration["model"] = _public(asked)
-        model = open_model(asked, _left(asked, out))
+        model = open_model(asked, budget)
     return Setup(
         agent=agent,
         model=model,
@@ -160,6 +178,14 @@ def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, o
         deadline=args.deadline,
         configuration={**configuration, "limits": to_mapping(limits)},
     )
+
+
+def _cluster(
+    args: argparse.Namespace, asked: ModelOptions | None, budget: Budget | None, output: Output
+) -> Cluster | None:
+    if args.cluster is None:
+        return None
+    return Cluster(address=args.cluster, model=asked, budget=budget, mirrors=args.repo_mirrors, notice=output.note)
 
 
 def _left(asked: ModelOptions, out: Path) -> Budget:
@@ -239,6 +265,20 @@ def plain_totals(summaries: Sequence[Summary]) -> dict[str, object]:
         "prompt_tokens": sum(one.usage.prompt for one in summaries),
         "completion_tokens": sum(one.usage.completion for one in summaries),
     }
+
+
+def print_nodes(args: argparse.Namespace, cluster: Cluster) -> None:
+    """Print what each node has done, and what went from one to the other."""
+    if args.json:
+        put(json.dumps({"nodes": [plain(one) for one in cluster.reports]}), flush=True)
+        return
+    for one in cluster.reports:
+        twice = sum(count > 1 for count in one.layers.values())
+        came = f"{len(one.layers)} layers ({twice} of them twice), {human_size(one.bytes)}"
+        put(
+            f"node {one.name}: {one.rollouts} rollouts; {one.built} images made or found there; {one.fetched} came from "
+            f"others, with {came}, {human_size(one.wire)} on the wire"
+        )
 
 
 def _status(summaries: Sequence[Summary]) -> int:

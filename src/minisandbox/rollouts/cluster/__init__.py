@@ -2,7 +2,7 @@
 
 from minisandbox.rollouts.cluster.fleet import Fleet, NodeReport
 from minisandbox.rollouts.cluster.joining import Cluster
-from minisandbox.rollouts.cluster.node import NodeLost, Resources
+from minisandbox.rollouts.cluster.node import Resources
 from minisandbox.rollouts.cluster.worker import Terms
 
-__all__ = ["Cluster", "Fleet", "NodeLost", "NodeReport", "Resources", "Terms"]
+__all__ = ["Cluster", "Fleet", "NodeReport", "Resources", "Terms"]

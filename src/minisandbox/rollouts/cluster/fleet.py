@@ -14,13 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from minisandbox.errors import DiskFull, HostError, MiniSandboxError
-from minisandbox.rollouts.cluster.node import Finder, Node, NodeLost, Status
+from minisandbox.errors import BudgetExceeded, DiskFull, HostError, MiniSandboxError, NodeLost
+from minisandbox.models import Budget
+from minisandbox.rollouts.cluster.node import Finder, Node, Status
 from minisandbox.rollouts.database import pack
 from minisandbox.rollouts.executor import Office
 from minisandbox.rollouts.line import Job
 from minisandbox.rollouts.rollout import unreached
 from minisandbox.rollouts.setup import Setup
+from minisandbox.rollouts.summary import Summary
 from minisandbox.tasks import Task
 
 SILENCE = 30.0
@@ -109,6 +111,7 @@ class Fleet:
         setup: how rollouts are done, for the records of those that cannot begin.
         tries: on how many nodes a rollout is tried that loses its node.
         silence: seconds without an answer after which a node's unfinished rollouts are done elsewhere too.
+        budget: what the batch may spend on its model, all nodes together.
         notice: called with what people should know: a node that has gone, one whose disk is full.
     """
 
@@ -119,9 +122,11 @@ class Fleet:
         *,
         tries: int = 3,
         silence: float = SILENCE,
+        budget: Budget | None = None,
         notice: Callable[[str], None] | None = None,
     ) -> None:
         self._finder, self._setup, self._tries, self._silence = finder, setup, tries, silence
+        self._budget = budget
         self._notice = notice or (lambda _: None)
         self._open: dict[tuple[str, int], _Group] = {}
         self._unmade: dict[str, deque[_Group]] = {}  # by repository
@@ -374,10 +379,20 @@ class Fleet:
             self._feed(seat)
             await self._office.ended(job, packed)
             self._keeping -= 1
+            self._charge(packed.summary)
             self._see_whether_over()
             return
         self._feed(seat)
         self._see_whether_over()
+
+    def _charge(self, one: Summary) -> None:
+        """Each node keeps to the budget by itself; together they keep to it by what has ended."""
+        if self._budget is not None:
+            self._budget.charge(one.usage.prompt + one.usage.completion, one.cost)
+            try:
+                self._budget.check()
+            except BudgetExceeded as error:
+                self._office.end_by(error)
 
     def _rob(self, seat: _Seat) -> None:
         """Let a node without work have what another one has not begun."""

@@ -26,6 +26,7 @@ class Cluster:
             uses Ray already, it is that cluster.
         model: which model each node asks, and how; ``{node}`` in its ``api_base`` is the node's own address. None where
             the setup has no model, or one that can be sent to other processes (pickle).
+        budget: what the batch may spend on it, with what it has spent before.
         mirrors: a directory of git repositories, there on each node, that builds look in.
         silence: seconds without an answer after which a node's unfinished rollouts are done elsewhere too.
         notice: called with what people should know: nodes that come, go and say nothing.
@@ -33,6 +34,7 @@ class Cluster:
 
     address: str = "auto"
     model: ModelOptions | None = None
+    budget: Budget | None = None
     mirrors: Path | None = None
     silence: float = SILENCE
     notice: Callable[[str], None] | None = None
@@ -55,7 +57,7 @@ class Cluster:
 
         usual = Budgets()
         terms = Terms(
-            setup_of=_SetupOf(setup, self.model),
+            setup_of=_SetupOf(setup, self.model, self.budget),
             starts=None if budgets.starts == usual.starts else budgets.starts,
             gradings=None if budgets.gradings == usual.gradings else budgets.gradings,
             warm=budgets.warm,
@@ -64,7 +66,7 @@ class Cluster:
             mirrors=self.mirrors,
         )
         finder = RayNodes(self.address, terms)
-        self._fleet = Fleet(finder, setup, tries=tries, silence=self.silence, notice=self.notice)
+        self._fleet = Fleet(finder, setup, tries=tries, silence=self.silence, budget=self.budget, notice=self.notice)
         return self._fleet
 
     @property
@@ -76,9 +78,10 @@ class Cluster:
 class _SetupOf:
     """Makes the setup on a node. Clients of models are not sent, but what opens them; keys are the node's own."""
 
-    def __init__(self, setup: Setup, model: ModelOptions | None) -> None:
+    def __init__(self, setup: Setup, model: ModelOptions | None, budget: Budget | None) -> None:
         self._values = {one.name: getattr(setup, one.name) for one in dataclasses.fields(setup)}
         self._options = model
+        self._spent = (0, 0.0) if budget is None else (budget.spent_tokens, budget.spent_dollars)
         if model is not None:
             self._values["model"] = None
 
@@ -87,8 +90,9 @@ class _SetupOf:
             return Setup(**self._values)
         base = self._options.api_base
         options = dataclasses.replace(self._options, api_base=base and base.replace(NODE, _host(node)))
-        model = open_model(options, Budget(options.budget_dollars, options.budget_tokens))
-        return Setup(**{**self._values, "model": model})
+        budget = options.budget()
+        budget.charge(*self._spent)
+        return Setup(**{**self._values, "model": open_model(options, budget)})
 
 
 def _host(node: str) -> str:

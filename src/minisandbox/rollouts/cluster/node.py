@@ -6,15 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from minisandbox.errors import MiniSandboxError
 from minisandbox.rollouts.database import Packed
 from minisandbox.tasks import Task
-
-
-class NodeLost(MiniSandboxError):
-    """A node has gone, or what works for us there has; its unfinished rollouts are done elsewhere."""
-
-    exit_code = 49
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,7 @@ class Status:
 
 
 class Node(Protocol):
-    """One node. Every call raises :class:`NodeLost` where the node has gone."""
+    """One node. Every call raises :class:`.NodeLost` where the node has gone."""
 
     name: str
     """What people call it: its address."""

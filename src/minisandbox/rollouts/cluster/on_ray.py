@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from minisandbox import __version__
-from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, StoreError
-from minisandbox.rollouts.cluster.node import Moved, Node, NodeLost, Resources, Status
+from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, NodeLost, StoreError
+from minisandbox.rollouts.cluster.node import Moved, Node, Resources, Status
 from minisandbox.rollouts.cluster.worker import Terms, Worker
 from minisandbox.rollouts.database import Packed
 from minisandbox.store import ImageRecord, Store
@@ -27,6 +27,9 @@ SANDBOXES, BUILDS, IO = "sandboxes", "build_slots", "io_budget"
 LEASE = 120
 """Seconds without a word of the driver after which a node's actor ends, counted while it runs itself."""
 _HIRING = 90.0
+_ANSWER = 5.0
+_ID = 12  # characters of a node's id that tell it from others
+_BEAT = "of the driver"  # others ask for the status too
 _VERSIONS = f"MiniSandbox {__version__} on Python {platform.python_version()}"
 
 
@@ -110,8 +113,8 @@ class NodeActor:
     async def call(self, method: str, *values: object) -> tuple[bool, object]:
         """Call a method of the worker; returns whether it went well, and its result or error."""
         assert self._worker is not None
-        if method == "beat":
-            self._silent = 0
+        if values == (_BEAT,):
+            self._silent, values = 0, ()
         if method == "fetch":
             name, where, handle = values
             values = (name, where, _RaySource(str(where), handle))
@@ -123,7 +126,13 @@ class NodeActor:
 
     async def _watch(self) -> None:
         """End this process where the driver has gone without Ray's noticing."""
+        from ray.util.metrics import Gauge  # noqa: PLC0415 - only clusters need it
+
+        assert self._worker is not None
+        gauge = Gauge("minisandbox_rollouts", "Rollouts of a node, by where they are.", ("node", "stage"))
         while self._silent < LEASE:
+            for stage, count in self._worker.status().stages.items():
+                gauge.set(count, {"node": self._made[0], "stage": stage})
             await asyncio.sleep(1)
             self._silent += 1
         os._exit(1)
@@ -188,27 +197,49 @@ class RayNode:
         self.name, self.resources, self.images, self.actor = name, resources, images, actor
 
     async def build(self, task: Task) -> str:
+        """As :meth:`.Worker.build`."""
         return str(await _asked(self.actor, "build", task))
 
     async def fetch(self, task: Task, source: Node) -> Moved:
+        """As :meth:`.Worker.fetch`."""
         assert isinstance(source, RayNode)
         where = f"node {source.name}"
         found: Moved = await _asked(self.actor, "fetch", task.instance_id, where, source.actor)
         return found
 
     async def rollout(self, task: Task, attempt: int, waited: float) -> Packed | None:
+        """As :meth:`.Worker.rollout`."""
         found: Packed | None = await _asked(self.actor, "rollout", task, attempt, waited)
         return found
 
     async def give_back(self, most: int) -> None:
+        """As :meth:`.Worker.give_back`."""
         await _asked(self.actor, "give_back", most)
 
     async def beat(self) -> Status:
-        found: Status = await _asked(self.actor, "beat")
+        """Tell that the driver is there; returns how the node is."""
+        found: Status = await _asked(self.actor, "status", _BEAT)
         return found
 
     async def close(self) -> None:
+        """End the actor, and with it what works there."""
         await asyncio.to_thread(import_ray().kill, self.actor)
+
+
+async def statuses(nodes: list[dict[str, Any]]) -> dict[str, list[Status]]:
+    """Ask all actors of all batches how their nodes are; returns what they say, by the beginning of the node's id."""
+    ray = import_ray()
+    names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE]
+    found: dict[str, list[Status]] = {node["NodeID"]: [] for node in nodes}
+    for name in names:
+        try:
+            status = await asyncio.wait_for(_asked(ray.get_actor(name, NAMESPACE), "status"), _ANSWER)
+        except (ValueError, TimeoutError, MiniSandboxError):  # it has just ended, or does not answer
+            continue
+        for node, known in found.items():
+            if node[:_ID] in name:
+                known.append(status)
+    return found
 
 
 class RayNodes:
@@ -256,7 +287,7 @@ class RayNodes:
             resources={SANDBOXES: resources.sandboxes},
             max_concurrency=4 * resources.sandboxes + 256,
             max_restarts=0,
-            name=f"{NAMESPACE}-{job}-{one[:12]}-{os.urandom(3).hex()}",
+            name=f"{NAMESPACE}-{job}-{one[:_ID]}-{os.urandom(3).hex()}",
             namespace=NAMESPACE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(one, soft=False),
         )

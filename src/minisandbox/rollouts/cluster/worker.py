@@ -88,8 +88,6 @@ class Worker:
 
     def __init__(self, name: str, resources: Resources, terms: Terms, store: Store) -> None:
         self.name = name
-        self.heard = time.monotonic()
-        """When the driver was heard of."""
         self._terms, self._store = terms, store
         self._throttle = Throttle(resources.io_budget)
         self._setup = terms.setup_of(name)
@@ -164,14 +162,18 @@ class Worker:
         for job in self._executor.withdraw(most):
             _settle(self._jobs[job.key][1], None)
 
-    def beat(self) -> Status:
-        """Hear of the driver; returns how the node is."""
-        self.heard = time.monotonic()
-        late = [number for number, (_, since) in self._sending.items() if self.heard - since > PATIENCE]
+    def status(self) -> Status:
+        """Return how the node is."""
+        if self._serving.done():
+            self._serving.result()  # it raises: nothing else ends it
+        now = time.monotonic()
+        late = [number for number, (_, since) in self._sending.items() if now - since > PATIENCE]
         for number in late:
             del self._sending[number]
         counts = Counter(job.stage for job, _ in self._jobs.values())
-        return Status({stage: counts[stage] for stage in STAGES}, len(self._store.image_names()), len(self._sending))
+        return Status(
+            {stage: counts[stage] for stage in STAGES}, sum(1 for _ in self._store.image_names()), len(self._sending)
+        )
 
     async def close(self) -> None:
         """End what is under way."""
