@@ -1,14 +1,13 @@
-"""Hosts of our own on this machine: network namespaces with addresses, on a switch that is one too, and Ray in each.
+"""Hosts of our own on this machine: namespaces of network and mounts, with addresses on a switch that is one too.
 
-Nothing is made in the host's own network, and no file or mount keeps a namespace: when its processes end it is gone,
-with its links. Needs root.
+Nothing is made in this machine's own network and mounts, and nothing but processes keeps a namespace: when they end it
+is gone, with its links. Needs root.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,9 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, TypeAlias
 
 from tests import waiting
 
+Command: TypeAlias = "subprocess.Popen[str]"
 NETWORK = "10.77.0"
 PORT = 6379
 RAY = {
@@ -28,6 +29,7 @@ RAY = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_enable_worker_prestart": "0",
+    "RAY_raylet_start_wait_time_s": "150",
 }
 
 
@@ -35,7 +37,7 @@ def missing() -> str | None:
     """Why no hosts can be made here, if so."""
     if os.geteuid() != 0:
         return "network namespaces with addresses need root"
-    for tool in ("ip", "unshare", "nsenter", "setpriv"):
+    for tool in ("ip", "unshare", "nsenter"):
         if shutil.which(tool) is None:
             return f"there is no {tool} (Debian: iproute2, util-linux)"
     return None
@@ -45,29 +47,50 @@ def _run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, timeout=60)
 
 
+# It holds a namespace, and ends all that is in it when nobody holds the other end of its standard input any more.
+_GUARD = """
+import os, signal, sys, time
+os.write(1, b"!")
+sys.stdin.read()
+ours = os.stat("/proc/self/ns/net").st_ino
+while True:
+    there = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state = open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[0]
+            if os.stat(f"/proc/{name}/ns/net").st_ino == ours and int(name) != os.getpid() and state not in "ZX":
+                os.kill(int(name), signal.SIGKILL)
+                there += 1
+        except OSError:
+            pass
+    if not there:
+        break
+    time.sleep(0.05)
+"""
+
+
 @dataclass
 class Namespace:
-    """A network namespace, kept by a process."""
+    """A network namespace, with mounts of its own, kept by a process."""
 
     anchor: subprocess.Popen[bytes]
     inode: int = 0
 
     @classmethod
     def make(cls) -> Namespace:
-        ours = os.stat("/proc/self/ns/net").st_ino
-        anchor = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"])
-        made = cls(anchor)
-        made.inode = waiting.until(lambda: (found := made._look()) != ours and found)
-        waiting.until(lambda: b"sleep" in Path(f"/proc/{anchor.pid}/cmdline").read_bytes()[:5])
+        anchor = subprocess.Popen(
+            ["unshare", "--net", "--mount", sys.executable, "-c", _GUARD],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert anchor.stdout is not None
+        assert anchor.stdout.read(1) == b"!"
+        made = cls(anchor, os.stat(f"/proc/{anchor.pid}/ns/net").st_ino)
         _run(*made.entered("ip", "link", "set", "lo", "up"))
         return made
 
-    def _look(self) -> int:
-        return os.stat(f"/proc/{self.anchor.pid}/ns/net").st_ino
-
     def entered(self, *words: str) -> list[str]:
         """A command, inside."""
-        return ["nsenter", "-t", str(self.anchor.pid), "-n", *words]
+        return ["nsenter", "-t", str(self.anchor.pid), "-n", "-m", f"--wd={os.getcwd()}", *words]
 
     def processes(self) -> list[int]:
         """Who is inside, the anchor aside."""
@@ -84,12 +107,8 @@ class Namespace:
                 os.kill(pid, number)
 
     def end(self) -> None:
-        give_up = time.monotonic() + 60
-        while self.processes() and time.monotonic() < give_up:
-            self.signal(signal.SIGKILL)
-            time.sleep(0.05)
-        self.anchor.kill()
-        self.anchor.wait()
+        """End all that is inside, and the namespace."""
+        self.anchor.communicate(timeout=120)
 
 
 @dataclass
@@ -110,19 +129,21 @@ class Host:
     def environment(self) -> dict[str, str]:
         return {**os.environ, **RAY, "MINISANDBOX_STORE": str(self.store), **self.extra}
 
-    def popen(self, *words: str, **options: object) -> subprocess.Popen[str]:
+    def popen(self, *words: str, out: IO[str] | int | None = None, err: IO[str] | int | None = None) -> Command:
+        """Begin a command inside, in a session of its own."""
         return subprocess.Popen(
-            self.namespace.entered(*words), text=True, env=self.environment, stdin=subprocess.DEVNULL, **options
-        )  # type: ignore[call-overload,no-any-return] # options of Popen
+            self.namespace.entered(*words), text=True, env=self.environment, stdin=subprocess.DEVNULL,
+            stdout=out, stderr=err, start_new_session=True,
+        )  # fmt: skip
 
-    def start(self, *where: str, sandboxes: int, options: Sequence[str] = ()) -> subprocess.Popen[str]:
+    def start(self, *where: str, sandboxes: int, options: Sequence[str] = ()) -> Command:
         """Make it a node, by our own command."""
         with self.log.open("a") as log:
             return self.popen(
                 "nice", sys.executable, "-m", "minisandbox", "cluster", *where, "--node-ip", self.address,
                 "--sandboxes", str(sandboxes), "--block", *options, "--", "--num-cpus", "1",
                 "--object-store-memory", str(100 << 20),
-                stdout=log, stderr=log, start_new_session=True,
+                out=log, err=log,
             )  # fmt: skip
 
 
@@ -161,7 +182,7 @@ class Hosts:
         give_up = time.monotonic() + 180
         while True:
             with self.all[0].popen(
-                sys.executable, "-c", script, self.head, str(count), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                sys.executable, "-c", script, self.head, str(count), out=subprocess.PIPE, err=subprocess.STDOUT
             ) as asking:
                 said = asking.communicate(timeout=300)[0]
             if asking.returncode == 0:
@@ -187,7 +208,11 @@ def hosts(place: Path, count: int, sandboxes: int, *options: str) -> Iterator[Ho
             pid, port = str(namespace.anchor.pid), f"port{number}"
             _run(*switch.entered("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", pid))
             _run(*switch.entered("ip", "link", "set", port, "master", "switch", "up"))
-            host = Host(number, namespace, place / f"store{number}", place / f"host{number}.log", {"RAY_TMPDIR": str(temp)})
+            host = Host(
+                number, namespace, place / f"store{number}", place / f"host{number}.log", {"RAY_TMPDIR": str(temp)}
+            )
+            # Ray's names of sockets and logs are those of one machine
+            _run(*namespace.entered("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(temp)))
             _run(*namespace.entered("ip", "address", "add", f"{host.address}/24", "dev", "eth0"))
             _run(*namespace.entered("ip", "link", "set", "eth0", "up"))
             host.store.mkdir(exist_ok=True)
