@@ -17,7 +17,7 @@ from minisandbox.rollouts import Setup, Summary
 from minisandbox.rollouts.cluster import Fleet, Resources, fleet
 from minisandbox.rollouts.cluster.node import Moved, Node, Status
 from minisandbox.rollouts.database import Packed
-from minisandbox.rollouts.line import Job
+from minisandbox.rollouts.line import Job, Line
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Timings
 
@@ -273,3 +273,23 @@ def test_draining_ends_with_what_is_under_way() -> None:
     register, tasks = Register(node), make_tasks(2, 1)
     carry_out(register, tasks, attempts=20, meanwhile=lambda crew: crew.drain())
     assert len(node.did) == len(register.kept) <= 4
+
+
+def test_what_is_withdrawn_from_a_line_ends_nobody_who_waits() -> None:
+    async def run() -> None:
+        line, (task,) = Line(10), make_tasks(1, 1)
+        line.put([Job(task, 0), Job(task, 1)])
+        assert [job.attempt for job in line.withdraw(1)] == [1]
+        first = await line.take()
+        waiting = asyncio.ensure_future(line.take())
+        await asyncio.sleep(0.05)
+        assert first is not None
+        assert not waiting.done()
+        line.put([Job(task, 2)])
+        second = await waiting
+        assert second is not None
+        assert second.attempt == 2
+        line.end()
+        assert await line.take() is None
+
+    asyncio.run(run())

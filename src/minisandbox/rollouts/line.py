@@ -74,12 +74,14 @@ class Line:
 
     async def take(self) -> Job | None:
         """Return the one in front when there is one; None when no more will come."""
-        await self._there.acquire()
-        if not self._jobs:
-            self._there.release()  # the others are to find out too
-            return None
-        self._taken.set()
-        return self._jobs.popleft()
+        while True:
+            await self._there.acquire()
+            if self._jobs:
+                self._taken.set()
+                return self._jobs.popleft()
+            if self._over:  # else the one that was told of has been withdrawn
+                self._there.release()  # the others are to find out too
+                return None
 
     def withdraw(self, most: int) -> list[Job]:
         """Return some of those at the end; they are in line no more."""
