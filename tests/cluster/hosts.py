@@ -120,6 +120,7 @@ class Host:
     store: Path
     log: Path
     extra: Mapping[str, str] = field(default_factory=dict)
+    nodes: list[Command] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -136,15 +137,22 @@ class Host:
             stdout=out, stderr=err, start_new_session=True,
         )  # fmt: skip
 
-    def start(self, *where: str, sandboxes: int, options: Sequence[str] = ()) -> Command:
+    def start(self, *where: str, sandboxes: int, options: Sequence[str] = ()) -> None:
         """Make it a node, by our own command."""
         with self.log.open("a") as log:
-            return self.popen(
+            node = self.popen(
                 "nice", sys.executable, "-m", "minisandbox", "cluster", *where, "--node-ip", self.address,
                 "--sandboxes", str(sandboxes), "--block", *options, "--", "--num-cpus", "1",
                 "--object-store-memory", str(100 << 20),
                 out=log, err=log,
             )  # fmt: skip
+        self.nodes.append(node)
+
+    def end(self) -> None:
+        """End all that runs on it."""
+        self.namespace.end()
+        for node in self.nodes:
+            node.wait(60)
 
 
 @dataclass
@@ -204,13 +212,13 @@ def hosts(place: Path, count: int, sandboxes: int, *options: str) -> Iterator[Ho
         made = []
         for number in range(count):
             namespace = Namespace.make()
-            stack.callback(namespace.end)
-            pid, port = str(namespace.anchor.pid), f"port{number}"
-            _run(*switch.entered("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", pid))
-            _run(*switch.entered("ip", "link", "set", port, "master", "switch", "up"))
             host = Host(
                 number, namespace, place / f"store{number}", place / f"host{number}.log", {"RAY_TMPDIR": str(temp)}
             )
+            stack.callback(host.end)
+            pid, port = str(namespace.anchor.pid), f"port{number}"
+            _run(*switch.entered("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", pid))
+            _run(*switch.entered("ip", "link", "set", port, "master", "switch", "up"))
             # Ray's names of sockets and logs are those of one machine
             _run(*namespace.entered("mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(temp)))
             _run(*namespace.entered("ip", "address", "add", f"{host.address}/24", "dev", "eth0"))

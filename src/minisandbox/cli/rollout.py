@@ -276,8 +276,8 @@ def print_nodes(args: argparse.Namespace, cluster: Cluster) -> None:
         twice = sum(count > 1 for count in one.layers.values())
         came = f"{len(one.layers)} layers ({twice} of them twice), {human_size(one.bytes)}"
         put(
-            f"node {one.name}: {one.rollouts} rollouts; {one.built} images made or found there; {one.fetched} came from "
-            f"others, with {came}, {human_size(one.wire)} on the wire"
+            f"node {one.name}: {one.rollouts} rollouts; {one.built} images made or found there; {one.fetched} came "
+            f"from others, with {came}, {human_size(one.wire)} on the wire"
         )
 
 
