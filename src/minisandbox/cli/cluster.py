@@ -13,7 +13,7 @@ from minisandbox.cli import exits
 from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts.cluster.node import Status
-from minisandbox.rollouts.cluster.on_ray import BUILDS, IO, SANDBOXES, connect, import_ray, offered, statuses
+from minisandbox.rollouts.cluster.on_ray import BUILDS, IO, SANDBOXES, Row, connect, import_ray, offered, statuses
 
 PORT = 6379
 _STORE = 256 << 20  # bytes of shared memory: what travels is in chunks of one MiB
@@ -131,7 +131,7 @@ def run_status(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _row(node: dict[str, object], found: list[Status]) -> dict[str, object]:
+def _row(node: Row, found: list[Status]) -> dict[str, object]:
     offer = offered(node)
     assert offer is not None
 

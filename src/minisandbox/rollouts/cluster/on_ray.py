@@ -11,7 +11,8 @@ import os
 import pickle
 import platform
 from collections.abc import Collection, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 from minisandbox import __version__
 from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, NodeLost, StoreError
@@ -21,6 +22,8 @@ from minisandbox.rollouts.database import Packed
 from minisandbox.store import ImageRecord, Store
 from minisandbox.tasks import Task
 
+Row: TypeAlias = Mapping[str, Any]
+"""A node as Ray lists it."""
 NAMESPACE = "minisandbox"
 SANDBOXES, BUILDS, IO = "sandboxes", "build_slots", "io_budget"
 """What nodes offer, as Ray knows it."""
@@ -33,7 +36,7 @@ _BEAT = "of the driver"  # others ask for the status too
 _VERSIONS = f"MiniSandbox {__version__} on Python {platform.python_version()}"
 
 
-def import_ray() -> Any:
+def import_ray() -> ModuleType:
     """Return Ray.
 
     Raises:
@@ -47,7 +50,8 @@ def import_ray() -> Any:
         raise MissingExtra(
             "clusters need Ray, which is not installed", hint="pip install 'swe-minisandbox[ray]', on each node"
         ) from error
-    return ray
+    found: ModuleType = ray
+    return found
 
 
 def connect(address: str) -> bool:
@@ -78,7 +82,7 @@ def connect(address: str) -> bool:
     return True
 
 
-def offered(node: Mapping[str, Any]) -> Resources | None:
+def offered(node: Row) -> Resources | None:
     """Return what a node offers, as Ray lists it; None for one that is gone, or offers no sandboxes."""
     found = node["Resources"]
     if not node["Alive"] or found.get(SANDBOXES, 0) < 1:
@@ -226,7 +230,7 @@ class RayNode:
         await asyncio.to_thread(import_ray().kill, self.actor)
 
 
-async def statuses(nodes: list[dict[str, Any]]) -> dict[str, list[Status]]:
+async def statuses(nodes: list[Row]) -> dict[str, list[Status]]:
     """Ask all actors of all batches how their nodes are; returns what they say, by the beginning of the node's id."""
     ray = import_ray()
     names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE]
