@@ -12,6 +12,7 @@ import asyncio
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from minisandbox.grade import Verdict
 from minisandbox.rollouts import Batch, Setup, Summary
 from minisandbox.rollouts.cluster import Fleet, Resources
 from minisandbox.rollouts.cluster.node import Moved, Node, Status
+from minisandbox.rollouts.cluster.on_ray import RayNode, import_ray
 from minisandbox.rollouts.database import Packed
 from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
 from minisandbox.trajectories import Timings
@@ -32,6 +34,7 @@ class FakeNode:
         self.name, self.resources = name, Resources(sandboxes, 2)
         self.images: dict[str, str] = {}
         self._seconds, self._trajectory = seconds, random.randbytes(size)
+        self._room = asyncio.Semaphore(sandboxes)
         self.running = 0
 
     async def build(self, task: Task) -> str:
@@ -46,9 +49,10 @@ class FakeNode:
 
     async def rollout(self, task: Task, attempt: int, waited: float) -> Packed:  # noqa: ARG002 - the same
         """Wait, and return a record."""
-        self.running += 1
-        await asyncio.sleep(self._seconds * random.uniform(0.5, 1.5))
-        self.running -= 1
+        async with self._room:
+            self.running += 1
+            await asyncio.sleep(self._seconds * random.uniform(0.5, 1.5))
+            self.running -= 1
         summary = Summary(
             task.instance_id,
             attempt,
@@ -73,17 +77,45 @@ class FakeNode:
         """Nothing is to be ended."""
 
 
+class FakeActor:
+    """A node that only waits, in a process of Ray's."""
+
+    def __init__(self, name: str, sandboxes: int, seconds: float, size: int) -> None:
+        self._made = (name, sandboxes, seconds, size)
+        self._node: FakeNode | None = None
+
+    async def call(self, method: str, *values: object) -> tuple[bool, object]:
+        """As the real actor's."""
+        self._node = self._node or FakeNode(*self._made)
+        if method in ("fetch", "status"):
+            return True, Moved((str(values[0]),), 1 << 20, 1 << 18) if method == "fetch" else Status()
+        return True, await getattr(self._node, method)(*values)
+
+
+def ray_nodes(args: argparse.Namespace) -> list[RayNode]:
+    """Nodes of a Ray on this machine, which pretend behind real calls."""
+    ray = import_ray()
+    ray.init(num_cpus=1, include_dashboard=False, configure_logging=False, log_to_driver=False,
+             object_store_memory=200 << 20)  # fmt: skip
+    kind = ray.remote(FakeActor).options(num_cpus=0, max_concurrency=4 * args.sandboxes)
+    made = (f"node{number}" for number in range(args.nodes))
+    return [
+        RayNode(name, Resources(args.sandboxes, 2), {}, kind.remote(name, args.sandboxes, args.seconds, args.size))
+        for name in made
+    ]
+
+
 class FakeFinder:
     """Nodes that are there from the beginning."""
 
-    def __init__(self, nodes: list[FakeNode]) -> None:
+    def __init__(self, nodes: Sequence[FakeNode | RayNode]) -> None:
         self.nodes = {node.name: node for node in nodes}
 
     async def ids(self) -> set[str]:
         """Return all nodes."""
         return set(self.nodes)
 
-    async def hire(self, one: str) -> FakeNode:
+    async def hire(self, one: str) -> FakeNode | RayNode:
         """Return one."""
         return self.nodes[one]
 
@@ -113,7 +145,11 @@ def make_tasks(count: int, repositories: int) -> list[Task]:
 
 async def measure(args: argparse.Namespace, out: Path) -> None:
     """Run the batch and print what it took."""
-    nodes = [FakeNode(f"node{number}", args.sandboxes, args.seconds, args.size) for number in range(args.nodes)]
+    nodes: Sequence[FakeNode | RayNode] = (
+        ray_nodes(args)
+        if args.ray
+        else [FakeNode(f"node{number}", args.sandboxes, args.seconds, args.size) for number in range(args.nodes)]
+    )
     setup = Setup(agent=OracleAgent())
     fleet = Fleet(FakeFinder(nodes), setup, notice=print)  # type: ignore[arg-type] # it has what a node has
     tasks = make_tasks(args.rollouts // args.attempts, args.repositories)
@@ -127,7 +163,7 @@ async def measure(args: argparse.Namespace, out: Path) -> None:
             before = time.monotonic()
             await asyncio.sleep(0.1)
             lag = max(lag, time.monotonic() - before - 0.1)
-            now = sum(node.running for node in nodes)
+            now = sum(getattr(node, "running", 0) for node in nodes)
             most = max(most, now)
             full += now >= args.nodes * args.sandboxes
 
@@ -152,6 +188,7 @@ def main() -> None:
         ("size", 20_000),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--ray", action="store_true", help="reach the nodes through Ray, on this machine")
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
