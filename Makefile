@@ -10,6 +10,9 @@ WORKERS ?= $(shell n=$$(nproc); echo $$((n > 3 ? 4 : n + 1)))
 PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
 # What an ordinary user runs when root runs the tests: all that touches the kernel.
 KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e tests/integrations
+# dev: the tools alone; tests that need an extra are skipped. full: all extras, with torch where TORCH says which.
+ENVIRONMENT ?= dev
+TORCH ?=
 SOURCES := src tests benchmarks tools examples
 
 .PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster scaling fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean
@@ -35,18 +38,19 @@ help:
 	@echo "make validation-page  write the tables of docs/validation.md; VALIDATION_PAGE='DIR --rows FILE... --parity DIR'"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the sources"
-	@echo "make lock         write requirements.lock and requirements-dev.lock anew from pyproject.toml"
+	@echo "make lock         write requirements.lock, -dev.lock and -full.lock anew from pyproject.toml"
 	@echo "make reference    write docs/reference/api.md anew from the docstrings"
 	@echo "make bench        the benchmarks of docs/benchmarks.md"
 	@echo "make clean        remove environments and caches of this checkout (never the store)"
 	@echo "Variables: VENV=$(VENV)  PYTHON=a Python >= 3.11  PYTEST_ARGS=...  WORKERS=$(WORKERS)"
+	@echo "           ENVIRONMENT=full TORCH=torch==2.13.0 for the tests of all extras"
 
 # The stamps are remade when what they were made from changes.
 $(VENV)/.run: pyproject.toml requirements.lock tools/make-venv
 	@tools/make-venv "$(VENV)" run
 
-$(VENV)/.dev: pyproject.toml requirements-dev.lock tools/make-venv
-	@tools/make-venv "$(VENV)" dev
+$(VENV)/.dev: pyproject.toml requirements-$(ENVIRONMENT).lock tools/make-venv
+	@TORCH="$(TORCH)" tools/make-venv "$(VENV)" $(ENVIRONMENT)
 
 quickstart: $(VENV)/.run
 	@"$(BIN)/minisandbox" quickstart
@@ -135,12 +139,14 @@ lock: $(VENV)/.dev
 	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --output-file requirements.lock
 	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --extra dev \
 		--constraint requirements.lock --output-file requirements-dev.lock
+	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --all-extras \
+		--constraint requirements-dev.lock --override tools/without-torch.txt --output-file requirements-full.lock
 
 reference: $(VENV)/.dev
 	"$(BIN)/python" tools/make_reference.py
 
 bench: $(VENV)/.dev
-	@set -e; for script in benchmarks/bench_*.py; do \
+	@set -e; for script in benchmarks/bench_*.py benchmarks/rollouts.py; do \
 		[ -e "$$script" ] || { echo "no benchmarks in this checkout"; exit 0; }; \
 		echo "== $$script"; "$(BIN)/python" "$$script"; done
 

@@ -8,6 +8,10 @@ the cache keeps the answers, and an interrupted run goes on from there. The rows
 the mirrors are git repositories with their commits, OWNER+NAME or OWNER__NAME: trees and the repositories inside images
 are counted object by object. Without rows or mirrors, recorded sizes are used. `--sample` first builds environments
 with the product, in a store in the cache: it measures interpreters and byte code, and checks the count against it.
+
+Beside what plain layers take stands what they take frozen: files by the measured ratio of packs to blocks of their kind
+(benchmarks/scale/cold.py), CUDA libraries by what their wheels take, lists of files as they are. The original's numbers
+are of compressed archives; containers' are unpacked.
 """
 
 from __future__ import annotations
@@ -103,17 +107,21 @@ def report(each: DataSet, survey: Survey) -> None:
     print(f"\n{each.title}\n{'=' * len(each.title)}")
     for note in survey.notes:
         print(f"- {note}")
-    print(f"\n{'':<88} {'GB':>7} {'+-':>6} {'without CUDA libraries':>23}")
+    print(f"\n{'':<88} {'':>7} {'':>6} {'':>7}  without CUDA libraries")
+    print(f"{'GB':<88} {'plain':>7} {'+-':>6} {'frozen':>7} {'plain':>7} {'frozen':>7}")
     for part in survey.parts:
         _line(part)
-    _line(Part("all images", survey.total, "", survey.unsure, survey.cuda))
-    reached = "reached" if survey.total + survey.unsure <= each.aim else "reached, but for what is unsure"
-    verdict = reached if survey.total <= each.aim else "missed"
-    print(
-        f"aim {each.aim / 1e9:g} GB: {verdict}. The original {each.original / 1e9:g} GB, ratio "
-        f"{survey.total / each.original:.3f}; containers {each.containers / 1e9:g} GB, ratio "
-        f"{survey.total / each.containers:.4f}"
-    )
+    _line(Part("all images", survey.total, "", survey.unsure, survey.cuda, survey.frozen, survey.frozen_cuda))
+    for state, size, cuda in (
+        ("plain", survey.total, survey.cuda),
+        ("frozen", survey.frozen, survey.frozen_cuda),
+    ):
+        print(
+            f"{state}: aim {each.aim / 1e9:g} GB: {_verdict(size, each)}, without CUDA libraries "
+            f"{_verdict(size - cuda, each)}. The original {each.original / 1e9:g} GB, "
+            f"ratio {size / each.original:.3f}; containers {each.containers / 1e9:g} GB, "
+            f"ratio {size / each.containers:.4f}"
+        )
     print("besides, where kept:")
     for part in survey.further:
         _line(part)
@@ -122,12 +130,17 @@ def report(each: DataSet, survey: Survey) -> None:
         _line(part)
 
 
+def _verdict(size: float, each: DataSet) -> str:
+    return "reached" if size <= each.aim else "missed"
+
+
 def _line(part: Part) -> None:
     if not part.bytes:
         return
     title = f"{part.title} ({part.how})" if part.how else part.title
-    lean = f" {(part.bytes - part.cuda) / 1e9:23.2f}" if part.cuda else ""
-    print(f"{title:<88} {part.bytes / 1e9:7.2f} {part.unsure / 1e9:6.2f}{lean}")
+    frozen = f" {part.frozen / 1e9:7.2f}" if part.frozen else ""
+    lean = f" {(part.bytes - part.cuda) / 1e9:7.2f} {(part.frozen - part.frozen_cuda) / 1e9:7.2f}" if part.cuda else ""
+    print(f"{title:<88} {part.bytes / 1e9:7.2f} {part.unsure / 1e9:6.2f}{frozen}{lean}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 ROOT = str(Path(__file__).resolve().parents[1])
@@ -43,6 +44,9 @@ GRACE = 30.0  # seconds that ending processes may take on a busy machine
 # Where a mount of ours would show if it leaked: the launcher's scratch point, and what tests make.
 OUR_PLACES = ("/tmp ", f"{tempfile.gettempdir()} ", f"{tempfile.gettempdir()}/pytest-of-")
 CGROUPS = Path("/sys/fs/cgroup")
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 @cache

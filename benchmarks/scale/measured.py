@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.scale.environments import ByteCode
+from benchmarks.scale.environments import BYTECODE, ByteCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Measured:
         built: bytes of what compilers leave for each commit; two builds of astropy had little of it in common,
             though most of its sources are equal.
         sources: bytes of sources, repositories and hidden tests of all tasks, by data set; used without mirrors.
+        packs: what packs take of the blocks of files, by the kind of step that made their layer, :data:`BYTECODE` apart
+            (``python -m benchmarks.scale.cold``).
     """
 
     bytecode: Mapping[str, ByteCode]
@@ -27,6 +29,7 @@ class Measured:
     installed: Mapping[str, int]
     built: Mapping[str, int]
     sources: Mapping[str, int]
+    packs: Mapping[str, float]
 
     def bytecode_of(self, python: str) -> ByteCode:
         """The measured line, or that of the nearest interpreter that was measured."""
@@ -79,4 +82,23 @@ RECORDED = Measured(
     installed={"": 130_000, "django/django": 560_000, "sphinx-doc/sphinx": 2_900_000, "astropy/astropy": 310_000},
     built={"astropy/astropy": 19_000_000, "scikit-learn/scikit-learn": 90_000_000, "matplotlib/matplotlib": 50_000_000},
     sources={"swebench": 13_330_000_000, "swesmith": 2_470_000_000},
+    # 120 MB of each kind (or all there is) of 60 images of SWE-bench and SWE-smith, 2026-11-21:
+    #                  files   MB on disk   MB in packs
+    # git               9766        161.6          27.1
+    # install          10776        154.9          29.5
+    # python_copy       5041        138.3          43.0
+    # repository       18182         97.4          38.3
+    # requirements      8354        195.4          46.4   byte code 2642, 46.7, 11.6; the rest 5712, 148.7, 35.4
+    # task              2760        135.0         111.0
+    # tests               79          1.7           0.2
+    packs={
+        "git": 0.168,
+        "install": 0.191,
+        "python_copy": 0.311,
+        "repository": 0.393,
+        "requirements": 0.238,
+        BYTECODE: 0.247,
+        "task": 0.822,
+        "tests": 0.133,
+    },
 )

@@ -37,6 +37,9 @@ _KINDS = {
     "tests": "hidden tests",
 }
 
+STEPS = {SOURCE: "git", OBJECTS: "repository", TASK: "task", "tests": "tests"}
+"""Which step makes the layers of each kind."""
+
 Say = Callable[[str], None]
 Looked = Mapping[tuple[Pin, str], Contents]
 
@@ -51,6 +54,8 @@ class Part:
         how: how it was found.
         unsure: how many bytes it may be off, either way.
         cuda: how many of the bytes are CUDA libraries.
+        frozen: what it takes where its layers are frozen.
+        frozen_cuda: how many bytes of that are CUDA libraries.
     """
 
     title: str
@@ -58,6 +63,8 @@ class Part:
     how: str
     unsure: float = 0.0
     cuda: float = 0.0
+    frozen: float = 0.0
+    frozen_cuda: float = 0.0
 
 
 @dataclass(slots=True)
@@ -85,6 +92,16 @@ class Survey:
     def cuda(self) -> float:
         """Bytes of CUDA libraries in it."""
         return sum(part.cuda for part in self.parts)
+
+    @property
+    def frozen(self) -> float:
+        """Bytes of all that images need, where all of them are frozen."""
+        return sum(part.frozen for part in self.parts)
+
+    @property
+    def frozen_cuda(self) -> float:
+        """Bytes of CUDA libraries in that."""
+        return sum(part.frozen_cuda for part in self.parts)
 
     @property
     def unsure(self) -> float:
@@ -116,7 +133,8 @@ class Survey:
         sizes = {python: measured.prefix_of(python) for python in pythons}
         other = sum(size for python, size in sizes.items() if python not in measured.prefixes)
         title = f"interpreters, one of each of {len(sizes)} minor versions"
-        self.parts.append(Part(title, sum(sizes.values()), MEASURED, 0.2 * other))
+        size = sum(sizes.values())
+        self.parts.append(Part(title, size, MEASURED, 0.2 * other, frozen=size * measured.packs["python_copy"]))
 
     def _add_package_parts(self, ledger: Ledger, lean: Ledger, looked: Looked, measured: Measured) -> None:
         guessed = sum(taken(one, python, measured) for (_, python), one in looked.items() if one.kind in (NEAR, SDIST))
@@ -126,17 +144,21 @@ class Survey:
         files, lean_files = ledger.files("packages") - code, lean.files("packages") - lean_code
         rest = ledger.overhead("packages")
         mean = statistics.fmean(found) if found else 0.0
+        packs, cuda = measured.packs, (files - lean_files) * cuda_ratio(looked)
+        left, lists = ledger.lists["packages"], ledger.lists["packages"] - lean.lists["packages"]
         self.parts += [
-            Part("files of packages, from wheels' own lists", files, EXACT, 0.5 * guessed, files - lean_files),
-            Part("their byte code", code, MEASURED, 0.03 * code, code - lean_code),
+            Part("files of packages, from wheels' own lists", files, EXACT, 0.5 * guessed, files - lean_files,
+                 lean_files * packs["requirements"] + cuda, cuda),
+            Part("their byte code", code, MEASURED, 0.03 * code, code - lean_code, code * packs[BYTECODE],
+                 (code - lean_code) * packs[BYTECODE]),
             Part(f"{missing} pins that are not on the index, at the mean of those that are", mean * missing, ESTIMATED,
-                 mean * missing),
+                 mean * missing, frozen=mean * missing * packs["requirements"]),
             Part("directories, lists and names in the pool of environments", rest, EXACT, 0.1 * rest,
-                 rest - lean.overhead("packages")),
+                 rest - lean.overhead("packages"), left, lists),
         ]  # fmt: skip
         sizes = {one.file: one.size for one in looked.values() if one.file}
         self.further.append(Part(f"downloads: {len(sizes)} wheels and archives", sum(sizes.values()), EXACT))
-        self._add_savings(files, looked, sum(sizes.values()))
+        self._add_savings(looked)
 
     def _note_cuda(self, environments: Sequence[Environment], looked: Looked) -> None:
         found = [one for one in environments if any(gpu_bytes(pin.name, looked[pin, one.python]) for pin in one.pins)]
@@ -144,20 +166,12 @@ class Survey:
             owners = ", ".join(owner for one in found for owner in one.owners)
             self.note(f"{len(found)} environments have CUDA libraries: {owners}")
 
-    def _add_savings(self, files: float, looked: Looked, downloads: float) -> None:
-        """What builds of packages without CUDA would save, and what compressing files as wheels do would."""
-        unpacked = {one.file: sum(on_disk(size) for _, _, size, _ in one.members) for one in looked.values()}
-        packed = {one.file: one.size for one in looked.values()}
+    def _add_savings(self, looked: Looked) -> None:
+        """What builds of packages without CUDA would save."""
         gpu = {one.file: gpu_bytes(pin.name, one) for (pin, _), one in looked.items()}
-        saved, whole = sum(gpu.values()), sum(unpacked.values())
-        gpu_packed = sum(packed[file] * size / unpacked[file] for file, size in gpu.items() if size)
-        ratio, left = downloads / whole, (downloads - gpu_packed) / (whole - saved)
-        squeezed, both = files * (1 - ratio), saved + (files - saved) * (1 - left)
-        self.savings += [
-            Part("builds of packages without CUDA, before equal files count once", saved, ESTIMATED, 0.1 * saved),
-            Part(f"packages' files compressed as in wheels, to {ratio:.0%}", squeezed, ESTIMATED, 0.15 * squeezed),
-            Part(f"both (the others compress to {left:.0%})", both, ESTIMATED, 0.15 * both),
-        ]
+        saved = sum(gpu.values())
+        title = "builds of packages without CUDA, before equal files count once"
+        self.savings.append(Part(title, saved, ESTIMATED, 0.1 * saved, frozen=saved * cuda_ratio(looked)))
 
     def _note_pins(self, environments: Sequence[Environment], looked: Looked) -> None:
         kinds = Counter(one.kind for one in looked.values())
@@ -191,7 +205,13 @@ class Survey:
     def add_recorded(self, sources: int) -> None:
         """Add what another run counted of the sources of all tasks."""
         self.parts.append(
-            Part("sources, repositories inside, hidden tests, built files", sources, RECORDED, 0.2 * sources)
+            Part(
+                "sources, repositories inside, hidden tests, built files",
+                sources,
+                RECORDED,
+                0.2 * sources,
+                frozen=0.4 * sources,
+            )
         )
 
     def add_rows(self, rows: Path, mirrors: Path, cache: Path, count: int, measured: Measured, say: Say) -> None:
@@ -213,9 +233,11 @@ class Survey:
             times = 1.0 if kind == OBJECTS else factor
             files, rest = ledger.files(kind), ledger.overhead(kind)
             self.parts += [
-                Part(f"{title}: files", files * times, EXACT, files * (times - 1)),
-                Part(f"{title}: directories, lists, names", rest * times, EXACT, rest * (times - 1 + 0.1)),
-            ]
+                Part(f"{title}: files", files * times, EXACT, files * (times - 1),
+                     frozen=files * times * measured.packs[STEPS[kind]]),
+                Part(f"{title}: directories, lists, names", rest * times, EXACT, rest * (times - 1 + 0.1),
+                     frozen=ledger.lists[kind] * times),
+            ]  # fmt: skip
         self.note(
             f"{len(known)} rows, {absent} without their commit in the mirrors; times {factor:.3f} for {count} tasks"
         )
@@ -224,7 +246,9 @@ class Survey:
         repos = Counter(row.repo for row in known)
         each = {repo: measured.installed_of(repo) + measured.built_of(repo) for repo in repos}
         left = sum(each[repo] * number * factor for repo, number in repos.items())
-        self.parts.append(Part("what installing leaves: built files, metadata", left, ESTIMATED, 0.5 * left))
+        packed = left * measured.packs["install"]
+        title = "what installing leaves: built files, metadata"
+        self.parts.append(Part(title, left, ESTIMATED, 0.5 * left, frozen=packed))
         self.further.append(_mirrors(mirrors, repos))
 
     def add_repositories(
@@ -233,6 +257,7 @@ class Survey:
         """Add the source and the clean repository of each of SWE-smith's; a layer for each bug besides."""
         owners = sorted(owner for one in environments for owner in one.owners)
         sizes: list[int] = []
+        frozen: list[float] = []
         bugs: list[float] = []
         exact = 0
         for number, owner in enumerate(owners, 1):
@@ -248,26 +273,51 @@ class Survey:
             add_objects(ledger, repository, objects)
             add_task(ledger, repository, objects, objects, owner)
             sizes.append(ledger.total(SOURCE) + ledger.total(OBJECTS) + ledger.total(TASK))
+            frozen.append(sum(frozen_bytes(ledger, kind, measured) for kind in (SOURCE, OBJECTS, TASK)))
             bugs.append(bug_bytes(repository, objects, number))
-        self._add_repository_parts(owners, sizes, bugs, count, measured)
+        self._add_repository_parts(owners, sizes, frozen, bugs, count, measured)
         self.note(
             f"{len(sizes)} of {len(owners)} repositories looked into: {exact} at their commit, the others at another"
         )
 
     def _add_repository_parts(
-        self, owners: Sequence[str], sizes: Sequence[int], bugs: Sequence[float], count: int, measured: Measured
+        self,
+        owners: Sequence[str],
+        sizes: Sequence[int],
+        frozen: Sequence[float],
+        bugs: Sequence[float],
+        count: int,
+        measured: Measured,
     ) -> None:
         mean, error = _mean(sizes)
+        packed, _ = _mean(frozen)
         rest = len(owners) - len(sizes)
         built = sum(measured.installed_of(repo) + measured.built_of(repo) for repo in map(repository_of, owners))
         self.parts += [
-            Part(f"source and repository of {len(sizes)} repositories", sum(sizes), EXACT, 0.05 * sum(sizes)),
-            Part(f"the same of {rest} more, at the mean of those", mean * rest, ESTIMATED, 2 * error * rest),
-            Part("what installing leaves", built, ESTIMATED, 0.5 * built),
-        ]
+            Part(f"source and repository of {len(sizes)} repositories", sum(sizes), EXACT, 0.05 * sum(sizes),
+                 frozen=sum(frozen)),
+            Part(f"the same of {rest} more, at the mean of those", mean * rest, ESTIMATED, 2 * error * rest,
+                 frozen=packed * rest),
+            Part("what installing leaves", built, ESTIMATED, 0.5 * built, frozen=built * measured.packs["install"]),
+        ]  # fmt: skip
         each, error = _mean(bugs)
         title = f"a layer for each of {count:,} bugs, all kept at once ({each / 1e3:.0f} kB each)"
         self.further.append(Part(title, each * count, ESTIMATED, 2 * error * count))
+
+
+def frozen_bytes(ledger: Ledger, kind: str, measured: Measured) -> float:
+    """Return what layers of a kind take where they are frozen: packs, and their lists; directories are gone."""
+    return ledger.files(kind) * measured.packs[STEPS[kind]] + ledger.lists[kind]
+
+
+def cuda_ratio(looked: Looked) -> float:
+    """Return what wheels take of the blocks of their CUDA libraries: packs take no more."""
+    whole: dict[str, tuple[float, float]] = {}
+    for (pin, _), one in looked.items():
+        if one.file and (size := gpu_bytes(pin.name, one)):
+            unpacked = sum(on_disk(length) for _, _, length, _ in one.members)
+            whole[one.file] = size, one.size * size / unpacked
+    return sum(packed for _, packed in whole.values()) / max(sum(size for size, _ in whole.values()), 1)
 
 
 def _gb(size: float) -> str:

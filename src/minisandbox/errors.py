@@ -6,6 +6,7 @@ so that a program can read them and the command line can lay them out.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
     from typing import Self
 
     from minisandbox.types import ExecResult
+
+
+# control characters, and those that turn the direction of writing round
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(text: str) -> str:
+    """Take out control characters: data must not steer the terminal that shows it."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class MiniSandboxError(Exception):
@@ -44,7 +54,7 @@ class MiniSandboxError(Exception):
             parts.append(f"likely reason: {self.reason}")
         if self.hint:
             parts.append(f"what to do: {self.hint}")
-        return "; ".join(parts)
+        return clean("; ".join(parts))  # what code inside printed or named is in it
 
 
 # --- what the user gave (3 to 9) -------------------------------------------------------------------------------------
@@ -315,10 +325,37 @@ class BudgetExceeded(ModelError):
     exit_code = 45
 
 
-# --- clusters (50) ---------------------------------------------------------------------------------------------------
+# --- training (50 to 59) ---------------------------------------------------------------------------------------------
+
+
+class TrainingError(MiniSandboxError):
+    """Training cannot begin or go on: rows that cannot be trained on, a run of another configuration, no rollouts."""
+
+    exit_code = 50
+
+
+class TokenMismatch(TrainingError):
+    """What is trained on is not what was sampled: the trainer's log-probabilities are not the sampler's.
+
+    Attributes:
+        rollout: whose row it is.
+        position: the token's index in the row.
+    """
+
+    exit_code = 51
+
+    def __init__(
+        self, what: str, *, rollout: str = "", position: int = -1, reason: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(what, reason=reason, hint=hint)
+        self.rollout = rollout
+        self.position = position
+
+
+# --- clusters (60) ----------------------------------------------------------------------------------------------------
 
 
 class NodeLost(MiniSandboxError):
     """A node of a cluster has gone, or what worked for us there has; what it had not finished is done elsewhere."""
 
-    exit_code = 50
+    exit_code = 60

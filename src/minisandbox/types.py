@@ -69,14 +69,16 @@ class Limits:
             counts too. None: no limit.
         cpu: how many CPUs may be busy at once, 0.01 or more; needs control groups. None: no limit.
         disk: bytes that all writes together may take (the size of the tmpfs upper, ``/tmp`` and ``/dev/shm`` included).
+            With an upper on disk (``upper=``) only the default can be had, and holds for ``/tmp``, ``/run`` and
+            ``/dev/shm`` alone: the upper is limited by its disk.
         processes: how many processes and threads may exist at once.
         open_files: open descriptors per process, at least 16.
         file_size: bytes that one file may seem to have, holes included, in memory (memfd_create(2)) as on the disk;
             whoever goes beyond is ended by SIGXFSZ, or meets EFBIG. None: no limit.
         output: bytes kept of each of a command's stdout and stderr (half from the head, half from the tail).
         inotify: inotify instances that may exist at once.
-        lifetime: seconds after which it ends by itself, whatever happens to its owner. None: when it is stopped, or the
-            process that made it ends.
+        lifetime: seconds after which it ends by itself, whatever happens to its owner, snapshots and resets of it
+            included; forks begin their own. None: when it is stopped, or the process that made it ends.
     """
 
     memory: int | None
@@ -491,7 +493,8 @@ class SandboxInfo:
         network: ``off``, ``allow`` or ``host``.
         labels: what its maker calls it.
         expires: seconds since the epoch when it ends by itself, or None.
-        enforced: (limit, by what) for those that depend on the machine: memory, processes, cpu.
+        enforced: (limit, by what) for those that depend on the machine or on an upper: memory, processes, cpu, disk.
+            One that is not named holds nothing: of an upper on disk, ``disk``.
     """
 
     id: str

@@ -270,6 +270,16 @@ def test_a_failing_command_keeps_its_log_and_publishes_nothing(store: Store, pro
     assert [name for name in os.listdir(store.root / "staging") if not name.startswith(".")] == []
 
 
+def test_an_error_does_not_steer_the_terminal_that_shows_it(store: Store, project: Path) -> None:
+    said = "\x1b]0;owned\x07\x1b[2J\u202eback"
+    with pytest.raises(BuildError, match="back") as caught:
+        build(_recipe(project, install=(f"printf '%s\\n' '{said}'; exit 3",)), store=store, name="steers")
+    assert not set("\x1b\x07\u202e") & set(str(caught.value))
+    assert "\N{REPLACEMENT CHARACTER}]0;owned" in str(caught.value)
+    assert caught.value.log is not None
+    assert said in caught.value.log.read_text()
+
+
 def test_a_hanging_command_ends(store: Store, project: Path) -> None:
     recipe = _recipe(project, install=("sleep 300 & sleep 300",), step_timeout=1.0)
     begun = time.monotonic()

@@ -91,3 +91,46 @@ def test_what_a_slow_server_has_not_accepted_yet_is_no_offence(spec: ImageSpec) 
 def test_a_server_with_hundreds_of_connections_works(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=LIMITS) as box:
         assert box.exec(["python3", "-c", SERVED], timeout=120).check().stdout == "300\n"
+
+
+LOCKS = """
+import fcntl, os, struct, time
+OFD_SETLK = 37
+def lock(descriptor, at):
+    request = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0)
+    fcntl.fcntl(descriptor, {kind}, request)
+descriptors = [os.open({path!r}, {flags}) for _ in range({files})]
+for at in range({count} // {files}):
+    for descriptor in descriptors:
+        lock(descriptor, 2 * at)
+print(len(descriptors), flush=True)
+time.sleep({pause})
+"""
+KINDS = ("fcntl.F_SETLK", "OFD_SETLK")
+
+
+@pytest.mark.usefixtures("mechanism")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", ["/tmp/f", "/usr/bin/python3"])
+def test_file_locks_are_limited(spec: ImageSpec, kind: str, path: str) -> None:
+    flags = "os.O_RDWR | os.O_CREAT" if path == "/tmp/f" else "os.O_RDONLY"
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        few = LOCKS.format(kind=kind, path=path, flags=flags, files=1, count=2000, pause=1)
+        assert box.exec(["python3", "-c", few], timeout=60).check().limits_hit == ()
+        many = LOCKS.format(kind=kind, path=path, flags=flags, files=1, count=9000, pause=60)
+        result = box.exec(["python3", "-c", many], timeout=60)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"
+
+
+def test_locks_of_a_neighbour_are_its_own(spec: ImageSpec) -> None:
+    """Those of open file descriptions are shown to everybody."""
+    many = LOCKS.format(kind="OFD_SETLK", path="/usr/bin/python3", flags="os.O_RDONLY", files=1, count=9000, pause=60)
+    with (
+        Sandbox.create(spec, limits=LIMITS) as box,
+        Sandbox.create(spec, limits=LIMITS) as other,
+        box.start(["bash", "-c", "sleep 600 & read; kill %1"]) as here,
+    ):
+        assert other.exec(["python3", "-c", many], timeout=60).limits_hit == ("memory",)
+        here.write("\n")
+        assert (here.wait(30).ok, here.wait(30).limits_hit) == (True, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from minisandbox.errors import HostError, InvalidValue, SandboxGone
 from minisandbox.host import reaper
 from minisandbox.launch import limits as groups
-from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.controller import current_controller, shut_down
 from minisandbox.sandbox.launcher import NO_GROUPS
 from minisandbox.types import ImageSpec, Limits, MiB, Outcome
@@ -162,7 +163,19 @@ def test_info_names_what_enforces(spec: ImageSpec, mechanism: str) -> None:
         by = dict(box.info().enforced)
         assert by["memory"] in ("cgroup v1", "cgroup v2", "watchdog")
         if mechanism == MECHANISMS[1]:
-            assert by == {"memory": "watchdog", "processes": "rlimit"}
+            assert by == {"memory": "watchdog", "processes": "rlimit", "disk": "tmpfs"}
+
+
+def test_a_limit_of_the_disk_and_an_upper_on_disk_are_refused_together(spec: ImageSpec, tmp_path: Path) -> None:
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    with pytest.raises(InvalidValue, match=r"Limits\.disk=16777216 and upper=.*limited by that disk alone.*leave out"):
+        Sandbox.create(spec, upper=upper, limits=Limits(disk="16M"))
+    with pytest.raises(InvalidValue, match=r"Limits\.disk"):
+        asyncio.run(AsyncSandbox.create(spec, upper=upper, limits=Limits(disk="16M")))
+    assert not list(upper.iterdir())  # nothing was begun
+    with Sandbox.create(spec, upper=upper, limits=Limits(processes=50)) as box:
+        assert "disk" not in dict(box.info().enforced)
 
 
 def test_no_group_is_left_behind(spec: ImageSpec) -> None:

@@ -212,6 +212,55 @@ def test_the_memory_of_a_snapshot_comes_back(spec: ImageSpec) -> None:
         wait_until_less(before + SHARED // 4)
 
 
+@pytest.mark.alone
+def test_sealed_states_count_to_the_limit_of_the_disk(spec: ImageSpec) -> None:
+    """The same file, overwritten before each snapshot: only the last is to be seen, but all are held."""
+    before = tmpfs_memory()
+    with Sandbox.create(spec, limits=Limits(disk="100M")) as box:
+        for _ in range(2):
+            box.exec("head -c 40M /dev/urandom > /testbed/big").check()
+            box.changes()  # holds the tree of a workspace that is written to, which must not fix its size
+            box.exec("head -c 5M /dev/urandom > /testbed/more").check()
+            box.snapshot().close()
+        full = box.exec("head -c 40M /dev/urandom > /testbed/big")
+        assert not full.ok
+        assert full.limits_hit == ("disk",)
+        with pytest.raises(InvalidValue, match=r"hold 1\d{8} bytes of memory, and Limits\.disk is 104857600.*reset"):
+            box.snapshot()
+        assert box.exec("test -s /testbed/big").ok  # it goes on as it was
+        assert tmpfs_memory() - before < 150 * MiB
+        box.reset()
+        box.exec("head -c 90M /dev/zero > /testbed/big").check()
+
+
+def test_what_is_made_over_a_snapshot_has_what_it_leaves(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=Limits(disk="64M")) as box:
+        box.exec("head -c 40M /dev/zero > /testbed/big").check()
+        with box.fork()[0] as fork:
+            assert fork.exec("head -c 40M /dev/zero > /testbed/other").limits_hit == ("disk",)
+            fork.exec("head -c 20M /dev/zero > /testbed/other").check()
+        with box.snapshot() as snapshot:
+            with pytest.raises(InvalidValue, match=r"over 2 snapshots.*Limits\.disk is 33554432"):
+                Sandbox.create(snapshot, limits=Limits(disk="32M"))
+            with Sandbox.create(snapshot, limits=Limits(disk="128M")) as other:
+                other.exec("head -c 60M /dev/zero > /testbed/other").check()
+
+
+def test_a_lifetime_goes_on_over_snapshots_and_resets(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=Limits(lifetime=6)) as box:
+        expires = box.info().expires
+        box.snapshot()
+        box.reset()
+        assert box.info().expires == expires
+        (fork,) = box.fork()
+        assert (fork.info().expires or 0) > (expires or 0) > 0
+        with fork, pytest.raises(SandboxGone, match="lifetime of 6 s is over"):
+            box.exec("sleep 600")
+        for call in (box.snapshot, box.reset, box.changes):
+            with pytest.raises(SandboxGone, match="lifetime of 6 s is over"):
+                call()
+
+
 def wait_until_less(size: int) -> None:
     """The kernel frees a detached mount a moment later (fs/namespace.c, delayed_mntput)."""
     until(lambda: tmpfs_memory() < size)

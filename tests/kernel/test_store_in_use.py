@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import NotFound
+from minisandbox.errors import NotFound, StoreError
 from minisandbox.images import LocalSource, Recipe, build, host_image, load_image
 from minisandbox.images.travel import export_file, import_directory, import_file
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.store.collect import collect
+from minisandbox.store.freezing import freeze, frozen_keys
 from minisandbox.store.leases import in_use, use_of
 from minisandbox.store.overview import Status, image_rows
 from minisandbox.store.verify import verify
@@ -155,3 +156,89 @@ def test_a_damaged_layer_is_built_again_by_its_next_use(store: Store, project: P
     assert "\nright\n" in outcome(store, "mine")
     assert verify(store, full=True).damaged == ()
     assert collect(store, grace=0).leftovers
+
+
+# --- frozen ----------------------------------------------------------------------------------------------------------
+
+RUN = """
+import sys
+from minisandbox.images import load_image
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import Store
+with Sandbox.create(load_image(Store.open(sys.argv[1]), "mine").spec()) as box:
+    print(box.exec("git status --porcelain; cat link").check().stdout)
+"""
+
+
+def test_a_sandbox_of_a_frozen_image_thaws_it(store: Store, project: Path) -> None:
+    build(Recipe(source=LocalSource(project)), store=store, name="mine")
+    before = outcome(store, "mine")
+    spec = load_image(store, "mine").spec()
+    with Sandbox.create(spec):
+        assert freeze(store, ["mine"]).layers == [], "somebody uses all of them"
+    freeze(store, ["mine"])
+    assert len(frozen_keys(store)) == len(store.layer_keys())
+    with Sandbox.create(spec) as box:  # of a specification from before it was frozen
+        assert box.exec("cat link").check().stdout == "right\n"
+    assert frozen_keys(store) == []
+    assert outcome(store, "mine") == before
+    assert verify(store, full=True).damaged == ()
+
+
+def test_what_is_built_over_frozen_layers_thaws_them(store: Store, project: Path) -> None:
+    build(Recipe(source=LocalSource(project)), store=store, name="mine")
+    freeze(store, ["mine"])
+    build(Recipe(source=LocalSource(project)), store=store, name="again")
+    assert len(frozen_keys(store)) == len(store.layer_keys()), "all of it is there"
+    build(Recipe(source=LocalSource(project), install=("touch made",)), store=store, name="more")
+    assert "./made" in outcome(store, "more")
+    assert verify(store, full=True).damaged == ()
+
+
+def test_several_processes_want_a_frozen_image(store: Store, project: Path) -> None:
+    build(Recipe(source=LocalSource(project)), store=store, name="mine")
+    freeze(store, ["mine"])
+    command = [sys.executable, "-c", RUN, str(store.root)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [each.communicate(timeout=120) for each in running]
+    assert [(each.returncode, out.strip()) for each, (out, _) in zip(running, said, strict=True)] == [(0, "right")] * 3
+    assert frozen_keys(store) == []
+    assert verify(store, full=True).damaged == ()
+
+
+def test_a_damaged_pack_costs_a_build(store: Store, project: Path) -> None:
+    recipe = Recipe(source=LocalSource(project))
+    build(recipe, store=store, name="mine")
+    before = outcome(store, "mine")
+    freeze(store, ["mine"])
+    for pack in (store.root / "packs").glob("*.pack"):
+        data = bytearray(pack.read_bytes())
+        data[-20] ^= 1
+        pack.write_bytes(data)
+    with pytest.raises(StoreError, match="build its images again"):
+        outcome(store, "mine")
+    verify(store, full=True)
+    build(recipe, store=store, name="mine")
+    assert outcome(store, "mine") == before
+    assert verify(store, full=True).damaged == ()
+
+
+def test_the_command_line_freezes_and_thaws(store: Store, project: Path) -> None:
+    build(Recipe(source=LocalSource(project)), store=store, name="mine")
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "minisandbox", "image", *arguments]
+        settings = {**os.environ, "MINISANDBOX_STORE": str(store.root)}
+        done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "would be frozen" in run("freeze", "--all", "--dry-run")
+    assert "0 layers" in run("freeze", "--unused-for", "1h")
+    assert "frozen, " in run("freeze", "mine")
+    assert "ready, frozen" in run("ls")
+    assert ", frozen" in run("show", "mine")
+    assert "packs" in run("du")
+    assert "thawed in" in run("thaw", "m*")
+    assert "frozen: image mine" in run("gc", "--unused-for", "0s", "--grace", "0s", "--freeze")
+    assert "0 layers damaged" in run("verify", "--full")

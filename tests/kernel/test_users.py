@@ -200,3 +200,14 @@ def test_a_table_that_is_something_else(box: Sandbox, replacement: str) -> None:
     with pytest.raises(InvalidValue, match="does not exist"):
         run(box, "true", "ann")
     assert run(box, "echo $HOME", 0).stdout == "/\n"
+
+
+@pytest.mark.parametrize("user", ["user", "1000", "toor"])
+def test_a_name_that_stands_for_root_is_refused(box: Sandbox, user: str) -> None:
+    """Root inside rewrites the table; whoever asked for a user by name would get a command with root's capabilities."""
+    assert box.exec(f"sed -i '/^user:/d' /etc/passwd; echo '{user}:x:0:0::/:/bin/sh' >>/etc/passwd").ok
+    with pytest.raises(InvalidValue, match=rf"'{user}' would be root.*uid 0.*user=\"root\""):
+        run(box, "touch /ran", user)
+    with pytest.raises(InvalidValue, match="would be root"), closing(Shell(box, user=user)):
+        pass
+    assert run(box, "id -u; ls /ran", "root").stdout == "0\n"

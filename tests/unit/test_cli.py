@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from minisandbox import errors
+from minisandbox.agents import actions, edits, session  # noqa: F401 - they define errors
 from minisandbox.cli import exits
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
-from minisandbox.cli.output import Column, clean, clean_line, human_seconds, human_size, plain, print_table
+from minisandbox.cli.output import Column, clean_line, human_seconds, human_size, plain, print_table
 from minisandbox.cli.sandbox_options import parse_limits
+from minisandbox.errors import clean
+from minisandbox.trajectories import styles  # noqa: F401 - the same
 from minisandbox.types import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -30,6 +30,7 @@ BELOW_ROLLOUTS = (
 )  # fmt: skip
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "patches": (),
+    "compression": (),
     "launch": (),
     "host": ("launch",),
     "store": ("launch", "host"),
@@ -45,8 +46,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
 }
 FREE = ("integrations", "view", "cli", "__main__")
-SHARED = ("errors", "types", "patches")
+SHARED = ("errors", "types", "patches", "compression")
 WITHOUT_THIRD_PARTY = ("launch", "host", "store", "sandbox")
+# What Python has itself from 3.14 on; loaded where something is compressed, and only then (docs/dependencies.md).
+BACKPORTS = {"compression": "zstandard"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ def test_the_core_uses_the_standard_library_alone() -> None:
         for path in source_files()
         if house_of(path) in (*WITHOUT_THIRD_PARTY, *(f"{name}" for name in SHARED))
         for found in third_party(path)
+        if found.at_module_level or BACKPORTS.get(house_of(path)) != found.module
     ]
     assert not offences, "\n".join(offences)
 

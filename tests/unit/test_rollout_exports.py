@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 import yaml
 
 from minisandbox.cli.main import main
+from minisandbox.cli.rollout_display import Aside
 from minisandbox.errors import NotFound
 from minisandbox.grade import Grade, Reason, Verdict, read_predictions
 from minisandbox.models import Message, TokenUsage, ToolCall
-from minisandbox.rollouts import RunDirectory, export_overview, export_sweagent
+from minisandbox.rollouts import Progress, RunDirectory, Summary, export_overview, export_sweagent
 from minisandbox.tasks import read_statuses
 from minisandbox.trajectories import Failure, StepRecord, Timings, Trajectory, TurnRecord
 
@@ -194,3 +196,33 @@ def test_lists(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_not_there(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trajectories", "show", str(run), name]) == NotFound.exit_code
     assert name.partition("#")[0] in capsys.readouterr().err
+
+
+# --- told while it goes on -------------------------------------------------------------------------------------------
+
+
+def test_whoever_reads_nothing_holds_no_rollout_up() -> None:
+    may, told = threading.Event(), []
+
+    def tell(news: Progress) -> None:
+        assert may.wait(60)
+        told.append(news.done)
+
+    aside = Aside(tell)
+    for number in range(100):
+        aside(Progress(number, 100, Summary.of(DONE)))
+    assert told == []
+    may.set()
+    aside.close(60)
+    assert told == list(range(100))
+
+
+def test_a_reader_that_has_gone_is_told_of() -> None:
+    def tell(news: Progress) -> None:
+        raise BrokenPipeError
+
+    aside = Aside(tell)
+    aside(Progress(1, 2, Summary.of(DONE)))
+    aside.close(60)
+    with pytest.raises(BrokenPipeError):
+        aside(Progress(2, 2, Summary.of(DONE)))

@@ -93,6 +93,24 @@ def test_an_answer_gets_no_more_tokens_than_are_left() -> None:
     ]
 
 
+def test_each_answer_of_each_rollout_is_drawn_by_a_seed_of_its_own() -> None:
+    async def seeds(name: str, seed: int | None) -> list[int | None]:
+        async with await AsyncFakeSandbox.create() as box:
+            model = Scripted("x", "x")
+            session = Session(box, model=model, sampling=Sampling(seed=seed), name=name)
+            await session.ask()
+            await session.ask()
+            return [one.sampling.seed for one in model.requests]
+
+    async def body() -> None:
+        drawn = [await seeds(name, seed) for name in ("task__0", "task__1") for seed in (7, 8)]
+        assert len({one for pair in drawn for one in pair}) == 8
+        assert await seeds("task__0", 7) == drawn[0]
+        assert await seeds("task__0", None) == [None, None]
+
+    asyncio.run(body())
+
+
 def test_what_is_left() -> None:
     async def body(session: Session) -> None:
         await session.ask()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -153,7 +154,7 @@ class Session:
     Args:
         box: the sandbox, ready.
         model: what is asked; None for agents that ask nothing.
-        sampling: how answers are drawn.
+        sampling: how answers are drawn; of a seed, each answer has one of its own, by the rollout's name and the turn.
         limits: what the rollout may take.
         attempt: which rollout of the task it is.
         name: the rollout's name, for the engine's caches and logs.
@@ -301,11 +302,18 @@ class Session:
         return await self._shell.run(command, timeout=timeout)
 
     def _draw(self) -> Sampling:
-        """How the next answer is drawn: no longer than what is left of the rollout's tokens."""
-        left, most = self.left().get("tokens"), self._sampling.max_tokens
-        if left is None or (most is not None and most <= left):
-            return self._sampling
-        return replace(self._sampling, max_tokens=max(1, int(left)))
+        """How the next answer is drawn: no longer than what is left of the rollout's tokens, by a seed of its own.
+
+        One seed for all answers would draw the rollouts of a group alike.
+        """
+        how = self._sampling
+        if how.seed is not None:
+            digest = hashlib.sha256(f"{how.seed}\n{self._name}\n{len(self.record.turns)}".encode()).digest()
+            how = replace(how, seed=int.from_bytes(digest[:4]) >> 1)
+        left = self.left().get("tokens")
+        if left is None or (how.max_tokens is not None and how.max_tokens <= left):
+            return how
+        return replace(how, max_tokens=max(1, int(left)))
 
     @asynccontextmanager
     async def _until_deadline(self) -> AsyncIterator[None]:

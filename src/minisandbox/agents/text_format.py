@@ -92,6 +92,18 @@ def without_thought(text: str) -> str:
     return text
 
 
+def beside_action(text: str) -> str:
+    """Return what an answer says beside its action: the text before its block, and after it.
+
+    Args:
+        text: an answer that :meth:`TextFormat.parse` can read.
+    """
+    lines = text.split("\n")
+    start, end = next(((start, end) for word, start, end in _spans(lines) if word in _WORDS), (len(lines) + 1, 0))
+    parts = ("\n".join(lines[: start - 1]), "\n".join(lines[end + 1 :]) if end else "")
+    return "\n\n".join(part.strip() for part in parts if part.strip())
+
+
 def _fence(line: str) -> tuple[int, str]:
     """Return how many backticks a line begins with, and what follows."""
     rest = line.lstrip("`")
@@ -101,13 +113,19 @@ def _fence(line: str) -> tuple[int, str]:
 def _blocks(text: str) -> Iterator[tuple[str, Sequence[str]]]:
     """The fenced blocks of a text: the word at the fence, and the lines."""
     lines = text.split("\n")
+    for word, start, end in _spans(lines):
+        yield word, lines[start:end]
+
+
+def _spans(lines: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """The same of lines: the word, and where the block's lines begin and end, between the fences."""
     opened, word, start = 0, "", 0
     for number, line in enumerate(lines):
         if not line.startswith("```"):
             continue
         length, rest = _fence(line)
         if opened and length >= opened and not rest:
-            yield word, lines[start:number]
+            yield word, start, number
             opened = 0
         elif not opened and "`" not in rest:  # ```like this``` is no fence
             opened, word, start = length, rest, number + 1

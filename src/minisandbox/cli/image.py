@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minisandbox.cli import exits, image_lock, image_pythons, image_shell, image_store, image_travel
+from minisandbox.cli import exits, image_freeze, image_lock, image_pythons, image_shell, image_store, image_travel
 from minisandbox.cli.builds import Builder
 from minisandbox.cli.output import (
     Column,
@@ -28,7 +28,7 @@ from minisandbox.cli.output import (
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.images import Budget, Image, Lock, Recipe, image_sizes, load_image, read_lock, total_size
-from minisandbox.store import Store
+from minisandbox.store import LayerRecord, Store
 from minisandbox.tasks import build_spec
 from minisandbox.types import parse_size
 
@@ -52,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json_option(show)
     show.set_defaults(run=run_show)
     image_store.configure(verbs)
+    image_freeze.configure(verbs)
     image_travel.configure(verbs)
 
 
@@ -174,7 +175,9 @@ def run_show(args: argparse.Namespace) -> int:
     """Print one image."""
     image = load_image(Store.open(), args.name)
     if args.json:
-        print_json({**_facts(image), "layers": image.records(), "environment": dict(image.environment)})
+        frozen = [layer.key for layer in image.records() if image.store.is_frozen(layer.key)]
+        facts = {**_facts(image), "layers": image.records(), "frozen": frozen}
+        print_json({**facts, "environment": dict(image.environment)})
         return exits.OK
     put(clean_line(f"{image.name}   {image.key}"))
     for note, text in image.notes.items():
@@ -188,7 +191,7 @@ def run_show(args: argparse.Namespace) -> int:
         [Column(title, number=title in ("size", "files", "made in"), whole=True) for title in columns],
         [
             (
-                str(layer.step.get("kind", "?")) + (" (tests)" if layer.key == image.tests_layer else ""),
+                _what(image, layer),
                 layer.key[:16],
                 human_size(layer.bytes),
                 str(layer.files),
@@ -199,6 +202,11 @@ def run_show(args: argparse.Namespace) -> int:
         ],
     )
     return exits.OK
+
+
+def _what(image: Image, layer: LayerRecord) -> str:
+    tests = " (tests)" if layer.key == image.tests_layer else ""
+    return str(layer.step.get("kind", "?")) + tests + (", frozen" if image.store.is_frozen(layer.key) else "")
 
 
 def _facts(image: Image) -> dict[str, object]:

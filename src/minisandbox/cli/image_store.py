@@ -71,6 +71,7 @@ def _configure_removal(verbs: argparse._SubParsersAction[argparse.ArgumentParser
     gc.add_argument(
         "--grace", metavar="TIME", default=f"{GRACE:.0f}s", help="leave what was used within this time (default: 1h)"
     )
+    gc.add_argument("--freeze", action="store_true", help="freeze images; remove them only if --budget takes that too")
     gc.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would go")
     _finish(gc, run_gc, kept="what was not yet removed")
     rm = verbs.add_parser(
@@ -148,7 +149,8 @@ def run_ls(args: argparse.Namespace) -> int:
 
 def _row_cells(row: ImageRow) -> list[str]:
     now = time.time()
-    marks = [row.status.value, *(["in use"] if row.in_use else []), *(["pinned"] if row.pinned else [])]
+    marks = [row.status.value, *(["in use"] if row.in_use else []), *(["frozen"] if row.frozen else [])]
+    marks += ["pinned"] if row.pinned else []
     age, used = human_age(now - row.created), human_age(now - row.used)
     if row.record is None:
         return [row.name, ", ".join(marks), "", "", "", age if row.created else "", "", "", ""]
@@ -173,6 +175,7 @@ def _row_json(row: ImageRow) -> dict[str, object]:
             "uses": row.uses,
             "in_use": row.in_use,
             "pinned": row.pinned,
+            "frozen": row.frozen,
         }
     return facts
 
@@ -209,6 +212,7 @@ def run_tree(args: argparse.Namespace) -> int:
                 "bytes": sizes.layers[key].total,
                 "images": sizes.uses[key],
                 "imported": sizes.layers[key].record.imported,
+                "frozen": sizes.layers[key].frozen,
             }
             for key in keys
             if key in sizes.layers
@@ -231,6 +235,7 @@ def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tupl
     for key, members in groups.items():
         layer = sizes.layers.get(key)
         what = "missing" if layer is None else f"{layer.record.step.get('kind', '?')}, {human_size(layer.total)}"
+        what += ", frozen" if layer is not None and layer.frozen else ""
         count = sizes.uses[key]
         put(f"{indent}{key[:12]} {what}" + (f", of {count} images" if count > 1 else ""))
         _print_branch(sizes, [names[i] for i in members], [stacks[i] for i in members], depth + 1)
@@ -295,6 +300,7 @@ def run_gc(args: argparse.Namespace) -> int:
             unused_for=None if args.unused_for is None else parse_duration(args.unused_for, "--unused-for"),
             keep=keep,
             grace=parse_duration(args.grace, "--grace"),
+            freeze=args.freeze,
             dry_run=args.dry_run,
             progress=progress.status,
         )
@@ -323,6 +329,8 @@ def _print_collected(done: Collected, args: argparse.Namespace, *, budget: int |
         return
     for name in done.images:
         put(f"image {name}")
+    for name in done.frozen:
+        put(f"frozen: image {name}")
     for line in done.leftovers:
         put(line)
     would = "would be " if args.dry_run else ""

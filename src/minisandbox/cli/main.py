@@ -28,8 +28,10 @@ COMMANDS = {
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
     "cluster": "make machines nodes that do rollouts together; see what they are doing",
-    "trajectories": "list and read the rollouts of a run; write them in the files of SWE-agent",
+    "trajectories": "read the rollouts of a run; choose and write training data",
+    "train": "fine-tune a model on trajectories; train it by reinforcement learning in sandboxes",
     "sweagent": "run SWE-agent, with sandboxes as its deployment",
+    "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",
 }
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."
 

@@ -61,7 +61,7 @@ _OPTIONS = (
     _Option("--top-p", Sampling, "top_p", float, "P", "draw from the likeliest tokens with this much probability"),
     _Option("--top-k", Sampling, "top_k", int, "N", "draw from as many of the likeliest tokens; 0: from all"),
     _Option("--max-tokens", Sampling, "max_tokens", int, "N", "an answer's length at most"),
-    _Option("--sampling-seed", Sampling, "seed", int, "N", "of the engine's random numbers"),
+    _Option("--sampling-seed", Sampling, "seed", int, "N", "what the seeds of all answers are derived from"),
     _Option("--model-timeout", ModelOptions, "timeout", float, "SECONDS", "what one try of a request may take"),
     _Option("--model-connect-timeout", ModelOptions, "connect_timeout", float, "SECONDS", "until it is connected"),
     _Option("--model-read-timeout", ModelOptions, "read_timeout", float, "SECONDS", "between two pieces of an answer"),

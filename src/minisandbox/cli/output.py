@@ -8,7 +8,6 @@ import dataclasses
 import enum
 import io
 import json
-import re
 import sys
 import threading
 import time
@@ -17,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Self
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import InvalidValue, clean
 
-# control characters, and those that turn the direction of writing round
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _WIDE = 500  # columns where stdout is a file or a pipe: programs like grep want one line per row
 _KIB = 1024
 
@@ -91,11 +88,6 @@ def say(*lines: str) -> None:
 def _write_error(text: str) -> None:
     with contextlib.suppress(OSError):  # nothing that is worth doing can be told any more
         print(text, end="", file=sys.stderr, flush=True)
-
-
-def clean(text: str) -> str:
-    """Take out control characters: data must not steer the terminal that shows it."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def clean_line(text: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from minisandbox.cli.output import (
     say,
 )
 from minisandbox.cli.output import Progress as Output
-from minisandbox.cli.rollout_display import Display
+from minisandbox.cli.rollout_display import Aside, Display
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.cli.tasks_filter import found, parse_range
 from minisandbox.errors import GradingError, InvalidValue, RunError
@@ -40,6 +40,8 @@ from minisandbox.rollouts.setup import DEADLINE
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.tasks.choosing import shuffled
+
+_TELLING = 10.0  # seconds to wait for whoever reads what is told
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -110,22 +112,26 @@ def run(args: argparse.Namespace) -> int:
         cluster = _cluster(args, asked, budget, output)
         builder = None if cluster is not None else Builder(Store.open(), output, args.repo_mirrors)
         display = Display(output, agent.name, quiet=args.quiet or args.json)
-        summaries = run_batch(
-            tasks,
-            setup,
-            out,
-            image_of=builder.image_of if builder is not None else None,
-            attempts=args.attempts,
-            budgets=_budgets(args),
-            tries=args.tries,
-            jitter=args.start_jitter,
-            drain=args.drain,
-            config=_config(args, setup),
-            progress=_teller(args, display),
-            notice=lambda said: say(f"minisandbox: {said}"),
-            beside=display.follow,
-            cluster=cluster,
-        )
+        aside = Aside(_tell_json if args.json else display.tell)
+        try:
+            summaries = run_batch(
+                tasks,
+                setup,
+                out,
+                image_of=builder.image_of if builder is not None else None,
+                attempts=args.attempts,
+                budgets=_budgets(args),
+                tries=args.tries,
+                jitter=args.start_jitter,
+                drain=args.drain,
+                config=_config(args, setup),
+                progress=aside,
+                notice=lambda said: say(f"minisandbox: {said}"),
+                beside=display.follow,
+                cluster=cluster,
+            )
+        finally:
+            aside.close(_TELLING)
     _print(args, out, summaries)
     if cluster is not None:
         print_nodes(args, cluster)
@@ -230,11 +236,8 @@ def _budgets(args: argparse.Namespace) -> Budgets:
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
-def _teller(args: argparse.Namespace, display: Display) -> Callable[[Progress], None]:
-    def tell_json(news: Progress) -> None:
-        put(json.dumps({"rollout": plain(news.latest)}), flush=True)
-
-    return tell_json if args.json else display.tell
+def _tell_json(news: Progress) -> None:
+    put(json.dumps({"rollout": plain(news.latest)}), flush=True)
 
 
 def _print(args: argparse.Namespace, out: Path, summaries: Sequence[Summary]) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from minisandbox.cli.output import Progress as Output
 from minisandbox.cli.output import human_seconds
+from minisandbox.pool import Threads
 from minisandbox.rollouts import Batch, Progress
 
 if TYPE_CHECKING:
@@ -16,6 +19,41 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.5
 _WINDOW = 120.0  # seconds that the rate looks back
+
+
+class Aside:
+    """Tells of rollouts in a thread: whoever reads slowly, or not at all, holds no rollout up.
+
+    Args:
+        tell: what tells of one.
+    """
+
+    def __init__(self, tell: Callable[[Progress], None]) -> None:
+        self._tell = tell
+        self._threads = Threads(1, "tell")
+        self._error: BaseException | None = None
+
+    def __call__(self, news: Progress) -> None:
+        """Tell of a rollout, soon.
+
+        Raises:
+            BrokenPipeError: who read before has gone.
+        """
+        if self._error is not None:
+            raise self._error
+        self._threads.submit(self._tell, news).add_done_callback(self._look_at)
+
+    def close(self, timeout: float) -> None:
+        """Wait until all is told.
+
+        Args:
+            timeout: seconds to wait at most.
+        """
+        self._threads.close()
+        self._threads.join(timeout)
+
+    def _look_at(self, told: Future[None]) -> None:
+        self._error = self._error or told.exception()
 
 
 class Display:

@@ -70,7 +70,7 @@ def add_label(parser: argparse.ArgumentParser, text: str) -> None:
 
 def add_start(parser: argparse.ArgumentParser) -> None:
     """Declare what decides how a command starts."""
-    parser.add_argument("--user", metavar="NAME|UID", help="who runs it: no capability, its own groups (default: root)")
+    parser.add_argument("--user", metavar="NAME|UID", help="who runs it; root (the default) alone has capabilities")
     parser.add_argument("--cwd", metavar="DIR", help="where it starts (default: the image's workdir)")
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable for it")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from minisandbox.cli import exits, tasks_filter, tasks_merge
-from minisandbox.cli.output import Column, add_json_option, clean, print_json, print_table, put
+from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.cli.task_sets import add_source_options, add_tasks_arguments, load
+from minisandbox.errors import clean
 from minisandbox.tasks import BuildSpec, Task
 
 DEFAULT = "quickstart"

@@ -1,4 +1,4 @@
-"""``minisandbox trajectories``: what a run has, read or written in other files."""
+"""``minisandbox trajectories``: what a run has, to be read. The other verbs are in ``trajectories_*``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 import re
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, add_json_option, print_json, put, say
+from minisandbox.cli import exits, trajectories_data, trajectories_export
+from minisandbox.cli.output import add_json_option, print_json, put
 from minisandbox.cli.rollout import plain_totals, print_summaries
 from minisandbox.cli.trajectory_text import Reader
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.rollouts import RunReader, Summary, export_sweagent
+from minisandbox.rollouts import RunReader, Summary
 from minisandbox.trajectories import Trajectory
 from minisandbox.trajectories.codec import to_json
 
@@ -36,15 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--full", action="store_true", help=f"whole texts, not {_LINES} lines of each")
     add_json_option(show)
     show.set_defaults(run=run_show, status=None)
-    export = verbs.add_parser(
-        "export",
-        help="write a run in the files of SWE-agent",
-        description="Write a directory for each rollout with .traj, .pred, .patch and report.json, and preds.json and "
-        "run_batch_exit_statuses.yaml beside them.",
-    )
-    export.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
-    export.add_argument("-o", "--out", metavar="DIR", type=Path, required=True, help="where the files go")
-    export.set_defaults(run=run_export, kept="what was written stays; the same command writes all of it again")
+    trajectories_data.configure(verbs)
+    trajectories_export.configure(verbs)
 
 
 def run_ls(args: argparse.Namespace) -> int:
@@ -106,13 +99,3 @@ def find(directory: Path, name: str) -> Trajectory:
     if trajectory is None:
         raise NotFound(f"{directory}: {instance_id} has no rollout {attempt}", hint="minisandbox trajectories ls RUN")
     return trajectory
-
-
-def run_export(args: argparse.Namespace) -> int:
-    """Write the files of SWE-agent."""
-    count = 0
-    with Progress() as progress:
-        for count, name in enumerate(export_sweagent(args.directory, args.out), start=1):
-            progress.status(f"{count} {name}")
-    say(f"{args.out}: {count} rollouts")
-    return exits.OK

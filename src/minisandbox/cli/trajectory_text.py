@@ -6,7 +6,8 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
-from minisandbox.cli.output import clean, clean_line, human_seconds, put_styled
+from minisandbox.cli.output import clean_line, human_seconds, put_styled
+from minisandbox.errors import clean
 from minisandbox.trajectories import StepRecord, Trajectory, TurnRecord
 
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"

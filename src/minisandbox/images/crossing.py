@@ -15,11 +15,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import IO, Protocol, cast
 
+from minisandbox.compression import compressor
 from minisandbox.errors import StoreError
-from minisandbox.images.travel import Decompressed
+from minisandbox.images.travel import Unpacked
 from minisandbox.store import ImageRecord, Store
 from minisandbox.store.exporting import export_part
-from minisandbox.store.importing import Imported, Readable, StreamParcel, import_parcel
+from minisandbox.store.growing import Readable
+from minisandbox.store.importing import Imported, StreamParcel, import_parcel
 from minisandbox.store.parcels import PackedLayer
 
 CHUNK = 1 << 20
@@ -70,12 +72,9 @@ class Outgoing:
         self._chunks: queue.Queue[bytes | BaseException] = queue.Queue(_AHEAD)
 
         def write() -> None:
-            import zstandard  # noqa: PLC0415 - only travelling images pay for it
-
             pipe = cast("IO[bytes]", _Pipe(self._chunks))
             try:
-                packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-                with packer.stream_writer(pipe, closefd=False) as out:
+                with compressor(pipe, _LEVEL) as out:
                     export_part(store, name, out, keys=keys, contents=contents, progress=_growth(throttle))
                 pipe.flush()
                 self._chunks.put(b"", timeout=PATIENCE)
@@ -189,7 +188,7 @@ class _PeerParcel:
     @contextmanager
     def _opened(self, contents: Collection[str] | None) -> Iterator[StreamParcel]:
         chunks = _Chunks(self._peer.stream(self._name, self._keys, contents))
-        source = Decompressed(cast("IO[bytes]", chunks), self.where)
+        source = Unpacked(cast("IO[bytes]", chunks), self.where)
         try:
             with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|") as archive:
                 yield StreamParcel(archive, source, self.where)

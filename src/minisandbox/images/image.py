@@ -118,13 +118,15 @@ def total_size(images: Sequence[Image]) -> int:
 
 
 def inside_layer(store: Store, key: str, name: str) -> Path:
-    """Return a top-level directory of a layer, to be mounted in a sandbox.
+    """Return a top-level directory of a layer, to be mounted in a sandbox; a frozen layer gets its tree back.
 
     Raises:
         NotFound: there is no such layer.
         StoreError: it is no directory; a link there could show any directory of the host.
+        DiskFull: it is frozen, and there is no space for its tree.
     """
-    path = store.layer_tree(key) / name
+    with store.hold(key):
+        path = store.layer_tree(key) / name
     if path.is_symlink() or not path.is_dir():
         raise StoreError(f"{path} is not a directory", reason="the layer is damaged", hint="build the image again")
     return path

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.images.elf import is_elf, relocate_runpath
+from minisandbox.images.elf import is_elf, relocate_runpath, without_debug
 from minisandbox.images.probe import Interpreter
 
-PREFIX_VERSION = 1
+PREFIX_VERSION = 2
 """Part of the layer's key: raise it when a copy made by this module changes."""
 
 _PROGRAMS = re.compile(r"(?:python|pip|easy_install|idle|pydoc|2to3|pyvenv|wheel|smtpd)[\w.\-]*")
@@ -60,7 +60,7 @@ class _Copy:
 
 
 def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
-    """Copy what makes an interpreter, without what its owner installed into it and without byte code.
+    """Copy what makes an interpreter, without what its owner installed into it, byte code and debugging sections.
 
     Args:
         interpreter: one with a prefix of its own.
@@ -133,6 +133,8 @@ def _copy_file(job: _Copy, path: Path) -> None:
 def _rewrite(job: _Copy, path: Path) -> None:
     """Point a file's mentions of the prefix at the copy: run paths of programs, plain text elsewhere."""
     data = path.read_bytes()
+    if is_elf(data) and (lean := without_debug(data)) != data:  # a quarter of an interpreter that pyenv built
+        path.write_bytes(lean)
     if not any(name in data for name in job.names):
         return
     if is_elf(data):

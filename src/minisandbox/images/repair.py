@@ -19,7 +19,7 @@ from minisandbox.images.kept import Kept, forget_kept, read_kept, write_kept
 from minisandbox.images.lock import PACKAGES, packages_fact
 from minisandbox.images.packages import PackageIndex, Served
 from minisandbox.images.places import BUILD, RANKS
-from minisandbox.images.runner import add_usr, build_limits, mount_points
+from minisandbox.images.runner import add_usr, build_limits, build_sandbox, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.uvtool import find_uv
 from minisandbox.sandbox import Sandbox
@@ -91,9 +91,7 @@ def open_failed(store: Store, image: str) -> Iterator[Repair]:
         index = opened.enter_context(PackageIndex(store))
         access = index_access(opened.enter_context(index.serve(served)))
         mounts = mount_points([(find_uv(), "uv")])
-        box = opened.enter_context(
-            Sandbox.create(spec, limits=build_limits(None), network=access.network, mounts=mounts, upper=upper)
-        )
+        box = opened.enter_context(build_sandbox(spec, build_limits(None), access.network, mounts, upper))
         box.exec(["mkdir", "-p", str(BUILD)], cwd="/").check()
         yield Repair(store, failure, box, access.environment, upper, served)
 

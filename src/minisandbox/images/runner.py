@@ -21,6 +21,7 @@ from minisandbox.images.packages import Served
 from minisandbox.images.places import BUILD, MOUNTS, RANKS
 from minisandbox.images.session import Session
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.core import Core
 from minisandbox.store import Made
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import disk_full, store_faults
@@ -189,7 +190,7 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
     mounts = (*work.mounts, *access.mounts)
     limits = build_limits(place.session.memory)
     with (
-        Sandbox.create(spec, limits=limits, network=access.network, mounts=mounts, upper=upper) as box,
+        build_sandbox(spec, limits, access.network, mounts, upper) as box,
         place.session.running(box),
     ):
         _write_files(box, work)
@@ -208,6 +209,17 @@ def add_usr(upper: Path) -> None:
             with suppress(FileNotFoundError):
                 (upper / "tree/usr").rmdir()  # the mount point, if it was copied up: nothing can be in it
             written.rename(upper / "tree/usr")
+
+
+def build_sandbox(spec: ImageSpec, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path) -> Sandbox:
+    """Make a sandbox that writes to the disk; of ``limits.disk`` only its /tmp and /dev/shm, in memory, take note.
+
+    :meth:`.Sandbox.create` refuses the two together, because it could not keep what they promise.
+
+    Raises:
+        SandboxCreationError: there could be no sandbox.
+    """
+    return Sandbox(Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper))
 
 
 def build_limits(memory: int | None) -> Limits:

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
+from minisandbox.compression import MAGIC, CorruptedError, Decompressed, compressor
 from minisandbox.errors import StoreError
 from minisandbox.store import Store
 from minisandbox.store.durable import written_atomically
@@ -17,10 +18,6 @@ from minisandbox.store.importing import Imported, import_store, import_stream
 
 LEVEL = 3
 """Zstandard's own default: on two cores it keeps up with a disk."""
-_WINDOW = 1 << 27
-"""Bytes of memory that a foreign file may ask for to be unpacked (zstd(1): the limit without --long)."""
-_READ = 1 << 20
-_MAGIC = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
 STANDARD = Path("-")
 
 Progress = Callable[[int, int], None]
@@ -43,7 +40,7 @@ def export_file(store: Store, names: Iterable[str], path: Path, *, progress: Pro
         StoreError: a layer is damaged, or the file cannot be written.
         DiskFull: there is no space for the file.
     """
-    with store_faults(f"write {path}"), _written(path) as file, _compressor(file) as out:
+    with store_faults(f"write {path}"), _written(path) as file, compressor(file, LEVEL, threads=-1) as out:
         return export_images(store, names, out, progress=progress)
 
 
@@ -68,7 +65,7 @@ def import_file(store: Store, path: Path, *, replace: bool = False, progress: Pr
         DiskFull: the disk is full; layers that were finished before are kept.
     """
     with store_faults(f"read {path}"), _opened(path) as file:
-        return import_stream(store, Decompressed(file, str(path)), where=str(path), replace=replace, progress=progress)
+        return import_stream(store, Unpacked(file, str(path)), where=str(path), replace=replace, progress=progress)
 
 
 def import_directory(
@@ -120,16 +117,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-@contextmanager
-def _compressor(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    import zstandard  # noqa: PLC0415 - only exports and imports pay for it
-
-    packer = zstandard.ZstdCompressor(level=LEVEL, threads=-1, write_checksum=True)
-    with packer.stream_writer(file, closefd=False) as out:
-        yield out
-
-
-class Decompressed:
+class Unpacked:
     """What a compressed file holds.
 
     Args:
@@ -141,19 +129,15 @@ class Decompressed:
     """
 
     def __init__(self, file: IO[bytes], where: str) -> None:
-        import zstandard  # noqa: PLC0415 - only exports and imports pay for it
-
         self._where = where
-        self._error = zstandard.ZstdError
-        head = file.read(len(_MAGIC))
-        if head != _MAGIC:
+        head = file.read(len(MAGIC))
+        if head != MAGIC:
             raise StoreError(
                 f"{where} is not a file of images",
                 reason="it is empty" if not head else "it does not begin as a zstd file does",
                 hint="give a file that `minisandbox image export` wrote, or another store's directory",
             )
-        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-        self._reader = unpacker.stream_reader(cast("IO[bytes]", _Rest(head, file)), read_size=_READ, closefd=False)
+        self._reader = Decompressed(file, head)
 
     def read(self, size: int = -1, /) -> bytes:
         """Read what was compressed.
@@ -163,20 +147,7 @@ class Decompressed:
         """
         try:
             return self._reader.read(size)
-        except self._error as error:
+        except CorruptedError as error:
             raise StoreError(
                 f"{self._where} is damaged", reason=str(error), hint="copy it again; nothing of it was imported"
             ) from error
-
-
-class _Rest:
-    """A stream whose first bytes were read already."""
-
-    def __init__(self, head: bytes, file: IO[bytes]) -> None:
-        self._head = head
-        self._file = file
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read the first bytes again, then the others."""
-        head, self._head = self._head, b""
-        return head or self._file.read(size)

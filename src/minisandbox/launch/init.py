@@ -17,7 +17,7 @@ import socket
 import struct
 import time
 
-from . import limits, maker, seccomp, sockets, watchdog, worker
+from . import filelocks, limits, maker, seccomp, sockets, watchdog, worker
 from . import syscalls as sc
 from .descendants import child_processes, stat_fields
 from .identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
@@ -49,23 +49,23 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
     _move_descriptors(birth, lifeline)
     partner = socket.socket(fileno=os.dup(_CONTROL))
     try:
-        counters, watched = _become(identity, partner, network, group)
+        counters, watched, locks = _become(identity, partner, network, group)
     except OSError as error:
         partner.send(failure(error))
         partner.recv(1)  # it is read by whoever wants this sandbox
         os._exit(1)
     numbers, door = _await_birth(partner)
     partner.close()
-    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters), watched).serve()
+    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters), watched, locks).serve()
 
 
 def _become(
     identity: Identity, partner: socket.socket, network: str, group: limits.Group | None
-) -> tuple[list[int], sockets.Sockets | None]:
+) -> tuple[list[int], sockets.Sockets | None, int]:
     """Make namespaces and give up every privilege, long before there is a plan.
 
     Returns:
-        The group's counters, and the sockets of a network namespace of its own.
+        The group's counters, the sockets of a network namespace of its own, and the list of file locks.
 
     Raises:
         OSError: the kernel refused.
@@ -83,6 +83,7 @@ def _become(
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     enter_new_namespace(identity, partner, proc)
+    locks = filelocks.open_list(proc)
     os.close(proc)
     drop_privileges(identity)
     # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
@@ -91,7 +92,7 @@ def _become(
     seccomp.install()
     seccomp.verify()
     partner.send(BECOME)
-    return counters, watched
+    return counters, watched, locks
 
 
 def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
@@ -134,6 +135,7 @@ class Init:
         numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.maker` gives them.
         ledger: what counts the limits that were met.
         watched: the sockets of its network namespace, if that is its own.
+        locks: the list of file locks in its pid namespace.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class Init:
         numbers: dict[str, int],
         ledger: Ledger,
         watched: sockets.Sockets | None = None,
+        locks: int = -1,
     ) -> None:
         self._control = control
         self._door = door
@@ -150,7 +153,7 @@ class Init:
         self._ledger = ledger
         self._memory = numbers.pop(maker.MEMORY, 0)
         kernel_memory = numbers.pop(maker.KERNEL_MEMORY, 0)
-        self._kernel = KernelMemory(kernel_memory, watched) if kernel_memory else None
+        self._kernel = KernelMemory(kernel_memory, watched, locks) if kernel_memory else None
         self._expects_commands = bool(numbers.pop(maker.EXPECTS_COMMANDS, 0))
         lifetime = numbers.pop(maker.LIFETIME)
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None

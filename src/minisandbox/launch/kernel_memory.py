@@ -2,7 +2,8 @@
 
 Of sockets the kernel tells it (:mod:`.sockets`). An open directory of an overlay keeps a copy of its names as they were
 when it was first read (fs/overlayfs/readdir.c), in memory that no account sees and nothing shows. What shows is that
-the machine's such memory grows, how many directories are open here, and how many names there can be.
+the machine's such memory grows, how many directories are open here, and how many names there can be. File locks are
+counted (:mod:`.filelocks`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 
-from . import watchdog
+from . import filelocks, watchdog
 from .descendants import every_pid
 from .ledger import Ledger
 from .sockets import Sockets
@@ -21,7 +22,7 @@ from .sockets import Sockets
 INTERVAL = 0.2
 """Seconds between two looks while commands run."""
 _SHARE = 20
-"""Looking takes no more than this part of the time."""
+"""Looking takes no more than this part of a processor."""
 _NAME = 512
 """Bytes for a name of 255 characters."""
 _NAMES_BELOW = 20_000
@@ -37,10 +38,12 @@ class KernelMemory:
     Args:
         limit: bytes that its sockets may hold, and that its open directories may.
         sockets: those of its network namespace, or None where that is the host's.
+        locks: the list of file locks (:func:`.filelocks.open_list`).
     """
 
-    def __init__(self, limit: int, sockets: Sockets | None) -> None:
+    def __init__(self, limit: int, sockets: Sockets | None, locks: int) -> None:
         self._limit = limit
+        self._locks = locks
         self._sockets = sockets
         self._due = time.monotonic() + INTERVAL
         self._lowest: int | None = None
@@ -57,18 +60,18 @@ class KernelMemory:
             spared: our own.
             ledger: told before anything ends.
         """
-        begun = time.monotonic()
-        if begun < self._due:
+        if time.monotonic() < self._due:
             return
+        begun = time.process_time()  # of a processor, for waiting is what a hostile command would have it do
         if self._is_too_much(spared):
             watchdog.end_all(spared, ledger)
-        self._due = time.monotonic() + max(INTERVAL, _SHARE * (time.monotonic() - begun))
+        self._due = time.monotonic() + max(INTERVAL, _SHARE * (time.process_time() - begun))
 
     def _is_too_much(self, spared: Collection[int]) -> bool:
         # sockets that come and go between two tables of one look count for what they are not: it must be so twice
         if self._sockets and all(self._sockets.held() > self._limit for _ in range(2)):
             return True
-        return self._directories_are_too_many(spared)
+        return filelocks.are_too_many(self._locks, lambda: _tables(spared)) or self._directories_are_too_many(spared)
 
     def _directories_are_too_many(self, spared: Collection[int]) -> bool:
         """Whether the machine's memory grew by the limit while open directories here could hold half of it.

@@ -85,6 +85,7 @@ def _has(argument: int, flag: int) -> Test:
 _CLONE_NEW = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET; NEWTIME is no flag of clone(2)
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SCHED_CORE, _PR_MERGE, _PR_SET_SECCOMP = 62, 67, 22
+_F_NOTIFY = 1026
 _SECCOMP_MODE_FILTER, _SECCOMP_SET_FILTER = 2, 1
 _SOL_SOCKET, _SO_ATTACH = 1, (26, 50, 51, 52)  # FILTER BPF REUSEPORT_CBPF REUSEPORT_EBPF
 _SOL_IPV6, _LABELS_AND_OPTIONS = 41, (32, 6)  # FLOWLABEL_MGR 2292PKTOPTIONS
@@ -116,9 +117,18 @@ RULES = (
     # --- files -------------------------------------------------------------------------------------------------------
     _allow(
         "open openat openat2 creat close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 "
-        "pwritev2 lseek dup dup2 dup3 fcntl flock fsync fdatasync sync syncfs sync_file_range fallocate fadvise64 "
+        "pwritev2 lseek dup dup2 dup3 flock fsync fdatasync sync syncfs sync_file_range fallocate fadvise64 "
         "readahead truncate ftruncate copy_file_range sendfile splice tee vmsplice pipe pipe2",
         "contents of files and pipes, within what the sandbox's mounts show",
+    ),
+    _allow(
+        "fcntl",
+        "flags, locks and leases of the sandbox's own files",
+        Clause(
+            "F_NOTIFY: obsolete; with many of them processes take minutes to die",
+            (Test(1, (_F_NOTIFY,)),),
+            errno.EINVAL,
+        ),
     ),
     _allow(
         "stat lstat fstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getdents "

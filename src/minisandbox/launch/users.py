@@ -17,6 +17,7 @@ from . import syscalls as sc
 _MOST_BYTES = 1 << 20
 _MOST_DIGITS = 10
 _ROOT = 0
+_ROOTS_NAMES = (_ROOT, str(_ROOT), "root")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,14 @@ def find(user: str | int) -> Account:
         user: a name, or a uid, which needs no entry; its group is then the one of the same number.
 
     Raises:
-        OSError: ENOENT: there is no such name; EPERM: this sandbox has one id only; ERANGE: an id is not the sandbox's.
+        OSError: ENOENT: there is no such name; EACCES: it is root's under another name; EPERM: this sandbox has one id
+            only; ERANGE: an id is not the sandbox's.
     """
     account = _named(user) or _numbered(user)
     if account is None:
         raise FileNotFoundError(errno.ENOENT, "no such user")
+    if account.is_root and user not in _ROOTS_NAMES:  # whoever was root inside can have written the table
+        raise PermissionError(errno.EACCES, "a name that stands for root")
     for kind, numbers in (("uid", (account.uid,)), ("gid", (account.gid, *account.groups))):
         ranges = tuple(_ranges(f"/proc/self/{kind}_map"))
         if not all(any(first <= number < end for first, end in ranges) for number in numbers):

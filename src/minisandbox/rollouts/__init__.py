@@ -8,7 +8,7 @@ from minisandbox.rollouts.replay import load_replay
 from minisandbox.rollouts.rollout import EXIT_API, EXIT_CONTEXT, EXIT_COST, EXIT_TIME, rollout, rollout_async
 from minisandbox.rollouts.rundir import RunDirectory, RunReader
 from minisandbox.rollouts.running import run_batch
-from minisandbox.rollouts.setup import Setup
+from minisandbox.rollouts.setup import ImageOf, Setup
 from minisandbox.rollouts.summary import Summary
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "EXIT_TIME",
     "Batch",
     "Budgets",
+    "ImageOf",
     "Progress",
     "RunDirectory",
     "RunReader",

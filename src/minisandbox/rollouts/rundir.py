@@ -83,6 +83,11 @@ class RunDirectory(rundir.RunDirectory):
         return self._database
 
 
+def is_run(path: Path) -> bool:
+    """Whether a path is the directory of a run."""
+    return (path / NAME).is_file() or (path / _OLD).is_dir()
+
+
 class RunReader:
     """A run that is only looked at, while it goes on or later. Use it in a ``with`` block.
 
@@ -98,7 +103,7 @@ class RunReader:
     """
 
     def __init__(self, path: Path) -> None:
-        if not (path / NAME).is_file() and not (path / _OLD).is_dir():
+        if not is_run(path):
             raise NotFound(
                 f"{path} has no rollouts", reason=f"there is no {NAME} in it", hint="give the directory of a run"
             )

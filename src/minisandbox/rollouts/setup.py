@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 from minisandbox.agents import Agent, AgentLimits
 from minisandbox.errors import InvalidValue
 from minisandbox.models import Model, Sampling
+from minisandbox.tasks import Task
 from minisandbox.types import Limits
+
+if TYPE_CHECKING:
+    from minisandbox.images import Image
+
+ImageOf: TypeAlias = "Callable[[Task], Image]"
+"""Returns a task's image; several threads may call it at once."""
 
 DEADLINE = 7200.0
 """Seconds after which an agent is cut off, whatever it waits for."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal, Self
 
-from minisandbox.sandbox import handles, transfers
+from minisandbox.sandbox import handles, transfers, uppers
 from minisandbox.sandbox.aio_drive import carry_out, in_thread, kept_or_undone
 from minisandbox.sandbox.aio_files import AsyncFiles
 from minisandbox.sandbox.aio_processes import AsyncProcess
@@ -86,6 +86,8 @@ class AsyncSandbox:
         labels: Mapping[str, str] | None = None,
     ) -> Self:
         """As :meth:`.Sandbox.create`. If it is cancelled, what it made is stopped first."""
+        if upper is not None:
+            uppers.check_limits(limits)
         core = await kept_or_undone(
             Core.stop, Core.create, image, limits=limits, network=network, mounts=mounts, environment=environment,
             upper=upper, labels=labels,

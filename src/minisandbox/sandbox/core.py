@@ -26,7 +26,7 @@ from minisandbox.sandbox.environment import command_environment, network_environ
 from minisandbox.sandbox.life import Life
 from minisandbox.sandbox.network import check_network
 from minisandbox.sandbox.plans import Request, check_mounts, make_plan
-from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree
+from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree, check_room
 from minisandbox.sandbox.wire import check_timeout
 from minisandbox.store.leases import Lease, layer_of, stamp
 from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
@@ -73,7 +73,7 @@ class Core:
         self._stopped = False
         self._changing = threading.Lock()
         self._created = time.time()
-        self._ready = 0.0
+        self._ready = self._began = 0.0
 
     @classmethod
     def create(
@@ -94,8 +94,9 @@ class Core:
         request = Request(
             base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), "sandbox", upper,
             controller.launcher.writable_usr, controller.launcher.layered_usr, controller.launcher.rendezvous,
-            enforcement=controller.launcher.enforcement,
+            enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
         )  # fmt: skip
+        check_room(trees, request.limits.disk, f"a sandbox over {len(trees)} snapshots")
         if upper is not None:
             uppers.prepare(upper)
         settings = Settings(dict(environment or {}), _checked_labels(labels or {}))
@@ -123,17 +124,21 @@ class Core:
         door = doors.make(self._controller.directory, doors.name_of(self.id))
         with door:
             plan = plan or self._plan()
+            if self._ready and self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
+                plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
             self._life = Life(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
 
     def _plan(self) -> Plan:
-        return make_plan(replace(self._request, sealed=len(self._trees)))
+        held = sum(tree.held() for tree in self._trees)
+        return make_plan(replace(self._request, sealed=len(self._trees), held=held))
 
     def _finish(self) -> None:
         """Wait until it is ready."""
         assert self._life is not None
         self._life.await_ready()
-        self._ready = time.monotonic()
+        if not self._ready:
+            self._ready, self._began = time.monotonic(), time.time()
         if self._life.listener is not None:
             self._controller.gateway.serve(self.id, self._request.network, self._life.listener, self._life.pidfd)
         self._controller.add(self, self._record(self._life))
@@ -142,7 +147,7 @@ class Core:
         lifetime = self.limits.lifetime
         return reaper.Record(
             self.id, os.getpid(), self.image.name, self._created, life.pid, self._request.network.mode,
-            dict(self._settings.labels), None if lifetime is None else time.time() + lifetime,
+            dict(self._settings.labels), None if lifetime is None else self._began + lifetime,
             str(self.image.workdir), self.image.base_commit, self.environment, self.limits.output,
             self._request.enforcement,
         )  # fmt: skip
@@ -194,10 +199,15 @@ class Core:
         if self._stopped or life is None or life.over(0.2):
             raise self._gone()
 
+    def _lifetime_left(self) -> float:
+        """Seconds until it ends by itself."""
+        lifetime = self.limits.lifetime
+        return float("inf") if lifetime is None else self._ready + lifetime - time.monotonic()
+
     def _gone(self) -> SandboxGone:
-        lifetime, reason = self.limits.lifetime, "it was stopped or killed from outside"
-        if lifetime is not None and not self._stopped and time.monotonic() - self._ready >= lifetime:
-            reason = f"its lifetime of {lifetime:g} s is over (Limits.lifetime)"
+        reason = "it was stopped or killed from outside"
+        if not self._stopped and self._lifetime_left() <= 0:
+            reason = f"its lifetime of {self.limits.lifetime:g} s is over (Limits.lifetime)"
         return SandboxGone(f"sandbox {self.id} has ended", reason=reason)
 
     def info(self) -> SandboxInfo:
@@ -261,9 +271,10 @@ class Core:
                     f"sandbox {self.id}: {MOST_TREES} snapshots lie one over the other already",
                     hint="reset() to an earlier one, or begin anew from the image",
                 )
-            life.end()
             trees = (*self._trees, life.tree)
-            life.tree.number()
+            check_room(trees, self.limits.disk, f"a snapshot of sandbox {self.id}")
+            life.end()
+            life.tree.seal()
             self._go_on(trees)
         lease = hold_layers(self._controller, self.image, self._request.mounts)
         return Snapshot(f"snap-{secrets.token_hex(6)}", self.image, time.time(), trees, lease)
@@ -294,13 +305,17 @@ class Core:
         if to is not None and to.image != self.image:
             raise InvalidValue(f"snapshot {to.id} is of image {to.image.name}, this sandbox of {self.image.name}")
         with self._changing:
-            self._living("reset").end()
+            life = self._living("reset")
+            check_room(trees, self.limits.disk, f"reset of sandbox {self.id}")
+            life.end()
             self._go_on(trees)
 
     def _living(self, what: str) -> Life:
         life = self._life
         if self._stopped or life is None:
             raise SandboxGone(f"sandbox {self.id} is stopped")
+        if self._lifetime_left() <= 0:
+            raise self._gone()
         if self._request.upper is not None:
             raise InvalidValue(
                 f"{what} of a sandbox that writes to {self._request.upper}", hint="leave out upper= at creation"

@@ -11,6 +11,8 @@ from minisandbox.errors import HostError, InvalidValue
 from minisandbox.launch import plan as p
 from minisandbox.types import ImageSpec, Limits, Mount, Network
 
+LEAST_DISK = 64 << 10
+"""Bytes without which nothing can be done over sealed trees."""
 _VIEWER_SCRATCH = 1 << 20
 _LEAST_KERNEL_MEMORY = 64 << 20
 _OWN_PROCESSES = 8
@@ -43,6 +45,7 @@ class Request:
         layered_usr: whether it can be shown through an overlay at all.
         rendezvous: what of the host's is covered where directories are bound (:func:`.rendezvous.find`).
         sealed: how many sealed trees lie over the image.
+        held: bytes of memory that these take, of ``limits.disk``.
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
     """
 
@@ -56,6 +59,7 @@ class Request:
     layered_usr: bool = True
     rendezvous: tuple[str, ...] = ()
     sealed: int = 0
+    held: int = 0
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,7 +74,7 @@ def make_plan(request: Request) -> p.Plan:
         raise InvalidValue(f"image {image.name!r} has no layers", hint="images.host_image() is the smallest image")
     operations = (
         *_takes(request),
-        p.Scratch(request.limits.disk),
+        p.Scratch(_left(request)),
         *(p.Directory(path, mode) for path, mode in (("shm", 0o1777), ("run", 0o755), ("dev", 0o755))),
         *_name_service(request),
         *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
@@ -93,6 +97,12 @@ def make_plan(request: Request) -> p.Plan:
         operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
         _kernel_memory(limits), limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
     )  # fmt: skip
+
+
+def _left(request: Request) -> int:
+    """Bytes that may still be written: what is sealed counts, deleted and overwritten files in it too."""
+    disk = request.limits.disk
+    return max(disk - request.held, min(disk, LEAST_DISK))
 
 
 def make_viewer_plan(request: Request, trees: int) -> p.Plan:

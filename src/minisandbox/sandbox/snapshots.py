@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import types
+from collections.abc import Sequence
 from typing import Self
 
 from minisandbox.errors import InvalidValue
 from minisandbox.sandbox.launcher import Launcher
+from minisandbox.sandbox.plans import LEAST_DISK
 from minisandbox.store.leases import Lease
 from minisandbox.types import ImageSpec
 
@@ -27,7 +29,7 @@ class Tree:
     def __init__(self, launcher: Launcher, descriptor: int) -> None:
         self._launcher = launcher
         self._descriptor = descriptor
-        self._number = 0
+        self._number = self._held = 0
         self._lock = threading.Lock()
 
     def number(self) -> int:
@@ -39,8 +41,22 @@ class Tree:
         with self._lock:
             if not self._number:
                 self._number = self._launcher.hold(self._descriptor)
-                self._close()
             return self._number
+
+    def held(self) -> int:
+        """Bytes of memory that it takes: all its sandbox wrote, below /run and /dev/shm too."""
+        with self._lock:
+            if self._descriptor < 0:
+                return self._held
+            return _taken(self._descriptor)
+
+    def seal(self) -> None:
+        """Nothing writes to it any more; sandboxes are made over it."""
+        self.number()
+        with self._lock:
+            if self._descriptor >= 0:
+                self._held = _taken(self._descriptor)
+                self._close()
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -54,11 +70,33 @@ class Tree:
             self._launcher.forget(self._number)
 
 
+def _taken(descriptor: int) -> int:
+    """Bytes that are in use of a file system."""
+    info = os.fstatvfs(descriptor)
+    return (info.f_blocks - info.f_bfree) * info.f_frsize
+
+
+def check_room(trees: Sequence[Tree], disk: int, what: str) -> None:
+    """Refuse to go on over sealed trees that leave nothing of ``Limits.disk`` to be written.
+
+    Raises:
+        InvalidValue: they do.
+    """
+    held = sum(tree.held() for tree in trees)
+    if trees and disk - held < LEAST_DISK:
+        raise InvalidValue(
+            f"{what}: sealed states hold {held} bytes of memory, and Limits.disk is {disk}",
+            reason="what is sealed stays in memory, files that were deleted or overwritten since included",
+            hint="reset() to an earlier state, begin anew from the image, or give a higher Limits.disk",
+        )
+
+
 class Snapshot:
     """The sealed state of a workspace: what sandboxes can be made over, and what a workspace can be reset to.
 
     It costs nothing beyond what the workspace had written, however many sandboxes share it, and lives until it is
-    closed and the last sandbox made over it has ended, or its owner's process has. Made by
+    closed and the last sandbox made over it has ended, or its owner's process has. That is memory, up to
+    ``Limits.disk`` for all that lies one over the other, of which ``Limits.memory`` counts nothing. Made by
     :meth:`minisandbox.Sandbox.snapshot`.
 
     Attributes:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal, Self
 
-from minisandbox.sandbox import handles, transfers
+from minisandbox.sandbox import handles, transfers, uppers
 from minisandbox.sandbox.attached import AttachedCore
 from minisandbox.sandbox.core import Core
 from minisandbox.sandbox.handles import SandboxCore, live_sandboxes
@@ -90,7 +90,7 @@ class Sandbox:
             mounts: host directories and files to show inside, read-only.
             environment: variables that every command gets, over the image's.
             upper: an existing, empty host directory that takes the writes instead of memory. After :meth:`stop` its
-                ``tree`` is a complete layer.
+                ``tree`` is a complete layer. Nothing but its disk limits how much that is, not ``Limits.disk``.
             labels: what to call it, for people and for :meth:`list`.
 
         Returns:
@@ -101,6 +101,8 @@ class Sandbox:
             HostError: this machine lacks a kernel feature.
             SandboxCreationError: the kernel refused a step; the error names it.
         """
+        if upper is not None:
+            uppers.check_limits(limits)
         core = Core.create(
             image, limits=limits, network=network, mounts=mounts, environment=environment, upper=upper,
             labels=labels,
@@ -176,13 +178,15 @@ class Sandbox:
             cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
             env: variables for this command, over those of the sandbox.
             stdin: its standard input; empty if None.
-            user: name or uid of the user inside who runs it, without any capability; root if None.
+            user: name or uid of the user inside who runs it, without any capability; root, with its capabilities, if
+                None, 0 or ``"root"``. No protection from commands that ran as root before: a process that one of them
+                left running can become this user, and change what this command does and prints.
 
         Returns:
             How it ended and what it printed.
 
         Raises:
-            InvalidValue: an argument cannot be used, or there is no such user here.
+            InvalidValue: an argument cannot be used, there is no such user here, or its name stands for root.
             FileAccessError: ``cwd`` cannot be entered.
             SandboxGone: the sandbox has ended.
         """
@@ -207,7 +211,7 @@ class Sandbox:
             timeout: wall seconds after which its whole tree is killed; None: no limit.
             cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
             env: variables for this command, over those of the sandbox.
-            user: name or uid of the user inside who runs it, without any capability; root if None.
+            user: name or uid of the user inside who runs it, as for :meth:`exec`.
             pty: size of a terminal to run it on; None: pipes.
             lifetime: ``"handle"``: it ends when its handle is closed. ``"sandbox"``: it goes on until it or the sandbox
                 ends, and :meth:`process` takes hold of it again, from this process or another.
@@ -258,7 +262,7 @@ class Sandbox:
         Args:
             cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
             env: variables for it, over those of the sandbox.
-            user: name or uid of the user inside who runs it, without any capability; root if None.
+            user: name or uid of the user inside who runs it, as for :meth:`exec`.
 
         Returns:
             The shell, ready.
@@ -318,12 +322,14 @@ class Sandbox:
     def snapshot(self) -> Snapshot:
         """Seal what was written so far, without copying it.
 
-        Ends all processes of the sandbox; the handle goes on over the sealed state.
+        Ends all processes of the sandbox; the handle goes on over the sealed state. What is sealed stays in memory and
+        counts to ``Limits.disk``, what is deleted or overwritten afterwards included; the lifetime goes on.
 
         Returns:
             The state, from which sandboxes can be made and to which :meth:`reset` goes back.
 
         Raises:
+            InvalidValue: sealed states leave nothing of ``Limits.disk``; the sandbox goes on as it was.
             OwnerOnly: the sandbox was attached.
             SandboxCreationError: the kernel refused a step of going on; the error names it.
             SandboxGone: the sandbox has ended.

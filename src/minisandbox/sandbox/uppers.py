@@ -6,6 +6,7 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue
 from minisandbox.store.trees import remove_tree
+from minisandbox.types import Limits
 
 
 def prepare(upper: Path) -> None:
@@ -20,6 +21,20 @@ def prepare(upper: Path) -> None:
     for name in ("tree", "work", "usr", "usr-work"):
         (upper / name).mkdir()
         (upper / name).chmod(0o755)
+
+
+def check_limits(limits: Limits | None) -> None:
+    """Refuse a limit of the disk, of which an upper on disk has none: no quota of the kernel's counts one directory.
+
+    Raises:
+        InvalidValue: a limit was given that is not the default.
+    """
+    if limits is not None and limits.disk != Limits().disk:
+        raise InvalidValue(
+            f"Limits.disk={limits.disk} and upper= go not together",
+            reason="what is written to an upper on disk is limited by that disk alone",
+            hint="leave out Limits.disk, and give a directory on a file system of that size; or leave out upper=",
+        )
 
 
 def finish(upper: Path) -> None:

@@ -115,6 +115,12 @@ def _no_such_user(user: str, number: object) -> InvalidValue:
             f"user {user!r} cannot be had", reason="its uid or a gid of its is not one of the sandbox's",
             hint="give a uid below 65536",
         )  # fmt: skip
+    if number == errno.EACCES:
+        return InvalidValue(
+            f"user {user!r} would be root, with its capabilities",
+            reason="/etc/passwd of the sandbox gives that name uid 0; code inside may have changed it",
+            hint='give user="root" where root is meant, or the uid of the user',
+        )
     return InvalidValue(
         f"user {user!r} cannot be had", reason="this sandbox has one id only, which its root is",
         hint="install newuidmap and give yourself a range in /etc/subuid and /etc/subgid; see 'minisandbox doctor'",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue, NotFound, StoreError
 from minisandbox.store.durable import sync_directory, write_atomic
 from minisandbox.store.faults import fault_point, store_faults
+from minisandbox.store.places import set_aside
 from minisandbox.store.records import FailureRecord, ImageRecord
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]{0,199}")
@@ -188,7 +188,7 @@ class Catalogue:
         """
         self.require_writable(f"put the record of {name} into quarantine")
         with store_faults(f"put the record of {name} into quarantine"), suppress(FileNotFoundError):
-            self._image(name).rename(self.root / "quarantine" / f"{name}.json.{secrets.token_hex(4)}")
+            set_aside(self.root, self._image(name))
 
     def _image(self, name: str) -> Path:
         return self.root / "images" / f"{check_name(name)}.json"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import NotFound
+from minisandbox.store import freezing
 from minisandbox.store.faults import store_faults
+from minisandbox.store.freezing import needed_objects, remove_packs
 from minisandbox.store.leases import in_use, use_of
 from minisandbox.store.locks import try_flock
 from minisandbox.store.records import ImageRecord
@@ -33,6 +34,7 @@ class Collected:
         images: names of images.
         layers: keys of layers.
         spared: keys of layers that no image has, left because somebody uses them or did a moment ago.
+        frozen: names of images that were frozen instead of removed.
         leftovers: a line for each of what dead processes and damage left.
         orphans: objects of the pool that no layer has.
         freed: bytes.
@@ -42,6 +44,7 @@ class Collected:
     images: list[str] = field(default_factory=list)
     layers: list[str] = field(default_factory=list)
     spared: list[str] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
     orphans: int = 0
     freed: int = 0
@@ -55,6 +58,7 @@ def collect(
     unused_for: float | None = None,
     keep: Collection[str] = (),
     grace: float = GRACE,
+    freeze: bool = False,
     dry_run: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Collected:
@@ -69,6 +73,8 @@ def collect(
         unused_for: seconds; images that were not used for so long go.
         keep: names of images that stay.
         grace: seconds for which a layer stays after it was made or last used.
+        freeze: freeze images that are too old, and remove none of them; freeze images if all are too large together,
+            and remove some only if they are so still.
         dry_run: remove nothing, only say what would go.
         progress: told of each thing that is removed.
 
@@ -79,9 +85,13 @@ def collect(
         StoreError: the store is read-only, a record is damaged, or the kernel refused.
     """
     store.require_writable("collect what nobody needs")
-    done = Collected()
-    with store_faults("collect what nobody needs"), _alone(store):
-        work = _Collection(store, done, grace, dry_run, progress or _silent)
+    done, tell = Collected(), progress or _silent
+    if freeze:
+        _freeze_first(store, done, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, tell)
+        unused_for = None
+        budget = None if dry_run else budget  # what will have to be removed besides cannot be told before
+    with store_faults("collect what nobody needs"), store.alone():
+        work = _Collection(store, done, grace, dry_run, tell)
         work.leftovers()
         images = store.images()
         sizes = StoreSizes(store, images)
@@ -119,7 +129,7 @@ def remove_images(
     wanted, done = list(dict.fromkeys(names)), Collected()
     for name in wanted:
         store.image(name)
-    with store_faults("remove images"), _alone(store):
+    with store_faults("remove images"), store.alone():
         sizes = StoreSizes(store, store.images())
         work = _Collection(store, done, 0.0, dry_run, progress or _silent)
         before, own = sizes.total, sizes.only_of(wanted)
@@ -143,7 +153,7 @@ def remove_failures(store: Store, *, dry_run: bool = False) -> Collected:
     """
     store.require_writable("remove what failed builds left")
     done = Collected()
-    with store_faults("remove what failed builds left"), _alone(store):
+    with store_faults("remove what failed builds left"), store.alone():
         failures, images = store.failures(), store.images()
         sizes = StoreSizes(store, images)
         work = _Collection(store, done, 0.0, dry_run, _silent)
@@ -161,20 +171,52 @@ def remove_failures(store: Store, *, dry_run: bool = False) -> Collected:
     return done
 
 
+def idle_images(
+    store: Store, images: Iterable[ImageRecord], *, keep: Collection[str] = (), grace: float = 0.0
+) -> list[tuple[float, str]]:
+    """Return when images were last used, and their names, the least recently used first.
+
+    Args:
+        store: the store.
+        images: of which to choose.
+        keep: names of images that are left out.
+        grace: seconds; images that were used within this time are left out, as are those in use.
+    """
+    now = time.time()
+    found = sorted((last_use(store, image), image.name) for image in images if image.name not in keep)
+    tops = {image.name: store.layer_directory(image.layers[-1]) for image in images if image.layers}
+    return [(used, name) for used, name in found if now - used >= grace and not (name in tops and in_use(tops[name]))]
+
+
+def _freeze_first(
+    store: Store,
+    done: Collected,
+    budget: int | None,
+    unused_for: float | None,
+    keep: Collection[str],
+    grace: float,
+    dry_run: bool,
+    tell: Callable[[str], None],
+) -> None:
+    """Freeze images that are too old, and then others until all are small enough."""
+    images = store.images()
+    sizes, now = StoreSizes(store, images), time.time()
+    idle = idle_images(store, images, keep=keep, grace=grace)
+    old = [name for used, name in idle if unused_for is not None and now - used > unused_for]
+    frozen = freezing.freeze(store, old, dry_run=dry_run, progress=tell)
+    size, done.frozen = sizes.total - frozen.freed, frozen.images
+    for _, name in idle:
+        if budget is None or size <= budget:
+            return
+        if name not in old:
+            frozen = freezing.freeze(store, [name], dry_run=dry_run, progress=tell)
+            size -= frozen.freed
+            done.frozen += frozen.images
+
+
 def last_use(store: Store, image: ImageRecord) -> float:
     """Return when an image was last used, or else made, in seconds since the epoch."""
     return use_of(store.layer_directory(image.layers[-1]), image.created).last if image.layers else image.created
-
-
-@contextmanager
-def _alone(store: Store) -> Iterator[None]:
-    """Wait until no other process collects; on a full disk, where no lock file could be made, too."""
-    fd = os.open(store.root / "layers", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _silent(_: str) -> None:
@@ -200,10 +242,10 @@ class _Collection:
         failed = self._failed_layers()
         stay = {key for key in sizes.layers if key in failed or self._fresh(sizes, key, self.grace)}
         size = sizes.total - sum(removal.take(key) for key in sizes.layers if not uses[key] and key not in stay)
-        for used, name in sorted((last_use(self.store, image), name) for name, image in sizes.images.items()):
+        for used, name in idle_images(self.store, sizes.images.values(), keep=keep, grace=self.grace):
             old = unused_for is not None and now - used > unused_for
             large = budget is not None and size > budget
-            if not (old or large) or name in keep or now - used < self.grace or self._running(sizes, name):
+            if not (old or large):
                 continue
             chosen.append(name)
             for key in set(stack_of(sizes.images[name])):
@@ -275,20 +317,18 @@ class _Collection:
                         path.unlink()
 
     def orphans(self) -> None:
-        """Objects that no layer has."""
+        """Objects that no layer has, and packs of which no frozen layer needs anything."""
+        remove_packs(self.store, dry_run=self.dry_run)
+        needed = needed_objects(self.store)
         for shard in self.store.pool.shards():
             # their bytes: those that only the removed layers had are counted with the layers
-            self.done.orphans += self.store.pool.remove_orphans(shard, dry_run=self.dry_run)[0]
+            self.done.orphans += self.store.pool.remove_orphans(shard, keep=needed, dry_run=self.dry_run)[0]
         if self.done.orphans and not self.done.layers:
             self.tell(f"{self.done.orphans} objects that no layer has")
 
     def _fresh(self, sizes: StoreSizes, key: str, grace: float) -> bool:
         made = sizes.layers[key].record.created
         return grace > 0 and not _older(use_of(self.store.layer_directory(key), made).last, grace)
-
-    def _running(self, sizes: StoreSizes, name: str) -> bool:
-        layers = sizes.images[name].layers
-        return bool(layers) and in_use(self.store.layer_directory(layers[-1]))
 
     def _dead_lock(self, path: Path) -> None:
         with suppress(FileNotFoundError):

@@ -12,6 +12,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import IO
 
@@ -19,6 +20,7 @@ from minisandbox.errors import StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.entries import FILE, Entry
 from minisandbox.store.faults import store_faults
+from minisandbox.store.growing import Readable
 from minisandbox.store.parcels import PackedLayer, layers_of, pack_layer
 from minisandbox.store.records import ImageRecord
 from minisandbox.store.store import Store
@@ -26,6 +28,7 @@ from minisandbox.store.store import Store
 FORMAT = 1
 HEAD, END = "minisandbox-images.json", "end"
 LAYERS, OBJECTS = "layers", "objects"
+_ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def export_images(
     """
     images = [store.image(name) for name in dict.fromkeys(names)]
     keys = layers_of(images)
-    with store.hold(*keys), store_faults("export images"):
+    with store.hold(*keys, frozen=True), store_faults("export images"):
         layers = [pack_layer(store, key) for key in keys]
         sources = _contents(layers)
         _write(store, out, images, layers, sources, progress)
@@ -101,7 +104,7 @@ def export_part(
         StoreError: a layer is damaged, or a file of it cannot be read.
     """
     image = store.image(name)
-    with store.hold(*keys), store_faults("export images"):
+    with store.hold(*keys, frozen=True), store_faults("export images"):
         layers = [pack_layer(store, key) for key in layers_of([image]) if key in keys]
         if contents is None:
             _write(store, out, [image], layers, {}, progress)
@@ -125,8 +128,8 @@ def _write(
             _add(archive, f"{LAYERS}/{layer.record.key}.json", layer.record.to_json())
             _add(archive, f"{LAYERS}/{layer.record.key}.files", b"".join(_lines(layer.entries)))
         written = 0
-        for key, entry in sources.values():
-            _add_content(archive, store, key, entry)
+        for key, entry, content in read_contents(store, sources):
+            _add_content(archive, key, entry, content)
             written += entry.size
             if progress is not None:
                 progress(written, size)
@@ -166,20 +169,73 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     archive.addfile(info, io.BytesIO(data))
 
 
-def _add_content(archive: tarfile.TarFile, store: Store, key: str, entry: Entry) -> None:
+def _add_content(archive: tarfile.TarFile, key: str, entry: Entry, content: Readable) -> None:
     info = tarfile.TarInfo(f"{OBJECTS}/{entry.digest}")
     info.size, info.mode = entry.size, 0o644
     damaged = StoreError(
         f"layer {key} is damaged: {entry.path} has other content than when it was made",
         hint="run `minisandbox image verify --full`, and build its images again",
     )
-    with open_content(store, key, entry) as source:
-        if os.fstat(source.fileno()).st_size != entry.size:
-            raise damaged
-        hashed = Hashed(source)
+    hashed = Hashed(content)
+    try:
         archive.addfile(info, hashed)
-    if hashed.digest != entry.digest:
+    except OSError as error:
+        if error.errno is not None:  # where the archive is written to
+            raise
+        raise damaged from error  # tarfile's own: it is shorter
+    if hashed.digest != entry.digest or content.read(1):
         raise damaged
+
+
+def read_contents(store: Store, sources: Mapping[str, tuple[str, Entry]]) -> Iterator[tuple[str, Entry, Readable]]:
+    """Yield contents of layers, of frozen ones too, each with its layer and its file.
+
+    Whether a content is what its hash says is for the reader to see.
+
+    Args:
+        store: the store; it may be read-only.
+        sources: by hash, the key of a layer and a file of it.
+
+    Raises:
+        StoreError: a frozen layer is damaged.
+        OSError: a file cannot be read.
+    """
+    frozen = {key for key, _ in sources.values() if store.is_frozen(key)}
+    pooled = {entry.digest: entry.object_name for key in frozen for entry in _listed(store, key) if entry.object_name}
+    packed: dict[str, tuple[str, Entry]] = {}
+    for digest, (key, entry) in sources.items():
+        if key not in frozen:
+            with open_content(store, key, entry) as file:
+                yield key, entry, file
+        elif not entry.size:
+            yield key, entry, io.BytesIO()
+        elif digest in pooled and store.pool.has(pooled[digest]):
+            with store.pool.path(pooled[digest]).open("rb") as file:
+                yield key, entry, file
+        else:
+            packed[digest] = key, entry
+    yield from _unpacked(store, packed)
+
+
+def _unpacked(store: Store, packed: dict[str, tuple[str, Entry]]) -> Iterator[tuple[str, Entry, Readable]]:
+    for pack in store.packs.all() if packed else ():
+        with suppress(FileNotFoundError):  # removed since: the layers that needed it were thawed
+            for digest, content in pack.contents(frozenset(packed)):
+                yield (*packed.pop(digest), content)
+    for key, entry in packed.values():
+        try:
+            file = open_content(store, key, entry)
+        except FileNotFoundError:
+            raise StoreError(
+                f"layer {key} is damaged: {entry.path} is in no pack",
+                hint="run `minisandbox image verify`, and build its images again",
+            ) from None
+        with file:  # it was thawed meanwhile
+            yield key, entry, file
+
+
+def _listed(store: Store, key: str) -> Iterator[Entry]:
+    return listing.read_entries(store.layer_directory(key) / listing.NAME)
 
 
 def open_content(store: Store, key: str, entry: Entry) -> IO[bytes]:
@@ -200,13 +256,13 @@ class Hashed(io.RawIOBase):
         source: the stream.
     """
 
-    def __init__(self, source: IO[bytes]) -> None:
+    def __init__(self, source: Readable) -> None:
         self._source = source
         self._hash = hashlib.sha256()
 
     def read(self, size: int = -1, /) -> bytes:
         """Read like the stream itself."""
-        data = self._source.read(size)
+        data = self._source.read(size if size >= 0 else _ALL)
         self._hash.update(data)
         return data
 

@@ -7,10 +7,8 @@ layers then are published as built ones are. What an interruption leaves is invi
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +20,9 @@ from typing import IO, Protocol, cast
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound, StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store import exporting
-from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, SOCKET, WHITEOUT, Entry, copy_name
+from minisandbox.store.entries import FILE, LINK, Entry, copy_name
 from minisandbox.store.faults import disk_full, fault_point, store_faults
+from minisandbox.store.growing import Growth, Readable, write_content
 from minisandbox.store.keys import is_key
 from minisandbox.store.parcels import PackedLayer, check_image, check_layer, layers_of, pack_layer, unfit
 from minisandbox.store.records import ImageRecord, LayerRecord
@@ -32,7 +31,6 @@ from minisandbox.store.store import Made, Store
 
 _CHUNK = 1 << 20
 _MOST_TEXT = 1 << 30  # of one list of files: some five million of them
-_SPECIAL = {WHITEOUT: stat.S_IFCHR, FIFO: stat.S_IFIFO, SOCKET: stat.S_IFSOCK}
 _PRIVILEGED = stat.S_ISUID | stat.S_ISGID
 
 Progress = Callable[[int, int], None]
@@ -120,7 +118,7 @@ def import_store(
     if store.root.resolve() == source.root.resolve():
         raise InvalidValue(f"{source.root} is the store itself", hint="give another store's directory")
     images = [source.image(name) for name in (source.image_names() if names is None else dict.fromkeys(names))]
-    with source.hold(*layers_of(images)):
+    with source.hold(*layers_of(images), frozen=True):
         return _Import(store, _Other(source, images), replace, progress).run()
 
 
@@ -143,13 +141,6 @@ def import_parcel(store: Store, parcel: Parcel, *, replace: bool = False, progre
     """
     store.require_writable("import images")
     return _Import(store, parcel, replace, progress).run()
-
-
-class Readable(Protocol):
-    """What a stream is read from."""
-
-    def read(self, size: int, /) -> bytes:
-        """Return at most so many bytes; none at the end."""
 
 
 class Parcel(Protocol):
@@ -254,13 +245,13 @@ class _Other:
 
     def contents(self, wanted: set[str]) -> Iterator[tuple[str, Readable]]:
         """Open one file for each content."""
-        left = set(wanted)
+        sources: dict[str, tuple[str, Entry]] = {}
         for layer in self._packed:
             for entry in layer.entries:
-                if entry.kind == FILE and entry.digest in left:
-                    left.discard(entry.digest)
-                    with exporting.open_content(self._source, layer.record.key, entry) as file:
-                        yield entry.digest, file
+                if entry.kind == FILE and entry.digest in wanted:
+                    sources.setdefault(entry.digest, (layer.record.key, entry))
+        for _, entry, content in exporting.read_contents(self._source, sources):
+            yield entry.digest, content
 
 
 @dataclass(slots=True)
@@ -283,7 +274,10 @@ class _Import:
         wanted = {key for key in keys if not self.store.has_layer(key)}
         made: list[str] = []
         read = 0
-        with store_faults("import images"), self.store.hold(*(key for key in keys if key not in wanted)) as hold:
+        with (
+            store_faults("import images"),
+            self.store.hold(*(key for key in keys if key not in wanted), frozen=True) as hold,
+        ):
             if wanted:
                 layers = [check_layer(layer, self.parcel.where) for layer in self.parcel.layers(wanted)]
                 if {layer.record.key for layer in layers} != wanted:
@@ -334,7 +328,8 @@ class _Import:
         for digest, source in self.parcel.contents(waiting):
             if digest not in waiting:
                 raise unfit(self.parcel.where, f"content {digest[:16]} is there twice")
-            self._write(blobs / digest, source, digest, sizes[digest])
+            if not write_content(blobs / digest, source, digest, sizes[digest]):
+                raise unfit(self.parcel.where, f"content {digest[:16]} is not what its hash says: the file is damaged")
             waiting.discard(digest)
             read += sizes[digest]
             fault_point("content-received")
@@ -353,26 +348,14 @@ class _Import:
             path = blobs / entry.digest
             try:
                 with self.store.pool.path(copy_name(self._owned(entry).object, 0)).open("rb") as file:
-                    self._write(path, file, entry.digest, entry.size)
+                    sound = write_content(path, file, entry.digest, entry.size)
             except FileNotFoundError:
                 continue
-            except StoreError:  # it is damaged here: the sound one comes
+            if sound:
+                found.add(entry.digest)
+            else:  # the sound one comes
                 path.unlink()
-                continue
-            found.add(entry.digest)
         return found
-
-    def _write(self, path: Path, source: Readable, digest: str, size: int) -> None:
-        hashed, left = hashlib.sha256(), size
-        with path.open("xb") as file:
-            while chunk := source.read(min(_CHUNK, left + 1)):
-                left -= len(chunk)
-                if left < 0:
-                    break
-                hashed.update(chunk)
-                file.write(chunk)
-        if left or hashed.hexdigest() != digest:
-            raise unfit(self.parcel.where, f"content {digest[:16]} is not what its hash says: the file is damaged")
 
     def _publish(self, layer: PackedLayer, work: Path) -> list[str]:
         record = layer.record
@@ -380,7 +363,7 @@ class _Import:
         def make(staging: Path) -> Made:
             tree = staging / "tree"
             entries = [self._local(entry) for entry in layer.entries]
-            growth = _Growth(tree, work / "contents", self._placed)
+            growth = Growth(tree, work / "contents", self._placed)
             return Made(tree, record.facts, float(record.seconds), lambda link: growth.run(entries, link))
 
         _, new = self.store.ensure_layer(record.key, parent=record.parent, step=record.step, make=make)
@@ -402,61 +385,6 @@ class _Import:
         if entry.kind == LINK:
             mode = 0o777  # symlink(7): its permissions are these, and never used
         return dataclasses.replace(entry, mode=mode, uid=uid, gid=gid)
-
-
-@dataclass(slots=True)
-class _Growth:
-    """A layer's tree as it grows from its entries; every parent is a directory made here, none a link."""
-
-    tree: Path
-    contents: Path
-    placed: set[str]
-
-    def run(self, entries: list[Entry], link: Callable[[Entry], bool]) -> list[Entry]:
-        """Make everything; return the entries with the bytes that they take."""
-        for entry in entries:
-            path = self._path(entry)
-            if entry.same:
-                os.link(f"{self.tree}/{entry.same}", path, follow_symlinks=False)
-            elif entry.kind == DIRECTORY:
-                os.mkdir(path, 0o700)
-            elif entry.kind != FILE or not link(entry):
-                self._make(entry, path)
-                _settle(entry, path)
-        for entry in reversed(entries):
-            if entry.kind == DIRECTORY:
-                _settle(entry, self._path(entry))
-        return [dataclasses.replace(entry, disk=os.lstat(self._path(entry)).st_blocks * 512) for entry in entries]
-
-    def _path(self, entry: Entry) -> str:
-        return f"{self.tree}/{entry.path}" if entry.path else str(self.tree)
-
-    def _make(self, entry: Entry, path: str) -> None:
-        if entry.kind == FILE:
-            self._place(self.contents / entry.digest, entry, path)
-        elif entry.kind == LINK:
-            os.symlink(entry.target, path)
-        else:
-            os.mknod(path, _SPECIAL[entry.kind] | 0o600, 0)
-
-    def _place(self, content: Path, entry: Entry, path: str) -> None:
-        """Put a content where a file is to be: the first file that has it gets its inode, the others copies."""
-        if entry.digest in self.placed or not entry.mode & stat.S_IRUSR:
-            shutil.copyfile(content, path)
-        else:
-            self.placed.add(entry.digest)
-            os.link(content, path, follow_symlinks=False)
-
-
-def _settle(entry: Entry, path: str) -> None:
-    """Give what was made its attributes, owner, mode and mtime, in the order in which none undoes another."""
-    if entry.kind in (FILE, DIRECTORY):
-        for name, value in entry.attributes:
-            os.setxattr(path, name, bytes.fromhex(value), follow_symlinks=False)
-    os.chown(path, entry.uid, entry.gid, follow_symlinks=False)
-    if entry.kind != LINK:
-        os.chmod(path, entry.mode)
-    os.utime(path, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
 
 
 def _image(values: dict[str, object], where: str) -> ImageRecord:

@@ -20,6 +20,7 @@ from minisandbox.errors import NotFound
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import is_key
 from minisandbox.store.locks import still_named, try_flock
+from minisandbox.store.thawing import is_frozen, thaw
 
 USED = "used"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,17 +43,29 @@ class Holder:
         """Return a lease of no layer yet."""
         return Lease(self)
 
-    def take(self, layer: Path, lies: Path | None = None) -> None:
-        """Hold a layer once more.
+    def take(self, layer: Path, lies: Path | None = None, *, frozen: bool = False) -> None:
+        """Hold a layer once more; one that is frozen gets its tree back first.
 
         Args:
             layer: its directory.
             lies: where it still lies, if it is about to be published.
+            frozen: leave it frozen if it is.
 
         Raises:
             NotFound: it is not there, or is being removed.
-            StoreError: the kernel refused; no descriptors left, for example.
+            StoreError: the kernel refused; no descriptors left, for example; or it is frozen, and damaged or read-only.
+            DiskFull: it is frozen, and there is no space for its tree.
         """
+        self._count(layer, lies)
+        if frozen or not is_frozen(layer):
+            return
+        try:
+            thaw(layer)  # held, so that nobody removes or freezes it; other layers can be taken meanwhile
+        except BaseException:  # Ctrl-C above all: it is not held then
+            self.drop(layer)
+            raise
+
+    def _count(self, layer: Path, lies: Path | None) -> None:
         with self._lock:
             held = self._held.get(layer)
             if held is None:
@@ -82,19 +95,21 @@ class Lease:
         self._layers: list[Path] = []
         self._finalizer = weakref.finalize(self, _release, holder, self._layers)
 
-    def add(self, layers: Iterable[Path], lies: Path | None = None) -> None:
-        """Hold further layers.
+    def add(self, layers: Iterable[Path], lies: Path | None = None, *, frozen: bool = False) -> None:
+        """Hold further layers; those that are frozen get their trees back first.
 
         Args:
             layers: their directories.
             lies: where the one layer still lies, if it is about to be published.
+            frozen: leave those frozen that are.
 
         Raises:
             NotFound: one is not there, or is being removed; those before it are held.
-            StoreError: the kernel refused.
+            StoreError: the kernel refused, or one is frozen, and damaged or read-only.
+            DiskFull: one is frozen, and there is no space for its tree.
         """
         for layer in layers:
-            self._holder.take(layer, lies)
+            self._holder.take(layer, lies, frozen=frozen)
             self._layers.append(layer)
 
     def release(self) -> None:

@@ -12,7 +12,7 @@ import fcntl
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,24 @@ class Pool:
             except _FullInode:
                 continue
         raise AssertionError("copies are counted without an end")
+
+    def lend(self, entry: Entry, name: str) -> bool:
+        """Put the very copy of an object that a file was before where it is to be again.
+
+        Args:
+            entry: the file, of which its layer's list says which copy it is.
+            name: its path; nothing is there.
+
+        Returns:
+            Whether the pool has it, undamaged, and its inode takes a further name.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        try:
+            return self._take(entry, self._path(entry.object_name), [name], None)
+        except _FullInode:
+            return False
 
     def share(self, entry: Entry, key: str, names: Sequence[str], *, first: int, spare: Path) -> int:
         """Give the pool a file's inode; or, where somebody was quicker, the file's names the pool's.
@@ -157,8 +175,13 @@ class Pool:
         """Return the pool's directories."""
         return sorted(path for path in self.root.iterdir() if len(path.name) == 2)
 
-    def remove_orphans(self, shard: Path, *, dry_run: bool = False) -> tuple[int, int]:
+    def remove_orphans(self, shard: Path, *, keep: Collection[str] = (), dry_run: bool = False) -> tuple[int, int]:
         """Remove the objects of one directory that no layer has; nobody takes them up meanwhile.
+
+        Args:
+            shard: the directory.
+            keep: names of objects that frozen layers need.
+            dry_run: only count them.
 
         Returns:
             How many they were, and the bytes that they took.
@@ -170,7 +193,7 @@ class Pool:
         with self.using(exclusive=True), os.scandir(shard) as entries:
             for entry in entries:
                 info = entry.stat(follow_symlinks=False)
-                if info.st_nlink == 1:
+                if info.st_nlink == 1 and entry.name not in keep:
                     count, taken = count + 1, taken + info.st_blocks * 512
                     if not dry_run:
                         os.unlink(entry.path)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store.collect import last_use
-from minisandbox.store.leases import in_use, use_of
+from minisandbox.store.freezing import needed_objects
+from minisandbox.store.leases import USED, in_use, use_of
 from minisandbox.store.records import ImageRecord
-from minisandbox.store.sizes import StoreSizes
+from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
+from minisandbox.store.thawing import MARKER
 
 
 class Status(enum.Enum):
@@ -40,6 +42,7 @@ class ImageRow:
         uses: how many sandboxes were made of it.
         in_use: whether there are sandboxes of it now.
         pinned: whether it is never collected.
+        frozen: whether layers of it are compressed until its next use.
         detail: why it is broken or failed.
     """
 
@@ -53,6 +56,7 @@ class ImageRow:
     uses: int = 0
     in_use: bool = False
     pinned: bool = False
+    frozen: bool = False
     detail: str = ""
 
 
@@ -98,6 +102,7 @@ def _row(store: Store, record: ImageRecord, sizes: StoreSizes, pins: frozenset[s
         uses=use_of(top, record.created).count,
         in_use=in_use(top),
         pinned=record.name in pins,
+        frozen=any(sizes.layers[key].frozen for key in stack_of(record) if key in sizes.layers),
         detail=f"layer {missing[0][:16]} is missing: build it again" if missing else "",
     )
 
@@ -128,6 +133,7 @@ _PURPOSES = {
     "cache": ("caches of installers", "rm -r; the next build fetches again"),
     "logs": ("output of build steps", "image gc, with their layers; image rm --status failed"),
     "failed": ("why builds failed", "image rm --status failed"),
+    "packs": ("files of frozen layers, compressed", "image rm, image gc, with their layers"),
     "quarantine": ("damaged layers", "image gc"),
     "staging": ("what is being made now", "image gc, once its process is gone"),
     "runs": ("rollouts of the quickstart", "rm -r, if you do not need them"),
@@ -140,9 +146,11 @@ def parts(store: Store) -> list[Part]:
     sizes = StoreSizes(store, [])
     layers = [path for path in (store.root / "layers").iterdir() if path.is_dir()]
     orphans = _orphans(store)
-    lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", "used"))
+    lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, MARKER))
     found = [
-        Part("layers", sizes.total + lists, len(layers), "what images are made of", "image rm, image gc"),
+        Part(
+            "layers", sizes.total - sizes.packed + lists, len(layers), "what images are made of", "image rm, image gc"
+        ),
         Part("objects", orphans[1], orphans[0], "files that no layer has any more", "image gc"),
     ]
     for path in sorted(store.root.iterdir()):
@@ -160,14 +168,16 @@ def apparent_bytes(store: Store) -> int:
 
 
 def _orphans(store: Store) -> tuple[int, int]:
-    found = [info for shard in store.pool.shards() for info in _infos(shard) if info.st_nlink == 1]
+    needed = needed_objects(store)
+    found = [info for shard in store.pool.shards() for info in _infos(shard, needed) if info.st_nlink == 1]
     return len(found), sum(info.st_blocks * 512 for info in found)
 
 
-def _infos(directory: Path) -> Iterator[os.stat_result]:
+def _infos(directory: Path, without: Collection[str]) -> Iterator[os.stat_result]:
     with os.scandir(directory) as entries:
         for entry in entries:
-            yield entry.stat(follow_symlinks=False)
+            if entry.name not in without:
+                yield entry.stat(follow_symlinks=False)
 
 
 def _measured(directory: Path) -> tuple[int, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 from minisandbox.errors import StoreError
 from minisandbox.host.surroundings import file_system
+from minisandbox.store.durable import sync_directory
 
 
 def is_read_only(path: Path) -> bool:
@@ -36,3 +38,22 @@ def check_file_system(path: Path) -> None:
             hint="set MINISANDBOX_STORE to a directory on ext4, xfs, btrfs or tmpfs: a volume of the container, or "
             "below /dev/shm for a try",
         )
+
+
+def set_aside(root: Path, damaged: Path) -> Path:
+    """Take something damaged out of use: by one rename, so that sandboxes which run over it go on.
+
+    Args:
+        root: the store's directory.
+        damaged: a layer, a pack or a record in it.
+
+    Returns:
+        Where it lies now, until :func:`.collect.collect` removes it.
+
+    Raises:
+        OSError: the kernel refused, or it has gone.
+    """
+    place = root / "quarantine" / f"{damaged.name}.{secrets.token_hex(4)}"
+    damaged.rename(place)
+    sync_directory(place.parent)
+    return place

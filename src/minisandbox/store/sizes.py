@@ -14,6 +14,9 @@ from minisandbox.store.entries import PRIVATE
 from minisandbox.store.records import ImageRecord, LayerRecord
 from minisandbox.store.store import Store
 
+PACKED = ".packed"
+"""How the names of what lies in packs end, among those of objects."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSize:
@@ -24,12 +27,14 @@ class LayerSize:
         private: bytes of what only this layer can have: directories, small files, links, its records.
         objects: bytes of each object of the pool that it has, by name.
         listed: whether there is a list of its files; without one everything counts as private.
+        frozen: whether it is: its files count with what they take in packs.
     """
 
     record: LayerRecord
     private: int
     objects: Mapping[str, int] = field(repr=False)
     listed: bool = True
+    frozen: bool = False
 
     @property
     def total(self) -> int:
@@ -60,26 +65,33 @@ def stack_of(image: ImageRecord) -> tuple[str, ...]:
     return (*image.layers, *([image.tests_layer] if image.tests_layer is not None else []))
 
 
-def measure_layer(store: Store, key: str) -> LayerSize:
+def measure_layer(store: Store, key: str, packed: Mapping[str, float]) -> LayerSize:
     """Measure one layer by the list of its files.
+
+    Args:
+        store: the store.
+        key: the layer.
+        packed: what each byte of a content takes in its pack, by the content's hash.
 
     Raises:
         NotFound: it is not there.
         StoreError: its record or its list is damaged.
     """
-    record = store.layer(key)
+    record, frozen = store.layer(key), store.is_frozen(key)
     path = store.layer_directory(key) / listing.NAME
     private, objects = 0, {}
     try:
         private += path.stat().st_size
         for entry in listing.read_entries(path):
-            if entry.copy == PRIVATE:
-                private += 0 if entry.same else entry.disk
-            else:
+            if frozen and entry.digest in packed:
+                objects[f"{entry.digest}{PACKED}"] = round(entry.size * packed[entry.digest])
+            elif entry.copy != PRIVATE:
                 objects[entry.object_name] = entry.disk
+            elif not frozen:
+                private += 0 if entry.same else entry.disk
     except FileNotFoundError:  # made by an earlier MiniSandbox
         return LayerSize(record, record.bytes, {}, listed=False)
-    return LayerSize(record, private, objects)
+    return LayerSize(record, private, objects, frozen=frozen)
 
 
 class StoreSizes:
@@ -100,10 +112,11 @@ class StoreSizes:
         self.images = {image.name: image for image in images}
         self.layers: dict[str, LayerSize] = {}
         self.damaged: list[str] = []
+        packed = {digest: pack.share for pack in store.packs.all() for digest, _ in pack.rows}
         for key in store.layer_keys():
             with suppress(NotFound):  # removed since
                 try:
-                    self.layers[key] = measure_layer(store, key)
+                    self.layers[key] = measure_layer(store, key, packed)
                 except StoreError:
                     self.damaged.append(key)
         stacks = {name: stack_of(image) for name, image in self.images.items()}
@@ -121,6 +134,12 @@ class StoreSizes:
     def total(self) -> int:
         """Bytes of all layers together, every inode once."""
         return self.together(self.layers)
+
+    @property
+    def packed(self) -> int:
+        """Bytes of the total that files of frozen layers take in packs."""
+        objects = {name: size for layer in self.layers.values() if layer.frozen for name, size in layer.objects.items()}
+        return sum(size for name, size in objects.items() if name.endswith(PACKED))
 
     def together(self, keys: Iterable[str]) -> int:
         """Return the bytes that some layers take together, every inode once."""

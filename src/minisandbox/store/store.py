@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
@@ -13,17 +14,19 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.catalogue import Catalogue, check_name
-from minisandbox.store.durable import sync_directory, write_atomic
+from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import fault_point, store_faults
 from minisandbox.store.keys import JSONValue, check_key
 from minisandbox.store.leases import Holder, Lease, open_exclusive, stamp
 from minisandbox.store.locks import hold_lock
 from minisandbox.store.objects import Pool
+from minisandbox.store.packs import Packs
 from minisandbox.store.paths import default_root
-from minisandbox.store.places import check_file_system, is_read_only
+from minisandbox.store.places import check_file_system, is_read_only, set_aside
 from minisandbox.store.publishing import Grow, Publication, make_visible, objects_of
 from minisandbox.store.records import LayerRecord
 from minisandbox.store.staging import Staging
+from minisandbox.store.thawing import is_frozen
 from minisandbox.store.trees import remove_tree
 
 __all__ = ["Hold", "Made", "Store", "check_name"]
@@ -31,7 +34,9 @@ __all__ = ["Hold", "Made", "Store", "check_name"]
 VERSION = 1
 LOCK_TIMEOUT = 6 * 3600.0
 
-_PARTS = ("layers", "objects", "images", "failed", "pins", "quarantine", "staging", "locks", "logs", "downloads")
+_PARTS = (
+    "layers", "objects", "packs", "images", "failed", "pins", "quarantine", "staging", "locks", "logs", "downloads",
+)  # fmt: skip
 _TORN = re.compile(r"\..+\.[0-9a-f]{12}")
 _TORN_AGE = 3600.0
 
@@ -104,7 +109,7 @@ class Store(Catalogue):
         return self._record(key).is_file()
 
     def layer_tree(self, key: str) -> Path:
-        """Return the directory tree of a published layer.
+        """Return the directory tree of a published layer; of one that is frozen, where holding it makes the tree.
 
         Raises:
             NotFound: there is no such layer.
@@ -121,6 +126,15 @@ class Store(Catalogue):
         """
         return self.root / "layers" / check_key(key)
 
+    def is_frozen(self, key: str) -> bool:
+        """Whether a layer is there, but compressed; its next use gives it its tree back."""
+        return is_frozen(self.layer_directory(key))
+
+    @property
+    def packs(self) -> Packs:
+        """What the files of frozen layers hold."""
+        return Packs(self.root / "packs")
+
     @property
     def pool(self) -> Pool:
         """The inodes that layers share."""
@@ -133,7 +147,7 @@ class Store(Catalogue):
             NotFound: there is no such layer.
             StoreError: its record is damaged.
         """
-        self.layer_tree(key)
+        self.layer_tree(key)  # is it there?
         with store_faults(f"read layer {key}"):
             return LayerRecord.read(self._record(key))
 
@@ -210,7 +224,7 @@ class Store(Catalogue):
             if not self.writable:
                 raise
             return None
-        return record if (self.layer_directory(key) / "tree").is_dir() else None
+        return record if self.is_frozen(key) or (self.layer_directory(key) / "tree").is_dir() else None
 
     def remove_layer(self, key: str) -> None:
         """Remove a layer; nothing happens if it is not there. It goes by one rename, so it is never half there.
@@ -260,25 +274,24 @@ class Store(Catalogue):
             StoreError: the kernel refused.
         """
         self.require_writable(f"put layer {key} into quarantine")
-        place = self.root / "quarantine" / f"{check_key(key)}.{secrets.token_hex(4)}"
         with store_faults(f"put layer {key} into quarantine"):
-            self.layer_directory(key).rename(place)
-            sync_directory(place.parent)
-        return place
+            return set_aside(self.root, self.layer_directory(key))
 
     @contextmanager
-    def hold(self, *keys: str) -> Iterator[Hold]:
-        """Keep layers from being removed while the body runs, or this process lives.
+    def hold(self, *keys: str, frozen: bool = False) -> Iterator[Hold]:
+        """Keep layers from being removed or frozen while the body runs, or this process lives.
 
         Args:
-            keys: the layers; more can be added.
+            keys: the layers; more can be added. Those that are frozen get their trees back first.
+            frozen: leave those frozen that are.
 
         Raises:
             NotFound: one is not there.
-            StoreError: the kernel refused.
+            StoreError: the kernel refused, or one is frozen, and damaged or read-only.
+            DiskFull: one is frozen, and there is no space for its tree.
         """
         with Holder().lease() as lease:
-            held = Hold(self, lease)
+            held = Hold(self, lease, frozen)
             held.add(*keys)
             yield held
 
@@ -288,6 +301,22 @@ class Store(Catalogue):
         """Hold the store's lock of that name while the body runs."""
         self.require_writable(f"lock {name}")
         return hold_lock(self.root / "locks" / f"{check_name(name)}.lock", timeout=LOCK_TIMEOUT, on_wait=on_wait)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other process collect or freeze while the body runs.
+
+        It needs no lock file, which could not be made on a full disk.
+
+        Raises:
+            OSError: the lock cannot be opened.
+        """
+        fd = os.open(self.root / "layers", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     @contextmanager
     def staging(self, label: str) -> Iterator[Path]:
@@ -345,6 +374,7 @@ class Hold:
 
     _store: Store
     _lease: Lease
+    _frozen: bool = False
 
     def add(self, *keys: str) -> None:
         """Hold further layers.
@@ -353,7 +383,7 @@ class Hold:
             NotFound: one is not there.
             StoreError: the kernel refused.
         """
-        self._lease.add(self._store.layer_directory(key) for key in keys)
+        self._lease.add((self._store.layer_directory(key) for key in keys), frozen=self._frozen)
 
     def add_unpublished(self, key: str, lies: Path) -> None:
         """Hold a layer that nobody can see yet.
@@ -377,7 +407,7 @@ def _unsized(key: str, parent: str | None, step: Mapping[str, JSONValue], made: 
 
 def _remove_torn(root: Path) -> None:
     """Remove what a killed process had not finished writing (:func:`.write_atomic`)."""
-    for directory in (root, root / "images", root / "failed", root / "logs"):
+    for directory in (root, root / "images", root / "failed", root / "logs", root / "packs"):
         for path in directory.glob(".*"):
             with suppress(OSError):  # its writer was quicker
                 if _TORN.fullmatch(path.name) and time.time() - path.stat().st_mtime > _TORN_AGE:

@@ -94,6 +94,22 @@ def test_what_the_oracle_did_can_be_replayed(smith: Task, smith_image: Image, tm
     assert done.grade.verdict is Verdict.RESOLVED
 
 
+@pytest.mark.once
+def test_a_run_can_be_replayed_shell_and_all(smith: Task, smith_image: Image, tmp_path: Path) -> None:
+    async def work(task: Task, session: Session) -> Ending:
+        await session.perform("cd calc", timeout=60, stateful=True)
+        await session.perform("sed -i 's/a - b/a + b/' core.py", timeout=60, stateful=True)
+        await session.close()
+        return Ending()
+
+    [first] = batch([smith], Scripted(work), tmp_path, lambda _: smith_image)
+    assert first.verdict is Verdict.RESOLVED
+    again = rollout(smith, smith_image, load_replay(tmp_path))
+    assert again.grade is not None
+    assert again.grade.verdict is Verdict.RESOLVED
+    assert [step.stateful for step in again.steps] == [True, True]
+
+
 @pytest.mark.parametrize(
     "command", ["rm -rf .git", "rm -rf .git; echo 'gitdir: /nowhere' > .git", "rm -rf /testbed", "echo x > .git/HEAD"]
 )

@@ -30,15 +30,16 @@ DEADLINE = 120.0 + 30.0 * ROLLOUTS  # seconds; for a machine that is slow and bu
 LABEL = "calc__killed"
 
 
-def start(place: Path, store: Store) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            sys.executable, "-m", "minisandbox", "rollout", "tasks.jsonl", "--agent", "replay", "--recording",
-            "commands.json", "--n", "3", "--workers", "8", "-o", "run", "--json",
-        ],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place,
-        env={**os.environ, "MINISANDBOX_STORE": str(store.root)},
-    )  # fmt: skip
+def start(place: Path, store: Store) -> subprocess.Popen[bytes]:
+    """Begin a batch, or go on with it; what it prints is in files, since nobody reads it before it is killed."""
+    with (place / "out.jsonl").open("wb") as out, (place / "err").open("wb") as err:
+        return subprocess.Popen(
+            [
+                sys.executable, "-m", "minisandbox", "rollout", "tasks.jsonl", "--agent", "replay", "--recording",
+                "commands.json", "--n", "3", "--workers", "8", "-o", "run", "--json",
+            ],
+            stdout=out, stderr=err, cwd=place, env={**os.environ, "MINISANDBOX_STORE": str(store.root)},
+        )  # fmt: skip
 
 
 def rows(run: Path) -> dict[tuple[str, int], str]:
@@ -70,18 +71,18 @@ def test_killed_again_and_again_each_rollout_is_finished_once(
             enough = min(len(before) + chance.randint(0, 2 * total // (KILLS + 1)), total - KILLS + kill)
             waiting.until(lambda n=enough: len(rows(tmp_path / "run")) >= n, DEADLINE)  # type: ignore[misc] # this round's
             killed.send_signal(signal.SIGKILL)
-            killed.communicate(timeout=60)
+            killed.wait(60)
         now = rows(tmp_path / "run")
         assert before.items() <= now.items(), "what was finished was done again, or lost"
         before = now
     with start(tmp_path, store) as last:
-        out, err = last.communicate(timeout=DEADLINE)
-    assert last.returncode == 0, err
+        last.wait(DEADLINE)
+    assert last.returncode == 0, (tmp_path / "err").read_text()
     after = rows(tmp_path / "run")
     assert before.items() <= after.items()
     assert after.keys() == {(task.instance_id, attempt) for task in tasks for attempt in range(3)}
 
-    lines = [json.loads(line) for line in out.splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     ended = [line["rollout"] for line in lines[:-1]]
     assert sum(one["resumed"] for one in ended) == len(before)
     assert {one["reward"] for one in ended} == {1.0}

@@ -1,0 +1,88 @@
+"""``minisandbox image freeze|thaw``: images that are not used now, kept compressed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from minisandbox.cli import exits
+from minisandbox.cli.image_store import chosen, parse_duration
+from minisandbox.cli.output import Progress, add_json_option, human_size, print_json, put
+from minisandbox.errors import InvalidValue
+from minisandbox.store import Store
+from minisandbox.store.collect import idle_images
+from minisandbox.store.freezing import Frozen, freeze, thaw_images
+
+
+def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the verbs."""
+    cold = verbs.add_parser(
+        "freeze",
+        help="keep images compressed until their next use",
+        description="Compress the layers of images that no other image has. They stay what they were: the next use "
+        "gives them their trees back, once, in seconds. What is in use stays as it is.",
+    )
+    cold.add_argument("images", metavar="IMAGE", nargs="*", help="an image's name, or a glob of names")
+    cold.add_argument("--unused-for", metavar="TIME", help="images not used for so long, such as 30d or 12h")
+    cold.add_argument("--all", action="store_true", help="all images that are not in use")
+    cold.add_argument("--dry-run", action="store_true", help="freeze nothing, only say what would be")
+    add_json_option(cold)
+    cold.set_defaults(run=run_freeze, kept="every image can be used; what is not compressed yet is by the next freeze")
+    warm = verbs.add_parser("thaw", help="give frozen images their trees back now, not at their next use")
+    warm.add_argument("images", metavar="IMAGE", nargs="+", help="an image's name, or a glob of names")
+    add_json_option(warm)
+    warm.set_defaults(run=run_thaw, kept="every image can be used; layers that were thawed stay so")
+
+
+def run_freeze(args: argparse.Namespace) -> int:
+    """Freeze images."""
+    if bool(args.images) + bool(args.unused_for) + args.all != 1:
+        raise InvalidValue("image freeze: name images, or give --unused-for or --all", hint="one of the three")
+    store = Store.open()
+    with Progress() as progress:
+        done = freeze(store, _names(store, args), dry_run=args.dry_run, progress=progress.status)
+    if args.json:
+        print_json(done)
+    else:
+        _print(done, args.dry_run)
+    return exits.OK
+
+
+def _names(store: Store, args: argparse.Namespace) -> list[str]:
+    if args.images:
+        return chosen(store, args.images)
+    age = 0.0 if args.all else parse_duration(args.unused_for, "--unused-for")
+    # pinned ones are to be at hand; by their names they are frozen all the same
+    return [
+        name
+        for used, name in idle_images(store, store.images(), keep=store.pins())
+        if args.all or time.time() - used > age
+    ]
+
+
+def _print(done: Frozen, dry_run: bool) -> None:
+    for name in done.images:
+        put(f"image {name}")
+    would, about = ("would be ", "about ") if dry_run else ("", "")
+    put(
+        f"{len(done.layers)} layers of {len(done.images)} images {would}frozen, {about}{human_size(done.freed)} "
+        f"{would}freed"
+    )
+    if done.packed:
+        put(f"{human_size(done.packed)} of files compressed to {human_size(done.packs)}")
+    if done.spared:
+        put(f"{len(done.spared)} layers stay as they are: in use, damaged or of an earlier MiniSandbox")
+
+
+def run_thaw(args: argparse.Namespace) -> int:
+    """Thaw images."""
+    store = Store.open()
+    begun = time.monotonic()
+    with Progress() as progress:
+        progress.status("thawing")
+        keys = thaw_images(store, chosen(store, args.images))
+    if args.json:
+        print_json({"layers": keys})
+    else:
+        put(f"{len(keys)} layers thawed in {time.monotonic() - begun:.1f} s")
+    return exits.OK

@@ -1,0 +1,173 @@
+"""``minisandbox model fetch|serve|proxy``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from minisandbox.cli import exits
+from minisandbox.cli.output import Progress, put, require_positive, say
+from minisandbox.errors import InvalidValue
+from minisandbox.models.capture import CaptureProxy, CaptureSession
+from minisandbox.models.engine import EngineServer, TransformersEngine, fetch_model
+from minisandbox.models.options import LOCAL
+from minisandbox.models.serving import HttpServer
+from minisandbox.types import parse_size
+
+ADMIN_KEY = "MINISANDBOX_CAPTURE_KEY"
+"""The environment variable with the key for ``/capture/rows``."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    fetch = verbs.add_parser("fetch", help="fetch and convert the embedded model, so that it is there offline")
+    _add_cache_option(fetch)
+    fetch.set_defaults(run=run_fetch, kept="the same command begins again")
+    _add_serve_options(verbs.add_parser("serve", help="answer chat completions with a model on this machine"))
+    _add_proxy_options(verbs.add_parser("proxy", help="capture the tokens of agents, between them and an engine"))
+
+
+def _add_cache_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="where models are kept (default: the user's cache)")
+
+
+def _add_address_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=0, help="the port (default: one that is free; it is printed)")
+
+
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", default=LOCAL, metavar="MODEL", help="local (the embedded one), or the directory of another"
+    )
+    parser.add_argument("--name", help="what clients call it (default: local, or the directory's name)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
+    parser.add_argument("--threads", type=int, metavar="N", help="processors that the model may use (default: all)")
+    parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="answers drawn at once (default: 8)")
+    parser.add_argument("--context", type=int, metavar="TOKENS", help="of prompt and answer (default: the model's)")
+    parser.add_argument(
+        "--kept", default="1G", metavar="SIZE", help="memory for conversations that may go on (default: 1G)"
+    )
+    _add_cache_option(parser)
+    _add_address_options(parser)
+    parser.set_defaults(run=run_serve)
+
+
+def _add_proxy_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--api-base", action="append", required=True, metavar="URL",
+        help="an engine's API; may be given several times: a session keeps to one",
+    )  # fmt: skip
+    parser.add_argument("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="the variable with their key")
+    parser.add_argument("--model", help="what the engines call the model (default: what the agent says)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows here at the end, as JSON Lines")
+    _add_address_options(parser)
+    parser.set_defaults(run=run_proxy)
+
+
+def run_fetch(args: argparse.Namespace) -> int:
+    """Fetch the embedded model and print its directory."""
+    with Progress() as output:
+        put(str(fetch_model(cache=args.cache, tell=output.note)))
+    return exits.OK
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    require_positive(args, "threads", "max_batch", "context")
+    asyncio.run(_serve(_load(args), args))
+    return exits.OK
+
+
+def _load(args: argparse.Namespace) -> TransformersEngine:
+    with Progress() as output:
+        directory = fetch_model(cache=args.cache, tell=output.note) if args.model == LOCAL else Path(args.model)
+        output.note(f"loading {directory}")
+        engine = TransformersEngine.load(
+            directory,
+            name=args.name or (LOCAL if args.model == LOCAL else None),
+            dtype=args.dtype,
+            device=args.device,
+            max_batch=args.max_batch,
+            context=args.context,
+            kept=parse_size(args.kept),
+        )
+    if args.threads:
+        import torch  # noqa: PLC0415 - an extra, loaded by now
+
+        torch.set_num_threads(args.threads)
+    return engine
+
+
+async def _serve(engine: TransformersEngine, args: argparse.Namespace) -> None:
+    try:
+        server = EngineServer(engine, host=args.host, port=args.port)
+        await _until_interrupted(server, f"{engine.name} answers")
+    finally:
+        await engine.close()
+
+
+def run_proxy(args: argparse.Namespace) -> int:
+    """Capture until interrupted, then write the rows."""
+    if args.out is not None and not args.out.parent.is_dir():
+        raise InvalidValue(f"--out {args.out}: {args.out.parent} is no directory")
+    admin = os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(24)
+    proxy = CaptureProxy(
+        args.api_base,
+        api_key=os.environ.get(args.api_key_env, ""),
+        model=args.model,
+        host=args.host,
+        port=args.port,
+        open_unknown=True,
+        admin_key=admin,
+    )
+    if ADMIN_KEY not in os.environ:
+        say(f"rows so far: GET /capture/rows with the key {admin}")
+    try:
+        asyncio.run(_until_interrupted(proxy, "an agent's rollout is its key (ms-NAME); listening"))
+    finally:
+        if args.out is not None:
+            count = write_rows(args.out, proxy.sessions())
+            say(f"{count} rows of {len(proxy.sessions())} sessions in {args.out}")
+    return exits.OK
+
+
+def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
+    """Write the rows of sessions as JSON Lines, whole or not at all; returns how many."""
+    count = 0
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        try:
+            for session in sessions:
+                for row in session.to_json():
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    count += 1
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:  # an interrupt too: no half of a file stays
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            raise
+    return count
+
+
+async def _until_interrupted(server: AbstractAsyncContextManager[HttpServer], what: str) -> None:
+    """Serve; the address is the only line on stdout. SIGINT and SIGTERM are the usual end."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    async with server as serving:
+        say(f"{what} at {serving.base_url}; Ctrl-C ends it")
+        put(serving.base_url, flush=True)
+        await ended.wait()

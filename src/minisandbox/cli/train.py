@@ -1,0 +1,137 @@
+"""``minisandbox train sft|rl|options``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+from minisandbox.cli import exits
+from minisandbox.cli.builds import Builder
+from minisandbox.cli.output import Progress, add_json_option, print_json, put
+from minisandbox.errors import InvalidValue
+from minisandbox.store import Store
+from minisandbox.tasks import Task, TaskSet
+from minisandbox.train.config import RlConfig, SftConfig
+from minisandbox.train.options import describe, load, packaged, to_yaml
+
+KINDS = {"sft": SftConfig, "rl": RlConfig}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    sft = verbs.add_parser("sft", help="fine-tune a model on rows of tokens")
+    _add_common(sft)
+    sft.add_argument(
+        "--show-mask", type=int, metavar="N", help="print the first N rows and which tokens carry loss, and end"
+    )
+    sft.set_defaults(run=run_sft)
+    rl = verbs.add_parser("rl", help="train a model by reinforcement learning on tasks, in sandboxes")
+    _add_common(rl)
+    rl.add_argument("--repo-mirrors", metavar="DIR", type=Path, help="git repositories to take commits from first")
+    rl.set_defaults(run=run_rl)
+    options = verbs.add_parser("options", help="print every option of a configuration")
+    options.add_argument("kind", choices=tuple(KINDS))
+    add_json_option(options)
+    options.set_defaults(run=run_options)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help=f"a YAML file, or one of the package: {', '.join(packaged())}")
+    parser.add_argument(
+        "--set", dest="settings", metavar="KEY=VALUE", action="append", default=[],
+        help="instead of what the file has: optimizer.learning_rate=2e-5; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("-o", "--out", metavar="DIR", help="the run's directory: short for --set out=DIR")
+    parser.add_argument("--print-config", action="store_true", help="print the whole configuration, and end")
+    add_json_option(parser)
+    parser.set_defaults(kept="checkpoints are kept; the same command goes on from the last one")
+
+
+def _settings(args: argparse.Namespace) -> list[str]:
+    return [*args.settings, *([f"out={args.out}"] if args.out else [])]
+
+
+def run_sft(args: argparse.Namespace) -> int:
+    """Fine-tune."""
+    config = load(SftConfig, args.config, _settings(args))
+    if args.print_config:
+        put(to_yaml(config), end="")
+        return exits.OK
+    if args.show_mask is not None:
+        _show_masks(config, args.show_mask)
+        return exits.OK
+    from minisandbox.train.sft import train_sft  # noqa: PLC0415 - loads what only this needs
+
+    with Progress() as progress:
+        result = train_sft(config, tell=progress.note)
+    if args.json:
+        print_json(result)
+        return exits.OK
+    held = "" if result.held_out_loss is None else f"; held-out loss {result.held_out_loss:.4f}"
+    losses = "" if result.last_loss is None else f", loss {result.first_loss:.4f} to {result.last_loss:.4f}"
+    put(f"{result.steps} steps on {result.rows} rows{losses}{held}; the model is in {result.model}")
+    return exits.OK
+
+
+def run_rl(args: argparse.Namespace) -> int:
+    """Train by reinforcement learning."""
+    config = load(RlConfig, args.config, _settings(args))
+    if args.print_config:
+        put(to_yaml(config), end="")
+        return exits.OK
+    from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - loads what only this needs
+    from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
+    from minisandbox.train.sandboxes import SandboxSetting  # noqa: PLC0415 - the same
+
+    with Progress() as progress:
+        builder = Builder(Store.open(), progress, args.repo_mirrors)
+        tasks, held_out = _tasks(config.tasks), _tasks(config.evaluation.tasks)
+        if both := sorted(set(tasks) & set(held_out)):
+            raise InvalidValue(
+                f"{both[0]} is trained on and held out", hint="divide the tasks: minisandbox tasks filter"
+            )
+        setting = SandboxSetting(config, tasks, held_out, builder.image_of)
+        result = train_rl(config, setting, tell=progress.note)
+    if result.scores:
+        draw_curve({Path(config.out).name: result.scores}, Path(config.out) / "curve.png")
+    if args.json:
+        print_json(result)
+        return exits.OK
+    for one in result.scores:
+        put(f"step {one.step}: {one.reward:.1%} of {one.rollouts} held-out rollouts resolved (+- {one.error:.1%})")
+    put(f"{result.steps} steps; the model is in {result.model}")
+    return exits.OK
+
+
+def _tasks(names: Iterable[str]) -> dict[str, Task]:
+    return {task.instance_id: task for name in names for task in TaskSet.load(name)}
+
+
+def _show_masks(config: SftConfig, count: int) -> None:
+    """Print rows as the loss sees them."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - an extra
+
+    from minisandbox.train.rows import read_rows, shown_mask  # noqa: PLC0415 - as above
+
+    if not Path(config.model).is_dir():
+        raise InvalidValue(f"{config.model} is no directory", hint="give a model's: --set model=DIR")
+    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    for row in islice((row for name in config.data for row in read_rows(Path(name))), count):
+        put(f"{row.rollout}: {row.loss_tokens} of {len(row.ids)} tokens carry loss")
+        for line in shown_mask(row, lambda token: repr(tokenizer.decode([token]))):
+            put(f"  {line}")
+
+
+def run_options(args: argparse.Namespace) -> int:
+    """Print what there is to set."""
+    found = list(describe(KINDS[args.kind]))
+    if args.json:
+        print_json(found)
+        return exits.OK
+    put("| key | is | without | what it does |\n|---|---|---|---|")
+    for one in found:
+        put(f"| `{one.key}` | {one.kind} | {f'`{one.default}`' if one.default else ''} | {one.help} |")
+    return exits.OK

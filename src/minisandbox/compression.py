@@ -1,0 +1,78 @@
+"""Zstandard (RFC 8878) in one place: exports and frozen layers are written and read with it.
+
+Python has it from 3.14 on; until then `zstandard` is loaded by what compresses, and only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, cast
+
+MAGIC = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
+_WINDOW = 1 << 27
+"""Bytes of memory that a foreign file may ask for to be unpacked (zstd(1): the limit without --long)."""
+_READ = 1 << 20
+
+
+class CorruptedError(ValueError):
+    """A compressed stream is not what was written."""
+
+
+@contextmanager
+def compressor(file: IO[bytes], level: int, *, window: int = 0, threads: int = 0) -> Iterator[IO[bytes]]:
+    """A stream whose content is written to a file compressed, with a checksum, as one frame.
+
+    Args:
+        file: where to; it stays open.
+        level: 1 to 19: how hard to try.
+        window: the power of two of bytes in which equal content is looked for; 0: as the level has it.
+        threads: how many help; -1: as many as there are CPUs.
+    """
+    import zstandard  # noqa: PLC0415 - only those who compress pay for it
+
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        level, window_log=window, threads=threads, write_checksum=True
+    )
+    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(file, closefd=False) as out:
+        yield out
+
+
+class Decompressed:
+    """What a compressed stream holds.
+
+    Args:
+        file: the stream.
+        head: what was read of it already.
+    """
+
+    def __init__(self, file: IO[bytes], head: bytes = b"") -> None:
+        import zstandard  # noqa: PLC0415 - only those who decompress pay for it
+
+        self._error = zstandard.ZstdError
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        self._reader = unpacker.stream_reader(cast("IO[bytes]", _Rest(head, file)), read_size=_READ, closefd=False)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read what was compressed.
+
+        Raises:
+            CorruptedError: a byte of the stream is not what was written.
+        """
+        try:
+            return self._reader.read(size)
+        except self._error as error:
+            raise CorruptedError(str(error)) from error
+
+
+class _Rest:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, file: IO[bytes]) -> None:
+        self._head = head
+        self._file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read the first bytes again, then the others."""
+        head, self._head = self._head, b""
+        return head or self._file.read(size)

@@ -1,0 +1,106 @@
+"""How many file locks a sandbox holds. The kernel sets no limit to them, and charges their memory to nobody.
+
+It would also take hours to end processes with millions of them: closing a file looks through all locks of it.
+``/proc/locks`` shows those of the reader's pid namespace, and of open file descriptions (fcntl(2)) those of the whole
+machine, without a process: of these the file systems tell which are the sandbox's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+MOST_LOCKS = 4_000
+"""So many locks at once are more than any program needs; the kernel's memory for them is 192 bytes each."""
+_LONGEST_LINE = 128
+_OWN_SYSTEMS = (b"overlay", b"tmpfs")
+
+
+def open_list(proc: int) -> int:
+    """Open the list of locks of a mount of proc, before it is hidden.
+
+    Args:
+        proc: the mount's descriptor.
+
+    Raises:
+        OSError: the kernel has none.
+    """
+    return os.open("locks", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+
+
+def are_too_many(shown: int, tables: Callable[[], Iterator[str]]) -> bool:
+    """Whether the sandbox of the caller, its pid 1, holds more locks than :data:`MOST_LOCKS`.
+
+    Args:
+        shown: the list, as :func:`open_list` opened it.
+        tables: lists the descriptor tables of its processes, as paths below ``/proc``.
+    """
+    ours, unclear = _shown(shown)
+    if ours > MOST_LOCKS:
+        return True
+    return ours + unclear > MOST_LOCKS and ours + _held(tables()) > MOST_LOCKS
+
+
+def _shown(shown: int) -> tuple[int, int]:
+    """How many locks are listed that are the sandbox's, and that may be; there may be more of both."""
+    os.lseek(shown, 0, os.SEEK_SET)
+    with open(shown, "rb", closefd=False) as source:
+        lines = source.read(4 * MOST_LOCKS * _LONGEST_LINE).splitlines()
+    if len(lines) <= MOST_LOCKS:  # nearly always: nothing more to find out
+        return 0, 0
+    systems = frozenset(_own_systems())
+    ours = unclear = 0
+    for line in lines:
+        # 1: OFDLCK ADVISORY  WRITE -1 00:2f:1234 0 EOF; those that wait for another have "->" behind the number
+        words = line.replace(b"-> ", b"").split()
+        if len(words) < 6:
+            continue
+        if words[4] != b"-1" or words[5].rpartition(b":")[0] in systems:
+            ours += 1
+        else:
+            unclear += 1
+    return ours, unclear
+
+
+def _own_systems() -> Iterator[bytes]:
+    """The numbers of the file systems that nobody else has, as ``/proc/locks`` writes them."""
+    with open("/proc/self/mountinfo", "rb") as source:
+        for line in source:
+            before, _, after = line.partition(b" - ")
+            if after.split(b" ", 1)[0] in _OWN_SYSTEMS:
+                major, minor = before.split()[2].split(b":")
+                yield b"%02x:%02x" % (int(major), int(minor))
+
+
+def _held(tables: Iterator[str]) -> int:
+    """How many locks the descriptors of processes hold; no more are counted than are too many.
+
+    A descriptor that is not shown, and one that is under way in a message, could hold any number.
+    """
+    count = 0
+    for table in tables:
+        try:
+            names = os.listdir(table)
+        except PermissionError:
+            return MOST_LOCKS + 1
+        except OSError:  # it has ended
+            continue
+        for name in names:
+            count += _of_descriptor(f"{os.path.dirname(table)}/fdinfo/{name}")
+            if count > MOST_LOCKS:
+                return count
+    return count
+
+
+def _of_descriptor(path: str) -> int:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        try:
+            with open(path, "rb") as source:
+                lines = source.read(4 * MOST_LOCKS * _LONGEST_LINE).splitlines()
+        except PermissionError:
+            return MOST_LOCKS + 1
+        if any(line.startswith(b"scm_fds:") and int(line.split()[1]) for line in lines):
+            return MOST_LOCKS + 1
+        return sum(line.startswith(b"lock:") for line in lines)
+    return 0

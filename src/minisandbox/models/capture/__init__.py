@@ -1,0 +1,6 @@
+"""Token-exact capture: a proxy between any agent and an engine that says which tokens it read and sampled."""
+
+from minisandbox.models.capture.captured import CapturedError, CapturedTurn, CaptureSession
+from minisandbox.models.capture.proxy import Access, CaptureProxy
+
+__all__ = ["Access", "CaptureProxy", "CaptureSession", "CapturedError", "CapturedTurn"]

@@ -1,0 +1,160 @@
+"""What was captured of one rollout."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from minisandbox.models.graph import TokenGraph, TokenRow
+from minisandbox.models.protocol import Completion, TokenUsage
+
+VERSION = 1
+"""Of the rows as JSON."""
+
+_TOKEN_BYTES = 12  # an id of 4 bytes, a log-probability of 8
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTurn:
+    """One answer.
+
+    Attributes:
+        messages: the request's messages, each as JSON. Equal ones of a session are one object.
+        answer: the answer's message, as JSON.
+        finish_reason: ``stop``, ``length`` or ``tool_calls``.
+        usage: tokens that it took.
+        began: seconds from the beginning of the session to the request.
+        seconds: how long it took.
+    """
+
+    messages: tuple[str, ...]
+    answer: str
+    finish_reason: str
+    usage: TokenUsage
+    began: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedError:
+    """A request that got no answer.
+
+    Attributes:
+        status: what the agent was told, of HTTP; 499 if it did not wait for that.
+        message: why.
+        began: seconds from the beginning of the session to the request.
+    """
+
+    status: int
+    message: str
+    began: float
+
+
+class CaptureSession:
+    """What one rollout asked and was answered; grows while the rollout runs.
+
+    Attributes:
+        name: the rollout.
+        turns: the answers, in the order in which they came. Their numbers are those in the rows.
+        errors: the requests without one.
+        closed: whether nothing is taken any more.
+
+    Args:
+        name: the rollout.
+        limit: bytes that may be held.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.name = name
+        self.turns: list[CapturedTurn] = []
+        self.errors: list[CapturedError] = []
+        self.closed = False
+        self._limit = limit
+        self._held = 0
+        self._texts: dict[str, str] = {}
+        self._graph = TokenGraph()
+        self._began = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds as much as it may: it takes no further answer."""
+        return self._held >= self._limit
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens of all answers together."""
+        every = [turn.usage for turn in self.turns]
+        return TokenUsage(*(sum(getattr(one, name) for one in every) for name in ("prompt", "completion", "cached")))
+
+    @property
+    def messages(self) -> tuple[Mapping[str, object], ...]:
+        """The latest conversation, its answer included; empty before the first answer."""
+        return self._conversation(self.turns[-1]) if self.turns else ()
+
+    def rows(self) -> tuple[TokenRow, ...]:
+        """Return what to train on: a row for each conversation that nothing went on with."""
+        return self._graph.rows()
+
+    def add(self, messages: Sequence[object], answer: object, completion: Completion, began: float) -> None:
+        """Take an answer.
+
+        Args:
+            messages: of the request.
+            answer: the answer's message.
+            completion: the same, read; with tokens.
+            began: :attr:`elapsed` at the request.
+        """
+        assert completion.tokens is not None
+        texts = tuple(self._text(message) for message in messages)
+        seconds = self.elapsed - began
+        turn = CapturedTurn(texts, _json(answer), completion.finish_reason, completion.usage, began, seconds)
+        self._graph.add(completion.tokens)
+        self.turns.append(turn)
+        # the graph shares what turns have in common: of a prompt, what the turn before had not
+        new = len(completion.tokens.sampled) + max(len(completion.tokens.prompt) - self._longest_before(), 0)
+        self._held += new * _TOKEN_BYTES + len(turn.answer) + 8 * len(texts)
+
+    def fail(self, status: int, message: str, began: float) -> None:
+        """Take a request that got no answer."""
+        self.errors.append(CapturedError(status, message[:2000], began))
+        self._held += min(len(message), 2000) + 100
+
+    def to_json(self) -> Iterator[dict[str, object]]:
+        """Return each row for a file: tokens, and the conversation they are."""
+        for number, row in enumerate(self.rows()):
+            last = self.turns[row.turns[-1]]
+            yield {
+                "version": VERSION,
+                "session": self.name,
+                "row": number,
+                "turns": list(row.turns),
+                "ids": row.ids.tolist(),
+                "logprobs": row.logprobs.tolist(),
+                "mask": list(row.mask),
+                "finish_reason": last.finish_reason,
+                "messages": list(self._conversation(last)),
+            }
+
+    def _conversation(self, turn: CapturedTurn) -> tuple[Mapping[str, object], ...]:
+        return tuple(json.loads(text) for text in (*turn.messages, turn.answer))
+
+    def _text(self, message: object) -> str:
+        text = _json(message)
+        if text not in self._texts:
+            self._texts[text] = text
+            self._held += len(text)
+        return self._texts[text]
+
+    def _longest_before(self) -> int:
+        return max((one.usage.prompt + one.usage.completion for one in self.turns[:-1]), default=0)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,309 @@
+"""The proxy: agents speak to it as to OpenAI; it asks the engine for tokens as well, and keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aiohttp import web
+
+from minisandbox.errors import BadAnswer, InvalidValue, NotFound
+from minisandbox.models.capture.captured import CaptureSession
+from minisandbox.models.dialect import TOKEN_FIELDS, read_answer, wants_tokens
+from minisandbox.models.endpoint import Timeouts
+from minisandbox.models.graph import TokenRow
+from minisandbox.models.protocol import Completion
+from minisandbox.models.refusals import Failed, error_in
+from minisandbox.models.serving import HttpServer, error_response, stream_of
+from minisandbox.models.transport import Answer, Transport
+
+_PREFIX = "ms-"
+_LONGEST_KEY = 200
+_LARGEST_ANSWER = 256 * 1024 * 1024
+_GONE = 499  # nginx's status for a client that did not wait
+_PASSED_ON = ("Retry-After", "retry-after-ms")
+
+
+class Access(NamedTuple):
+    """What an agent is given in place of OpenAI's address and key."""
+
+    base_url: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a session's requests go, and under what name."""
+
+    upstream: int
+    shown: str
+
+
+class _Refused(Exception):
+    """A request that gets no answer: what the agent is told instead."""
+
+    def __init__(self, response: web.Response, message: str) -> None:
+        super().__init__(message)
+        self.response = response
+
+
+class CaptureProxy(HttpServer):
+    """Stands between agents and engines that speak vLLM's dialect of chat completions, and captures tokens.
+
+    An agent's key is its rollout: :meth:`session` makes one. The proxy tokenizes nothing, and changes nothing of what
+    is asked but three fields: it asks for token ids and log-probabilities, and takes them out of the answer where the
+    agent did not ask. A stream is asked for whole, and given as a stream. The engine's key is never shown to agents,
+    and theirs are never sent to it. It tries nothing twice: agents do, and what they are then answered is an answer
+    like any.
+
+    Args:
+        upstream: the engine's API, ``http://localhost:8000/v1``; of several, a session keeps to one.
+        api_key: the engines' key.
+        model: the name that the engines know the model by; None: what the agent says.
+        timeouts: of one request.
+        host: the address to listen on.
+        port: 0 for any that is free.
+        open_unknown: whether a key that nobody made opens a session of its own; else it is refused.
+        session_bytes: what one session may hold; it is refused further answers then.
+        admin_key: who has it may read all rows at ``/capture/rows``; "" for nobody.
+    """
+
+    def __init__(
+        self,
+        upstream: str | Sequence[str],
+        *,
+        api_key: str = "",
+        model: str | None = None,
+        timeouts: Timeouts | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        open_unknown: bool = False,
+        session_bytes: int = 256 * 1024 * 1024,
+        admin_key: str = "",
+    ) -> None:
+        super().__init__(host, port)
+        bases = [upstream] if isinstance(upstream, str) else list(upstream)
+        if not bases:
+            raise InvalidValue("a capture proxy without an engine", hint="give its address: http://localhost:8000/v1")
+        self._upstreams = [Transport(base, api_key, timeouts or Timeouts(), _LARGEST_ANSWER) for base in bases]
+        self._secret = api_key
+        self._model = model
+        self._open_unknown = open_unknown
+        self._session_bytes = session_bytes
+        self._admin_key = admin_key
+        self._sessions: dict[str, CaptureSession] = {}
+        self._places: dict[str, _Place] = {}
+        self._made = 0
+        self.route("POST", "/v1/chat/completions", self._complete)
+        self.route("GET", "/v1/models", self._models)
+        self.route("GET", "/health", self._health)
+        self.route("GET", "/capture/rows", self._rows)
+
+    def session(self, name: str = "") -> Access:
+        """Open a session for a rollout.
+
+        Args:
+            name: the rollout's; made up if empty.
+
+        Returns:
+            What its agent is given.
+        """
+        key = _PREFIX + secrets.token_urlsafe(24)
+        name = name or f"session-{self._made}"
+        self._open(key, name, shown=name)
+        return Access(self.base_url, key)
+
+    def captured(self, key: str) -> CaptureSession:
+        """Return what was captured so far.
+
+        Raises:
+            NotFound: no session has this key.
+        """
+        try:
+            return self._sessions[key]
+        except KeyError:
+            raise NotFound("no session has this key", reason="it was closed, or never opened") from None
+
+    def rows(self, key: str) -> tuple[TokenRow, ...]:
+        """Return a session's rows so far; raises as :meth:`captured`."""
+        return self.captured(key).rows()
+
+    def sessions(self) -> tuple[CaptureSession, ...]:
+        """Return all open sessions."""
+        return tuple(self._sessions.values())
+
+    def close_session(self, key: str) -> CaptureSession:
+        """End a session: its key is refused from now on, and what is still on its way is not taken.
+
+        Returns:
+            What was captured.
+
+        Raises:
+            NotFound: no session has this key.
+        """
+        session = self.captured(key)
+        session.closed = True
+        del self._sessions[key], self._places[key]
+        return session
+
+    async def stop(self) -> None:
+        """Listen no longer; what was captured stays."""
+        await super().stop()
+        for upstream in self._upstreams:
+            await upstream.close()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        key = _key_of(request)
+        if key not in self._sessions:
+            if not (self._open_unknown and 0 < len(key) <= _LONGEST_KEY and key.isprintable()):
+                return error_response(401, "this key belongs to no session of this proxy", "authentication_error")
+            # its name is made from the agent's key, which is nobody else's business
+            self._open(key, key.removeprefix(_PREFIX), shown=hashlib.sha256(key.encode()).hexdigest()[:16])
+        session = self._sessions[key]
+        began = session.elapsed
+        try:
+            asked = _body_of(await request.read())
+            answer = await self._ask(asked, key, session, began)
+        except _Refused as refused:
+            session.fail(refused.response.status, str(refused), began)
+            return refused.response
+        except asyncio.CancelledError:
+            session.fail(_GONE, "the agent did not wait for the answer", began)
+            raise
+        answer = _for_agent(answer, asked)
+        return await stream_of(request, answer, asked) if asked.get("stream") else web.json_response(answer)
+
+    async def _ask(
+        self, asked: Mapping[str, object], key: str, session: CaptureSession, began: float
+    ) -> Mapping[str, object]:
+        """Ask the engine and take the answer."""
+        if session.full:
+            raise _refusal(400, "the session holds as much as it may", "session_full")
+        body = json.dumps(_for_engine(asked, self._model)).encode()
+        try:
+            place = self._places[key]
+            got = await self._upstreams[place.upstream].post(body, place.shown)
+        except Failed as failed:
+            raise _refusal(502, f"no answer from the engine: {failed.error}", "upstream_error") from None
+        answer = self._read(got)
+        try:
+            completions = _completions(answer)
+        except BadAnswer as error:
+            raise _refusal(502, f"the engine's answer cannot be captured: {error}", "upstream_error") from None
+        if session.closed:
+            raise _refusal(401, "the session was closed", "authentication_error")
+        messages = asked["messages"]
+        assert isinstance(messages, list)
+        for message, completion in completions:
+            session.add(messages, message, completion, began)
+        return answer
+
+    def _read(self, got: Answer) -> Mapping[str, object]:
+        """Return the body of an answer that is one; pass on what is none, without the key that it may repeat."""
+        text = got.body.decode("utf-8", "replace")
+        try:
+            body = json.loads(text)
+        except ValueError:
+            body = None
+        error = error_in(body)
+        if got.status == 200 and error is None and isinstance(body, dict):
+            return body
+        status = got.status if got.status >= 400 else error[0] if error else 502
+        shown = text.replace(self._secret, "***") if self._secret else text
+        if not isinstance(body, dict):
+            raise _refusal(status, f"the engine answers {got.status}: {shown[:2000]}", "upstream_error", got.headers)
+        headers = {name: got.headers[name] for name in _PASSED_ON if name in got.headers}
+        response = web.Response(status=status, text=shown, content_type="application/json", headers=headers)
+        raise _Refused(response, shown)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        known = [{"id": self._model, "object": "model"}] if self._model else []
+        return web.json_response({"object": "list", "data": known})
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "sessions": len(self._sessions)})
+
+    async def _rows(self, request: web.Request) -> web.StreamResponse:
+        """All rows, or those of ``?session=NAME``, as JSON Lines."""
+        if not self._admin_key or not hmac.compare_digest(_key_of(request).encode(), self._admin_key.encode()):
+            return error_response(401, "rows are for whoever runs this proxy", "authentication_error")
+        wanted = request.query.get("session")
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        for session in self.sessions():
+            if wanted in (None, session.name):
+                for row in session.to_json():
+                    await response.write(json.dumps(row).encode() + b"\n")
+        await response.write_eof()
+        return response
+
+    def _open(self, key: str, name: str, shown: str) -> None:
+        self._sessions[key] = CaptureSession(name, self._session_bytes)
+        self._places[key] = _Place(self._made % len(self._upstreams), shown)
+        self._made += 1
+
+
+def _key_of(request: web.Request) -> str:
+    kind, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
+
+
+def _body_of(data: bytes) -> dict[str, object]:
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise _refusal(400, f"the request is no JSON: {error}", "BadRequestError") from None
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+        raise _refusal(400, "the request has no list of messages", "BadRequestError")
+    return body
+
+
+def _for_engine(asked: Mapping[str, object], model: str | None) -> dict[str, object]:
+    """What the engine is asked: the same, whole, with tokens."""
+    body = {name: value for name, value in asked.items() if name not in ("stream", "stream_options")}
+    tokens = dict(TOKEN_FIELDS) | ({"top_logprobs": asked["top_logprobs"]} if asked.get("top_logprobs") else {})
+    return body | tokens | ({"model": model} if model is not None else {})
+
+
+def _for_agent(answer: Mapping[str, object], asked: Mapping[str, object]) -> dict[str, object]:
+    """What the agent is answered: the same, without what it did not ask for."""
+    hidden = () if wants_tokens(asked) else ("prompt_token_ids", "token_ids")
+    choices = answer["choices"]
+    assert isinstance(choices, list)
+    shown = []
+    for choice in choices:
+        kept = {name: value for name, value in choice.items() if name not in hidden}
+        shown.append(kept if asked.get("logprobs") else kept | {"logprobs": None})
+    return {name: value for name, value in answer.items() if name not in hidden} | {"choices": shown}
+
+
+def _completions(answer: Mapping[str, object]) -> list[tuple[object, Completion]]:
+    """Return each choice's message, as it came and read."""
+    choices = answer.get("choices")
+    several = choices if isinstance(choices, list) else []
+    if len(several) < 2:
+        found = [(several[0].get("message") if several else None, read_answer(answer))]
+    else:  # usage counts all choices together
+        single = {name: value for name, value in answer.items() if name != "usage"}
+        found = [(choice.get("message"), read_answer({**single, "choices": [choice]})) for choice in several]
+    if any(completion.tokens is None for _, completion in found):
+        raise BadAnswer(
+            "it has no token ids",
+            reason="the engine does not know return_token_ids",
+            hint="vLLM 0.10.2 or later, or minisandbox model serve",
+        )
+    return found
+
+
+def _refusal(status: int, message: str, kind: str, headers: Mapping[str, str] | None = None) -> _Refused:
+    response = error_response(status, message, kind)
+    response.headers.update({name: headers[name] for name in _PASSED_ON if headers and name in headers})
+    return _Refused(response, message)

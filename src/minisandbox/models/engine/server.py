@@ -1,0 +1,74 @@
+"""The engine behind HTTP: OpenAI's chat completions, with token ids as vLLM gives them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from minisandbox.errors import ContextExceeded, InvalidValue, ModelError, ModelRefused
+from minisandbox.models.dialect import answer_body, read_request, wants_tokens
+from minisandbox.models.endpoint import SESSION_HEADER
+from minisandbox.models.protocol import Model, Request
+from minisandbox.models.serving import HttpServer, error_response, stream_of
+
+
+class EngineServer(HttpServer):
+    """Serves a model on ``/v1/chat/completions``, ``/v1/models`` and ``/health``, until :meth:`stop`.
+
+    Who asks with ``"return_token_ids": true`` gets ``prompt_token_ids`` and each choice's ``token_ids``, as from vLLM.
+    Answers that are asked for as a stream come in one piece. A caller that goes away ends the drawing of its answer.
+
+    Args:
+        model: what answers; closing it is its owner's.
+        host: the address to listen on.
+        port: 0 for any that is free; :attr:`base_url` says which.
+    """
+
+    def __init__(self, model: Model, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__(host, port)
+        self._model = model
+        self._numbers = itertools.count()
+        self.route("POST", "/v1/chat/completions", self._complete)
+        self.route("GET", "/v1/models", self._models)
+        self.route("GET", "/health", self._health)
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = json.loads(await request.read())
+            asked = self._read(body, unquote(request.headers.get(SESSION_HEADER, "")))
+            completion = await self._model.complete(asked)
+        except (ValueError, ModelRefused, ContextExceeded) as error:  # InvalidValue and bad JSON are ValueErrors
+            what = error.what if isinstance(error, InvalidValue | ModelError) else str(error)
+            return error_response(400, what, "BadRequestError")
+        except ModelError as error:
+            return error_response(503, str(error), "ServiceUnavailableError")
+        answer = answer_body(completion, tokens=wants_tokens(body), number=next(self._numbers))
+        answer["created"] = int(time.time())
+        if body.get("stream"):
+            return await stream_of(request, answer, body)
+        return web.json_response(answer)
+
+    def _read(self, body: object, session: str) -> Request:
+        asked = read_request(body)
+        assert isinstance(body, Mapping)  # it is a request
+        if body.get("n", 1) not in (1, None):
+            raise InvalidValue("n: this engine gives one answer to a request", hint="ask several times")
+        if body.get("top_logprobs"):
+            raise InvalidValue("top_logprobs: this engine has the sampled tokens' log-probabilities only")
+        named = body.get("model", self._model.name)
+        if named != self._model.name:
+            raise InvalidValue(f"The model `{named}` does not exist.", hint=f"here is {self._model.name}")
+        return Request(asked.messages, asked.tools, asked.sampling, session)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response(
+            {"object": "list", "data": [{"id": self._model.name, "object": "model", "owned_by": "local"}]}
+        )
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})

@@ -1,0 +1,122 @@
+"""What servers of the chat completions API share: their life, their errors, answers as a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Self
+
+from aiohttp import web
+
+from minisandbox.errors import HostError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+LARGEST_REQUEST = 256 * 1024 * 1024
+"""Bytes of one request: a conversation is sent whole each time."""
+
+
+class HttpServer:
+    """An HTTP server on one event loop; also an asynchronous context manager.
+
+    Args:
+        host: the address to listen on.
+        port: 0 for any that is free.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._routes: list[tuple[str, str, Handler]] = []
+        self._runner: web.AppRunner | None = None
+
+    def route(self, method: str, path: str, handler: Handler) -> None:
+        """Have a path answered; before the start."""
+        self._routes.append((method, path, handler))
+
+    async def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            HostError: the address cannot be had.
+        """
+        app = web.Application(client_max_size=LARGEST_REQUEST)
+        for method, path, handler in self._routes:
+            app.router.add_route(method, path, handler)
+        # who goes away must not leave an answer behind that nobody reads
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except OSError as error:
+            await self.stop()
+            raise HostError(
+                f"{self._host}:{self._port} cannot be listened on", reason=error.strerror, hint="another --port, or 0"
+            ) from error
+        self._port = int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Listen no longer, and end what is being answered; calling it again does nothing."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    @property
+    def base_url(self) -> str:
+        """What clients take as their ``api_base``."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}/v1"
+
+    async def __aenter__(self) -> Self:
+        """Start it."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop it."""
+        await self.stop()
+
+
+def error_response(status: int, message: str, kind: str) -> web.Response:
+    """Return an error as OpenAI's and vLLM's servers give it."""
+    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return web.json_response(body, status=status)
+
+
+async def stream_of(
+    request: web.Request, answer: Mapping[str, object], asked: Mapping[str, object]
+) -> web.StreamResponse:
+    """Send an answer that is there as the stream that was asked for.
+
+    Args:
+        request: whose answer it is.
+        answer: the body of the whole answer.
+        asked: the body of the request.
+    """
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for chunk in stream_chunks(answer, asked):
+        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def stream_chunks(answer: Mapping[str, object], asked: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return the pieces of a stream: one for what was said, one for its end, one for usage where that was asked for."""
+    common = {name: answer[name] for name in ("id", "created", "model") if name in answer}
+    common["object"] = "chat.completion.chunk"
+    said, ends = [], []
+    choices = answer.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        delta = dict(choice.get("message") or {})
+        if delta.get("tool_calls"):
+            delta["tool_calls"] = [{"index": n, **call} for n, call in enumerate(delta["tool_calls"])]
+        rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
+        said.append({**rest, "delta": delta, "finish_reason": None})
+        ends.append({"index": choice.get("index", 0), "delta": {}, "finish_reason": choice.get("finish_reason")})
+    extra = {"prompt_token_ids": answer["prompt_token_ids"]} if "prompt_token_ids" in answer else {}
+    chunks: list[dict[str, object]] = [{**common, **extra, "choices": said}, {**common, "choices": ends}]
+    options = asked.get("stream_options")
+    if isinstance(options, Mapping) and options.get("include_usage"):
+        chunks.append({**common, "choices": [], "usage": answer.get("usage")})
+    return chunks

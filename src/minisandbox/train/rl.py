@@ -1,0 +1,381 @@
+"""On-policy GRPO: our rollouts, our advantages, TRL's loss and optimiser.
+
+The bridge is :func:`_bridge`: a ``rollout_func``, and a subclass that exchanges TRL's advantages for ours and compares
+the log-probabilities of the loss's own forward pass with the sampler's. What TRL is too narrow for: it takes one row of
+a rollout, and as many rows in every step; places without a row are filled with one that carries no loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from minisandbox.errors import InvalidValue, TrainingError
+from minisandbox.models import Model
+from minisandbox.train.config import RlConfig
+from minisandbox.train.evaluation import Evaluator, Score
+from minisandbox.train.groups import Gatherer, Rollouts, Step, seed_of, tasks_of_step
+from minisandbox.train.rows import TrainingRow, check_tokens, choose, compare
+from minisandbox.train.running import (
+    TrainingRun,
+    open_policy,
+    quiet,
+    require_training,
+    run_callback,
+    told_in_our_words,
+)
+from minisandbox.train.sft import Tell, common_arguments, lora_of, save_policy
+
+if TYPE_CHECKING:
+    import torch
+    from trl import GRPOTrainer
+
+    from minisandbox.models.engine import TransformersEngine
+
+MAY_CHANGE = frozenset(
+    {"out", "steps", "workers", "checkpoints.every", "checkpoints.keep", "report_to", "check_tokens", "check_rows"}
+)
+"""What a run that goes on may have otherwise: it does not say what was trained on."""
+
+
+class Setting(Protocol):
+    """Where rollouts are done: sandboxes, or something in their place."""
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """Ids of the tasks to train on."""
+        ...
+
+    @property
+    def held_out(self) -> Sequence[str]:
+        """Ids of the tasks to evaluate on."""
+        ...
+
+    def rollouts(self, model: Model, *, held_out: bool) -> Rollouts:
+        """Return what does the rollouts with a model.
+
+        Args:
+            model: what agents ask.
+            held_out: whether they are of the evaluation, whose sampling may be another.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RlResult:
+    """What came of reinforcement learning.
+
+    Attributes:
+        model: the directory of the model.
+        steps: optimiser steps, those of earlier calls included.
+        scores: the evaluations, by step.
+    """
+
+    model: Path
+    steps: int
+    scores: tuple[Score, ...]
+
+
+def train_rl(config: RlConfig, setting: Setting, *, tell: Tell = lambda _: None) -> RlResult:
+    """Train a model; the same call again goes on from the last checkpoint.
+
+    Args:
+        config: the experiment.
+        setting: where rollouts are done.
+        tell: is told what goes on.
+
+    Raises:
+        MissingExtra: the extra ``train`` is not installed.
+        InvalidValue: the model cannot be opened, or there are fewer tasks than a step has.
+        TrainingError: a step has no rollout with a reward, or several processes train.
+        TokenMismatch: what is trained on is not what was sampled.
+        RunError: the directory belongs to another experiment, or another process trains there.
+        DiskFull: a checkpoint cannot be written.
+    """
+    require_training()
+    if len(setting.tasks) < config.groups.tasks:
+        raise InvalidValue(
+            f"a step has {config.groups.tasks} tasks, and there are {len(setting.tasks)}", hint="lower groups.tasks"
+        )
+    with TrainingRun(Path(config.out), config, may_change=MAY_CHANGE) as run, asyncio.Runner() as runner:
+        checkpoint = run.last_checkpoint()
+        begun = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+        for file in ("log.jsonl", "rollouts.jsonl", "scores.jsonl"):
+            run.forget_after(begun, file=file)
+        if checkpoint:
+            tell(f"going on from step {begun}")
+        loop = Loop(config, setting, run, runner, tell)
+        try:
+            with told_in_our_words(run):
+                loop.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                save_policy(loop.trainer, run)
+        finally:
+            loop.close()
+        return RlResult(run.model, loop.trainer.state.global_step, tuple(loop.evaluator.scores()))
+
+
+class Loop:
+    """A trainer, an engine that shares its module, and the rollouts between them.
+
+    Args:
+        config: the experiment.
+        setting: where rollouts are done.
+        run: its directory.
+        runner: the event loop of the rollouts.
+        tell: is told what goes on.
+
+    Raises:
+        TrainingError: several processes train.
+    """
+
+    def __init__(
+        self, config: RlConfig, setting: Setting, run: TrainingRun, runner: asyncio.Runner, tell: Tell
+    ) -> None:
+        self.config, self.run, self._setting, self._runner, self.tell = config, run, setting, runner, tell
+        self.rows: list[TrainingRow] = []
+        self.trainer = _bridge(self)
+        if self.trainer.accelerator.num_processes > 1:
+            raise TrainingError(
+                f"{self.trainer.accelerator.num_processes} processes train",
+                reason="the engine shares the module of one process",
+                hint="start it without accelerate launch; several GPUs and nodes train with SkyRL",
+            )
+        self.engine = _engine(self.trainer, config)
+        self._pause = self.engine.paused()  # while it is trained nothing may be drawn
+        self._pause.__enter__()
+        self._gatherer = self._gathering(held_out=False, seed=config.seed if config.deterministic else None)
+        held = self._gathering(held_out=True, seed=config.seed)
+        self.evaluator = Evaluator(config.evaluation, setting.held_out, held, run, tell)
+
+    def _gathering(self, *, held_out: bool, seed: int | None) -> Gatherer:
+        config = self.config
+        rollouts = self._setting.rollouts(self.engine, held_out=held_out)
+        return Gatherer(rollouts, config.groups, config.workers, config.policy.deadline, seed, self.tell)
+
+    @contextlib.contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Let the engine draw answers with the weights that there are now; the module's mode is as before after it."""
+        module = self.engine.model
+        training = module.training
+        self._pause.__exit__(None, None, None)  # forgets what earlier weights have computed
+        try:
+            yield
+        finally:
+            self._pause = self.engine.paused()
+            self._pause.__enter__()  # until what was cut off has ended, too
+            module.train(training)
+
+    def step(self, number: int) -> Step:
+        """Do the rollouts of a step; its rows are checked and kept.
+
+        Args:
+            number: of the step, from 0.
+        """
+        groups = self.config.groups
+        tasks, spare = tasks_of_step(self._setting.tasks, groups.tasks, number, self.config.seed)
+        with self.drawing():
+            step = self._runner.run(self._gatherer.gather(number, tasks, spare))
+            self.rows = step.rows(groups.scale)
+            checked = choose(self.rows, self.config.check_tokens, self.config.check_rows, number)
+            options = {"temperature": self.config.policy.temperature, "tolerance": self.config.tolerance}
+            check_tokens(self.engine.model, checked, **options)
+        for row in self.rows:
+            line = {"step": number + 1, "rollout": row.rollout, "advantage": row.weight, "tokens": row.loss_tokens}
+            self.run.append(line, file="rollouts.jsonl")
+        return step
+
+    def evaluate(self, number: int) -> None:
+        """Evaluate on held-out tasks, unless that was done."""
+        if self.evaluator.is_due(number):
+            with self.drawing():
+                self._runner.run(self.evaluator.evaluate(number))
+
+    def close(self) -> None:
+        """End the engine and let go of the rollouts."""
+        self._pause.__exit__(None, None, None)
+        self._runner.run(self.engine.close())
+        self._setting.close()
+
+
+def _engine(trainer: GRPOTrainer, config: RlConfig) -> TransformersEngine:
+    from minisandbox.models.engine import TransformersEngine  # noqa: PLC0415 - an extra
+
+    exact = {"max_batch": 1, "kept": 0} if config.deterministic else {"max_batch": config.engine_batch}
+    module = trainer.accelerator.unwrap_model(trainer.model)
+    return TransformersEngine(module, trainer.processing_class, name=config.model, **exact)
+
+
+def _arguments(config: RlConfig, run: TrainingRun) -> object:
+    """TRL's configuration: each step has fresh rollouts and is one optimiser step, so that it is on-policy."""
+    from trl import GRPOConfig  # noqa: PLC0415 - an extra
+
+    slots = config.groups.tasks * config.groups.size
+    return GRPOConfig(
+        **common_arguments(config, run, config.optimizer),
+        max_steps=config.steps,
+        per_device_train_batch_size=config.micro_batch,
+        gradient_accumulation_steps=slots // config.micro_batch,
+        num_generations=config.groups.size,
+        max_completion_length=config.loss_length,
+        temperature=config.policy.temperature,
+        loss_type=config.loss,
+        scale_rewards="none",
+        beta=config.kl,
+        entropy_coef=config.entropy,
+        disable_dropout=True,
+        logging_steps=1,
+    )
+
+
+def as_trl_takes_them(rows: Sequence[TrainingRow], slots: int) -> dict[str, list[list[int]] | list[list[float]]]:
+    """Return rows as ``rollout_func`` gives them; places without a row have one without loss.
+
+    Args:
+        rows: at most as many as there are places.
+        slots: how many there are.
+    """
+    empty = TrainingRow("", array("i", [0, 0]), b"\0\0", array("d", [0.0, 0.0]))
+    filled = [*rows, *([empty] * (slots - len(rows)))]
+    starts = [min(row.prompt_length, len(row.ids) - 1) for row in filled]
+    pairs = list(zip(filled, starts, strict=True))
+    return {
+        "prompt_ids": [row.ids[:start].tolist() for row, start in pairs],
+        "completion_ids": [row.ids[start:].tolist() for row, start in pairs],
+        "logprobs": [(row.logprobs or array("d"))[start:].tolist() for row, start in pairs],
+        "env_mask": [list(row.mask[start:]) for row, start in pairs],
+    }
+
+
+def weights(rows: Sequence[TrainingRow], slots: int, loss: str) -> list[float]:
+    """Return the advantages of all places, such that the loss is a mean over the rows and not over the places.
+
+    Args:
+        rows: those that there are.
+        slots: how many places there are.
+        loss: in TRL's words. ``dapo`` is a mean over tokens with loss, which places without a row have not.
+    """
+    factor = 1.0 if loss == "dapo" or not rows else slots / len(rows)
+    return [factor * row.weight for row in rows] + [0.0] * (slots - len(rows))
+
+
+def _bridge(loop: Loop) -> GRPOTrainer:
+    """Return TRL's trainer, fed by our rollouts."""
+    import torch  # noqa: PLC0415 - an extra
+    from datasets import Dataset  # noqa: PLC0415 - the same
+
+    config = loop.config
+    places = config.groups.tasks * config.groups.size
+
+    def rollout_func(_prompts: object, trainer: GRPOTrainer) -> dict[str, object]:
+        number = trainer.state.global_step
+        step = loop.step(number)
+        trainer.stats = {
+            **step.stats(),
+            "staleness": 0,
+            "logprob_gap_max": 0.0,
+            "ratio_max": 0.0,
+            "ratio_min": math.inf,
+        }
+        if config.deterministic:  # TRL shuffles rows: a run that goes on shuffles as it would have
+            torch.manual_seed(seed_of(config.seed, "shuffle", number))
+        return dict(as_trl_takes_them(loop.rows, places))
+
+    def outcome(prompts: list[str], **_: object) -> list[float]:
+        return [0.0] * len(prompts)  # the advantages are ours
+
+    model, tokenizer = open_policy(config.model)
+    made = _bridge_class(loop, places)(
+        model=model, reward_funcs=outcome, args=_arguments(config, loop.run), processing_class=tokenizer,
+        train_dataset=Dataset.from_dict({"prompt": [str(one) for one in range(config.groups.tasks)]}),
+        peft_config=lora_of(config.lora), rollout_func=rollout_func,
+        callbacks=[run_callback(loop.run, loop.tell), _pacer(loop)],
+    )  # fmt: skip
+    quiet(made)
+    return made
+
+
+def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
+    """Return TRL's trainer with our advantages, and with a check of what its loss computes."""
+    import torch  # noqa: PLC0415 - an extra
+    from trl import GRPOTrainer  # noqa: PLC0415 - the same
+
+    class Bridge(GRPOTrainer):  # type: ignore[misc] # TRL is not looked at for types
+        stats: dict[str, float]
+        batch: dict[str, torch.Tensor] | None = None
+
+        def _generate_and_score_completions(self, inputs: object) -> dict[str, torch.Tensor]:
+            found: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
+            device = found["advantages"].device
+            found["advantages"] = torch.tensor(weights(loop.rows, places, loop.config.loss), device=device)
+            found["number"] = torch.arange(places, device=device)  # TRL shuffles them
+            return found
+
+        def _compute_loss(self, model: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+            self.batch = inputs
+            try:
+                return super()._compute_loss(model, inputs)
+            finally:
+                self.batch = None
+
+        def _get_per_token_logps_and_entropies(self, *args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
+            found: tuple[torch.Tensor, ...] = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+            if self.batch is not None:
+                _compare(loop, self.stats, self.batch, found[0].detach())
+            return found
+
+        def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
+            if "loss" in logs:  # TRL's rewards are of places, ours of rollouts
+                for key in [key for key in self._metrics["train"] if "reward" in key]:
+                    del self._metrics["train"][key]
+                logs = logs | self.stats
+            super().log(logs, *args, **kwargs)
+
+    return Bridge
+
+
+def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor], logprobs: torch.Tensor) -> None:
+    """Compare the loss's own log-probabilities with the sampler's, row by row.
+
+    Raises:
+        TokenMismatch: they differ.
+    """
+    tolerance = math.inf if loop.config.check_tokens == "off" else loop.config.tolerance
+    for place, values in zip(batch["number"].tolist(), logprobs.float().tolist(), strict=True):
+        if place >= len(loop.rows):
+            continue
+        row = loop.rows[place]
+        start = row.prompt_length
+        again = [0.0] * start + values[: len(row.ids) - start]
+        stats["logprob_gap_max"] = max(stats["logprob_gap_max"], compare(row, again, tolerance))
+        assert row.logprobs is not None
+        ratios = [math.exp(b - a) for a, b, m in zip(row.logprobs, again, row.mask, strict=True) if m]
+        stats["ratio_max"], stats["ratio_min"] = max(stats["ratio_max"], *ratios), min(stats["ratio_min"], *ratios)
+
+
+def _pacer(loop: Loop) -> object:
+    """Return what evaluates between steps, and lets a step without any signal leave the weights as they are."""
+    from transformers import TrainerCallback, TrainerState  # noqa: PLC0415 - an extra
+
+    class Pacer(TrainerCallback):  # type: ignore[misc] # transformers is not looked at for types
+        def on_step_begin(self, _args: object, state: TrainerState, _control: object, **_: object) -> None:
+            if state.global_step % loop.config.evaluation.every == 0:
+                loop.evaluate(state.global_step)
+
+        def on_pre_optimizer_step(self, *_args: object, model: torch.nn.Module, **_: object) -> None:
+            if not loop.rows:  # AdamW would go on by its momentum
+                model.zero_grad(set_to_none=True)
+
+        def on_train_end(self, _args: object, state: TrainerState, _control: object, **_: object) -> None:
+            loop.evaluate(state.global_step)
+
+    return Pacer()

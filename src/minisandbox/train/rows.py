@@ -1,0 +1,300 @@
+"""Rows to train on: tokens, which of them carry loss, what they were sampled with, and what they weigh."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minisandbox.errors import InvalidValue, MissingExtra, TokenMismatch, TrainingError
+from minisandbox.models import TokenRow
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+IGNORED = -100
+"""The label of a token without loss, as PyTorch's cross entropy has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One sequence to train on.
+
+    Attributes:
+        rollout: whose it is; what errors call it.
+        ids: the tokens (``array('i')``).
+        mask: for each token 1 where it carries loss, else 0.
+        logprobs: natural logarithms of the probabilities that tokens were sampled with, 0.0 for context
+            (``array('d')``); None where they are not known.
+        weight: what its tokens' log-probabilities are multiplied by: the advantage; 1.0 for examples.
+        task: its task's id.
+    """
+
+    rollout: str
+    ids: array[int]
+    mask: bytes
+    logprobs: array[float] | None = None
+    weight: float = 1.0
+    task: str = ""
+
+    @classmethod
+    def of(cls, row: TokenRow, *, rollout: str, weight: float = 1.0, task: str = "") -> TrainingRow:
+        """Return a row of captured tokens as one to train on.
+
+        Args:
+            row: what the engine read and sampled.
+            rollout: whose it is.
+            weight: its advantage.
+            task: its task's id.
+        """
+        return cls(rollout, row.ids, row.mask, row.logprobs, weight, task)
+
+    @property
+    def labels(self) -> list[int]:
+        """The tokens that carry loss; -100 in the places of the others."""
+        return [token if carries else IGNORED for token, carries in zip(self.ids, self.mask, strict=True)]
+
+    @property
+    def prompt_length(self) -> int:
+        """How many tokens come before the first that carries loss."""
+        found = self.mask.find(1)
+        return len(self.mask) if found < 0 else found
+
+    @property
+    def loss_tokens(self) -> int:
+        """How many tokens carry loss."""
+        return sum(self.mask)
+
+    def check(self) -> None:
+        """Check that its parts belong together.
+
+        Raises:
+            TrainingError: they do not; the message names the rollout and, where there is one, the position.
+        """
+        if len(self.ids) != len(self.mask) or (self.logprobs is not None and len(self.logprobs) != len(self.ids)):
+            raise TrainingError(f"{self.rollout}: its tokens, mask and log-probabilities are not of one length")
+        if not any(self.mask):
+            raise TrainingError(f"{self.rollout}: none of its {len(self.ids)} tokens carries loss")
+        if self.mask[0]:
+            raise TrainingError(f"{self.rollout}: token 0 carries loss", reason="nothing predicts a first token")
+        for position, (token, carries) in enumerate(zip(self.ids, self.mask, strict=True)):
+            if token < 0 or carries not in (0, 1):
+                raise TrainingError(f"{self.rollout}, token {position}: the id {token} with the mask {carries}")
+            logprob = self.logprobs[position] if self.logprobs is not None and carries else 0.0
+            if not (math.isfinite(logprob) and logprob <= 1e-6):  # float32 rounds 1.0 a little up
+                raise TrainingError(f"{self.rollout}, token {position}: the log-probability {logprob}")
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> Iterator[TrainingRow]:
+    """Read rows from JSON Lines or Parquet, as ``trajectories export`` writes them.
+
+    Columns: ``input_ids``; ``loss_mask`` or ``labels``; and ``logprobs``, ``traj_id``, ``row``, ``instance_id`` where
+    they are known.
+
+    Raises:
+        InvalidValue: there is no such file, or it is of another format.
+        MissingExtra: Parquet needs ``pyarrow``.
+        TrainingError: a line is no row; the message names the file and the line.
+    """
+    for number, body in enumerate(_bodies(path), start=1):
+        place = f"{path}, row {number}"
+        try:
+            row = _row(body, place)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise TrainingError(
+                f"{place} is no row of tokens",
+                reason=f"{type(error).__name__}: {error}",
+                hint="minisandbox trajectories export --to tokens writes such files",
+            ) from error
+        row.check()
+        yield row
+
+
+def _bodies(path: Path) -> Iterator[Mapping[str, object]]:
+    if not path.is_file():
+        raise InvalidValue(f"{path}: no such file", hint="minisandbox trajectories export writes rows")
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+    elif path.suffix == ".jsonl":
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise TrainingError(f"{path}, row {number} is no JSON", reason=str(error)) from error
+    else:
+        raise InvalidValue(f"{path}: rows are in .jsonl or .parquet files")
+
+
+def _parquet(path: Path) -> Iterator[Mapping[str, object]]:
+    try:
+        import pyarrow.parquet  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise MissingExtra(
+            "the package pyarrow is not installed", hint="pip install 'swe-minisandbox[data]'"
+        ) from error
+    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
+        yield from batch.to_pylist()
+
+
+def _row(body: Mapping[str, Any], place: str) -> TrainingRow:
+    ids = array("i", body["input_ids"])
+    marks = body.get("loss_mask")
+    if marks is None:
+        marks = [label != IGNORED for label in body["labels"]]
+    elif body.get("labels") is not None and [label != IGNORED for label in body["labels"]] != [bool(m) for m in marks]:
+        raise ValueError("its loss_mask and its labels say different things")
+    logprobs = body.get("logprobs")
+    name = f"{body['traj_id']}#{body.get('row', 0)}" if body.get("traj_id") else place
+    found = None if logprobs is None else array("d", logprobs)
+    return TrainingRow(name, ids, bytes(map(int, marks)), found, 1.0, str(body.get("instance_id") or ""))
+
+
+def held_out(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
+    """Divide rows into those to train on and those held out; a task's rows stay together.
+
+    Args:
+        rows: all of them; one without a task counts as a task of its own.
+        share: the part of the tasks that is held out; more than 0 means at least one, and never all.
+        seed: of the choice.
+    """
+    tasks = sorted({row.task or row.rollout for row in rows})
+    count = min(max(1, round(share * len(tasks))), len(tasks) - 1) if share else 0
+    chosen = set(random.Random(seed).sample(tasks, count))  # noqa: S311 - a choice of tasks, no secret
+    kept = [row for row in rows if (row.task or row.rollout) not in chosen]
+    return kept, [row for row in rows if (row.task or row.rollout) in chosen]
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]:
+    """Return rows as tensors, padded on the right.
+
+    Args:
+        rows: at least one.
+        pad: the token that fills up; it is neither read nor trained.
+
+    Returns:
+        ``input_ids``, ``labels``, ``attention_mask``, ``logprobs`` [rows, longest], and ``weights`` [rows].
+    """
+    import torch  # noqa: PLC0415 - an extra
+
+    width = max(len(row.ids) for row in rows)
+    shape = (len(rows), width)
+    ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
+    seen, logprobs = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.float32)
+    for number, row in enumerate(rows):
+        end = len(row.ids)
+        ids[number, :end], labels[number, :end] = torch.tensor(row.ids.tolist()), torch.tensor(row.labels)
+        seen[number, :end] = 1
+        if row.logprobs is not None:
+            logprobs[number, :end] = torch.tensor(row.logprobs.tolist())
+    weights = torch.tensor([row.weight for row in rows], dtype=torch.float32)
+    return {"input_ids": ids, "labels": labels, "attention_mask": seen, "logprobs": logprobs, "weights": weights}
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_tokens(
+    model: PreTrainedModel, rows: Iterable[TrainingRow], *, temperature: float = 1.0, tolerance: float = 1e-4
+) -> float:
+    """Compute what the model says of rows' sampled tokens, each row alone, and compare it with what the sampler said.
+
+    A mask that covers a token which was not sampled shows, too: no such log-probability was recorded for it.
+
+    Args:
+        model: with the weights that have sampled; it is left in the mode that it is in.
+        rows: with log-probabilities.
+        temperature: what was sampled with.
+        tolerance: how far they may differ.
+
+    Returns:
+        The largest difference.
+
+    Raises:
+        TokenMismatch: one differs by more; the message names the rollout and the position.
+    """
+    from minisandbox.models.engine import recompute_logprobs  # noqa: PLC0415 - an extra
+
+    training, worst = model.training, 0.0
+    model.eval()
+    try:
+        for row in rows:
+            row.check()
+            if row.logprobs is None:
+                raise TrainingError(f"{row.rollout}: its log-probabilities are not known")
+            again = recompute_logprobs(model, TokenRow(row.ids, row.logprobs, row.mask, ()), temperature=temperature)
+            worst = max(worst, compare(row, again, tolerance))
+    finally:
+        model.train(training)
+    return worst
+
+
+def compare(row: TrainingRow, logprobs: Sequence[float], tolerance: float) -> float:
+    """Compare a row's log-probabilities with a trainer's, where it carries loss; returns the largest difference.
+
+    Args:
+        row: with those of the sampler.
+        logprobs: the trainer's, one for each token.
+        tolerance: how far they may differ.
+
+    Raises:
+        TokenMismatch: one differs by more, or is no number.
+    """
+    assert row.logprobs is not None
+    gaps = [abs(a - b) if m else 0.0 for a, b, m in zip(row.logprobs, logprobs, row.mask, strict=True)]
+    position = max(range(len(gaps)), key=lambda one: math.inf if math.isnan(gaps[one]) else gaps[one])
+    if not gaps[position] <= tolerance:
+        raise TokenMismatch(
+            f"{row.rollout}, token {position} (id {row.ids[position]}): the sampler's log-probability is "
+            f"{row.logprobs[position]:.6f}, the trainer's {logprobs[position]:.6f}",
+            rollout=row.rollout,
+            position=position,
+            reason="the trainer's weights, temperature, precision or context are not those that it was sampled with",
+            hint=f"the difference may be {tolerance:g}: bfloat16 needs more (tolerance); top_p and top_k must be off",
+        )
+    return gaps[position]
+
+
+def choose(rows: Sequence[TrainingRow], check: str, count: int, seed: int) -> list[TrainingRow]:
+    """Return the rows that are checked.
+
+    Args:
+        rows: of a step.
+        check: ``all``, ``sample`` or ``off``.
+        count: how many ``sample`` takes.
+        seed: of the choice.
+    """
+    if check == "all" or (check == "sample" and len(rows) <= count):
+        return list(rows)
+    return random.Random(seed).sample(list(rows), count) if check == "sample" else []  # noqa: S311 - no secret
+
+
+def shown_mask(row: TrainingRow, decode: Callable[[int], str] | None = None) -> Iterator[str]:
+    """Return a row's mask as people read it: spans of tokens with and without loss.
+
+    Args:
+        row: it.
+        decode: returns a token's text; their numbers are shown without.
+
+    Yields:
+        A line for each span.
+    """
+    place = 0
+    for carries, group in groupby(row.mask):
+        end = place + len(list(group))
+        texts = map(decode or str, row.ids[place:end])
+        yield f"{'LOSS   ' if carries else 'context'} {place:5} to {end - 1:5}: {' '.join(texts)}"
+        place = end

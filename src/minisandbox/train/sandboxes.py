@@ -1,0 +1,146 @@
+"""Rollouts in real sandboxes, with the model that is trained and rewards from hidden tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minisandbox.agents import AgentLimits, AgentOptions, open_agent
+from minisandbox.models import Completion, Model, Request, Sampling
+from minisandbox.rollouts import ImageOf, RunDirectory, Setup, rollout_async
+from minisandbox.tasks import Task
+from minisandbox.train.config import Policy, RlConfig
+from minisandbox.train.groups import Result, Rollouts, Wanted, seed_of
+
+
+@dataclass(frozen=True, slots=True)
+class SeededModel:
+    """A model whose answers are drawn with a seed of the rollout and the turn, whatever else goes on.
+
+    Attributes:
+        model: it.
+        seed: of the rollout.
+    """
+
+    model: Model
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The model's."""
+        return self.model.name
+
+    async def complete(self, request: Request) -> Completion:
+        """As :meth:`.Model.complete`."""
+        turn = sum(message.role == "assistant" for message in request.messages)
+        sampling = replace(request.sampling, seed=seed_of(self.seed, turn))
+        return await self.model.complete(replace(request, sampling=sampling))
+
+    async def close(self) -> None:
+        """Nothing: the model is its owner's."""
+
+
+class SandboxRollouts:
+    """Does rollouts in sandboxes, and keeps each one's trajectory.
+
+    Args:
+        tasks: by id.
+        image_of: returns a task's image; called in a thread.
+        model: what the agent asks; it serves all rollouts.
+        policy: how it acts.
+        out: the run directory that the trajectories go to; None: they are not kept.
+        temperature: of the sampling, where it is not the policy's.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Task],
+        image_of: ImageOf,
+        model: Model,
+        policy: Policy,
+        *,
+        out: Path | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        options = AgentOptions(
+            action_format=policy.action_format, prompt=Path(policy.prompt) if policy.prompt is not None else None
+        )
+        self._tasks, self._image_of = tasks, image_of
+        self._setup = Setup(
+            agent=open_agent(policy.agent, options if policy.agent == "bash" else None),
+            model=model,
+            sampling=Sampling(
+                temperature=policy.temperature if temperature is None else temperature, max_tokens=policy.max_tokens
+            ),
+            agent_limits=AgentLimits(steps=policy.steps, seconds=policy.seconds, context=policy.context),
+            configuration={"agent": policy.agent, "action_format": policy.action_format},
+        )
+        self._run = None if out is None else RunDirectory.open(out, {"agent": policy.agent, "model": model.name})
+
+    async def run(self, wanted: Wanted) -> Result:
+        """As :meth:`.Rollouts.run`."""
+        task = self._tasks[wanted.task]
+        image = await asyncio.to_thread(self._image_of, task)
+        assert self._setup.model is not None
+        setup = replace(self._setup, model=SeededModel(self._setup.model, wanted.seed))
+        found = await rollout_async(task, image, setup, attempt=wanted.attempt)
+        if self._run is not None:
+            await asyncio.to_thread(self._run.write, found)
+        detail = "" if found.failure is None else f"{found.failure.phase}: {found.failure.kind}: {found.failure.detail}"
+        return Result(wanted, found.reward, found.rows, detail)
+
+    def close(self) -> None:
+        """Close the run directory; calling it again does nothing."""
+        if self._run is not None:
+            self._run.close()
+
+
+class SandboxSetting:
+    """Where rollouts are done: in sandboxes. It is a :class:`.Setting`.
+
+    Trajectories are kept in the run's ``rollouts`` and ``evaluation``, which ``minisandbox trajectories`` reads.
+
+    Args:
+        config: the experiment.
+        tasks: to train on, by id.
+        held_out: to evaluate on, by id.
+        image_of: returns a task's image.
+    """
+
+    def __init__(
+        self, config: RlConfig, tasks: Mapping[str, Task], held_out: Mapping[str, Task], image_of: ImageOf
+    ) -> None:
+        self._config, self._image_of = config, image_of
+        self._tasks, self._held_out = tasks, held_out
+        self._opened: list[SandboxRollouts] = []
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """Ids of the tasks to train on."""
+        return tuple(self._tasks)
+
+    @property
+    def held_out(self) -> Sequence[str]:
+        """Ids of the tasks to evaluate on."""
+        return tuple(self._held_out)
+
+    def rollouts(self, model: Model, *, held_out: bool) -> Rollouts:
+        """As :meth:`.Setting.rollouts`."""
+        config = self._config
+        made = SandboxRollouts(
+            self._held_out if held_out else self._tasks,
+            self._image_of,
+            model,
+            config.policy,
+            out=Path(config.out) / ("evaluation" if held_out else "rollouts"),
+            temperature=config.evaluation.temperature if held_out else None,
+        )
+        self._opened.append(made)
+        return made
+
+    def close(self) -> None:
+        """Close the run directories; calling it again does nothing."""
+        for one in self._opened:
+            one.close()

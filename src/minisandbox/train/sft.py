@@ -1,0 +1,230 @@
+"""Fine-tuning on rows of tokens, by TRL's SFTTrainer. Only tokens that a model sampled, or would have, carry loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisandbox.errors import TrainingError
+from minisandbox.train.config import Lora, Optimizer, RlConfig, SftConfig
+from minisandbox.train.rows import TrainingRow, held_out, read_rows
+from minisandbox.train.running import (
+    TrainingRun,
+    check_vocabulary,
+    is_first,
+    open_policy,
+    quiet,
+    require_training,
+    run_callback,
+    told_in_our_words,
+)
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import Trainer
+    from trl import SFTTrainer
+
+MAY_CHANGE = frozenset(
+    {"out", "max_steps", "epochs", "checkpoints.every", "checkpoints.keep", "log_every", "report_to"}
+)
+"""What a run that goes on may have otherwise: it does not say what was trained on."""
+
+Tell = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class SftResult:
+    """What came of fine-tuning.
+
+    Attributes:
+        model: the directory of the model.
+        steps: optimiser steps, those of earlier calls included.
+        first_loss: of the first step that was logged.
+        last_loss: of the last one.
+        held_out_loss: of the rows that were not trained on, at the end; None where there were none.
+        rows: how many were trained on.
+        left_out: how many were longer than allowed.
+    """
+
+    model: Path
+    steps: int
+    first_loss: float | None
+    last_loss: float | None
+    held_out_loss: float | None
+    rows: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class SftData:
+    """The rows of an experiment.
+
+    Attributes:
+        train: to train on.
+        held_out: to measure the loss of.
+        left_out: how many were longer than allowed.
+    """
+
+    train: Sequence[TrainingRow]
+    held_out: Sequence[TrainingRow]
+    left_out: int
+
+    @classmethod
+    def load(cls, config: SftConfig) -> SftData:
+        """Read what a configuration names.
+
+        Raises:
+            InvalidValue: a file cannot be read.
+            TrainingError: a row cannot be trained on, or none is left.
+        """
+        everything = [row for name in config.data for row in read_rows(Path(name))]
+        rows = [row for row in everything if len(row.ids) <= config.max_length]
+        if not rows:
+            longer = f"all {len(everything)} are longer than max_length {config.max_length}"
+            raise TrainingError("no row is left to train on", reason=longer if everything else "the files are empty")
+        if not config.held_out:
+            kept, held = held_out(rows, config.held_out_share, config.seed)
+            return cls(kept, held, len(everything) - len(rows))
+        other = [row for name in config.held_out for row in read_rows(Path(name))]
+        held = [row for row in other if len(row.ids) <= config.max_length]
+        return cls(rows, held, len(everything) - len(rows) + len(other) - len(held))
+
+
+def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
+    """Fine-tune a model; the same call again goes on from the last checkpoint.
+
+    Args:
+        config: the experiment.
+        tell: is told what goes on.
+
+    Raises:
+        MissingExtra: the extra ``train`` is not installed.
+        InvalidValue: the model or the rows cannot be read.
+        TrainingError: a row cannot be trained on.
+        RunError: the directory belongs to another experiment, or another process trains there.
+        DiskFull: a checkpoint cannot be written.
+    """
+    require_training()
+    data = SftData.load(config)
+    with TrainingRun(Path(config.out), config, may_change=MAY_CHANGE) as run:
+        trainer = make_trainer(config, data, run, tell)
+        checkpoint = run.last_checkpoint()
+        if is_first():
+            left = f"; {data.left_out} longer ones were left out" if data.left_out else ""
+            begin = f", from {checkpoint.name}" if checkpoint else ""
+            tell(f"training on {len(data.train)} rows{left}{begin}")
+        run.forget_after(int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1)
+        with told_in_our_words(run):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            held = trainer.evaluate()["eval_loss"] if data.held_out else None
+            save_policy(trainer, run)
+        losses = [float(str(line["loss"])) for line in run.lines() if "loss" in line]
+        return SftResult(
+            run.model, trainer.state.global_step, losses[0] if losses else None, losses[-1] if losses else None, held,
+            len(data.train), data.left_out,
+        )  # fmt: skip
+
+
+def make_trainer(config: SftConfig, data: SftData, run: TrainingRun, tell: Tell = lambda _: None) -> SFTTrainer:
+    """Return TRL's trainer of an experiment.
+
+    Args:
+        config: the experiment.
+        data: its rows.
+        run: where its checkpoints and its log go.
+        tell: is told each step.
+    """
+    from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - an extra
+
+    model, tokenizer = open_policy(config.model)
+    longest = max((*data.train, *data.held_out), key=lambda row: max(row.ids))
+    check_vocabulary(model, max(longest.ids), longest.rollout)
+    arguments = SFTConfig(
+        **common_arguments(config, run, config.optimizer),
+        num_train_epochs=config.epochs,
+        max_steps=config.max_steps or -1,
+        per_device_train_batch_size=config.batch_size,
+        per_device_eval_batch_size=config.batch_size,
+        gradient_accumulation_steps=config.accumulation,
+        logging_steps=config.log_every,
+        eval_strategy="steps" if data.held_out else "no",
+        eval_steps=config.evaluate_every,
+        max_length=config.max_length,
+        packing=config.packing,
+        eval_packing=False,
+    )
+    made = SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=dataset_of(data.train),
+        eval_dataset=dataset_of(data.held_out) if data.held_out else None,
+        processing_class=tokenizer,
+        peft_config=lora_of(config.lora),
+        callbacks=[run_callback(run, tell)],
+    )
+    quiet(made)
+    return made
+
+
+def common_arguments(config: SftConfig | RlConfig, run: TrainingRun, optimizer: Optimizer) -> dict[str, object]:
+    """Return what the trainers of both kinds are told alike, in transformers' names.
+
+    Args:
+        config: an ``SftConfig`` or an ``RlConfig``.
+        run: its directory.
+        optimizer: its optimiser.
+    """
+    cpu = config.device == "cpu"
+    return {
+        "output_dir": str(run.checkpoints),
+        "learning_rate": optimizer.learning_rate,
+        "lr_scheduler_type": optimizer.schedule,
+        "warmup_steps": optimizer.warmup_steps,
+        "weight_decay": optimizer.weight_decay,
+        "adam_beta2": optimizer.beta2,
+        "max_grad_norm": optimizer.max_grad_norm,
+        "bf16": config.precision == "bfloat16",
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "use_cpu": cpu,
+        "dataloader_pin_memory": not cpu,
+        "save_strategy": "steps",
+        "save_steps": config.checkpoints.every,
+        "save_total_limit": config.checkpoints.keep or None,
+        "report_to": config.report_to,
+        "seed": config.seed,
+        "disable_tqdm": True,
+    }
+
+
+def dataset_of(rows: Sequence[TrainingRow]) -> Dataset:
+    """Return rows as TRL takes them: with labels of ours it makes no mask of its own."""
+    from datasets import Dataset  # noqa: PLC0415 - an extra
+
+    return Dataset.from_dict({"input_ids": [row.ids.tolist() for row in rows], "labels": [row.labels for row in rows]})
+
+
+def lora_of(lora: Lora) -> LoraConfig | None:
+    """Return peft's configuration, or None where all weights are trained."""
+    if not lora.rank:
+        return None
+    from peft import LoraConfig  # noqa: PLC0415 - an extra
+
+    modules = lora.modules if lora.modules == "all-linear" else lora.modules.split(",")
+    return LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=modules, task_type="CAUSAL_LM"
+    )
+
+
+def save_policy(trainer: Trainer, run: TrainingRun) -> None:
+    """Save the trained model whole; of LoRA also the adapter alone."""
+    if not trainer.is_world_process_zero():
+        return
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if hasattr(model, "merge_and_unload"):
+        model.save_pretrained(run.path / "adapter")
+        model = model.merge_and_unload()
+    model.save_pretrained(run.model)
+    trainer.processing_class.save_pretrained(run.model)

@@ -1,0 +1,288 @@
+"""Choosing examples: collect, filter and balance. Nothing is dropped without a word in the report."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from minisandbox.errors import InvalidValue, RunError
+from minisandbox.trajectories.example import Example
+from minisandbox.trajectories.reports import Report
+
+Refusal = tuple[str, str]
+"""Why an example is not kept: a reason that programs compare, and a detail for people."""
+
+SUBMITTED = "submitted"
+_HUNK = re.compile(rb"^(@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@).*$", re.MULTILINE)
+_NOISE = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Which rollouts are golden: by default, those that submitted, resolved the task, and were not flagged.
+
+    Attributes:
+        min_reward: the least reward; None for any, also where there is none.
+        statuses: exit statuses of which one is needed; empty for any. What no source says is no reason to drop.
+        any_flags: take flagged ones too.
+        agents: names of agents of which one is needed; empty for any.
+        models: the same of models.
+    """
+
+    min_reward: float | None = 1.0
+    statuses: tuple[str, ...] = (SUBMITTED,)
+    any_flags: bool = False
+    agents: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def refuse(self, example: Example) -> Refusal | None:
+        """Return why an example is not taken, or None."""
+        if not example.turns:
+            return "no_answers", "no model was asked"
+        if self.statuses and example.exit_status is not None and example.exit_status not in self.statuses:
+            return "exit_status", example.exit_status
+        return self._by_reward(example) or self._by_name(example)
+
+    def _by_reward(self, example: Example) -> Refusal | None:
+        if self.min_reward is not None and example.reward is None:
+            return "no_reward", "whether it resolves its task is not known"
+        if self.min_reward is not None and example.reward is not None and example.reward < self.min_reward:
+            return "reward", f"{example.reward:g}"
+        return ("flagged", _kinds(example)) if example.flags and not self.any_flags else None
+
+    def _by_name(self, example: Example) -> Refusal | None:
+        for name, wanted, value in (("agent", self.agents, example.agent), ("model", self.models, example.model)):
+            if wanted and value not in wanted:
+                return name, value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What is left out of what was collected; None for no bound.
+
+    Attributes:
+        max_tokens: tokens of the whole conversation.
+        max_chars: characters of all messages.
+        min_turns: answers of the model.
+        max_turns: the same.
+        no_flags: leave out what is flagged.
+        flags: kinds of flags, as regular expressions, each a reason to leave it out.
+        unique: of several examples of a task with the same submission, keep the first.
+        repo: a regular expression that is found in the repository's name.
+        not_repo: one that is not.
+    """
+
+    max_tokens: int | None = None
+    max_chars: int | None = None
+    min_turns: int | None = None
+    max_turns: int | None = None
+    no_flags: bool = False
+    flags: tuple[str, ...] = ()
+    unique: bool = False
+    repo: str | None = None
+    not_repo: str | None = None
+
+    def __post_init__(self) -> None:
+        for pattern in (*self.flags, self.repo or "", self.not_repo or ""):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise InvalidValue(f"{pattern!r}: not a regular expression", reason=str(error)) from None
+        for name in ("max_tokens", "max_chars", "min_turns", "max_turns"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidValue(f"{name} {value}", hint="give 1 or more")
+
+
+class Filtering:
+    """A filter at work: it remembers the submissions that it has seen.
+
+    Args:
+        rules: what is left out.
+        count: counts an example's tokens; None: as its engine counted them.
+    """
+
+    def __init__(self, rules: Filter, *, count: Callable[[Example], int] | None = None) -> None:
+        self._rules = rules
+        self._count = count
+        self._seen: dict[tuple[str, bytes], str] = {}
+
+    def refuse(self, example: Example) -> Refusal | None:
+        """Return why an example is left out, or None.
+
+        Raises:
+            InvalidValue: its tokens are to be counted, and nobody has.
+        """
+        return self._by_repo(example) or self._by_flags(example) or self._by_length(example) or self._twin(example)
+
+    def _by_repo(self, example: Example) -> Refusal | None:
+        rules = self._rules
+        if rules.repo is not None and not re.search(rules.repo, example.repo):
+            return "repo", example.repo
+        if rules.not_repo is not None and re.search(rules.not_repo, example.repo):
+            return "repo", example.repo
+        return None
+
+    def _by_flags(self, example: Example) -> Refusal | None:
+        if self._rules.no_flags and example.flags:
+            return "flagged", _kinds(example)
+        for pattern in self._rules.flags:
+            if any(re.search(pattern, flag.kind) for flag in example.flags):
+                return "flagged", _kinds(example)
+        return None
+
+    def _by_length(self, example: Example) -> Refusal | None:
+        rules, turns = self._rules, example.turns
+        if rules.min_turns is not None and turns < rules.min_turns:
+            return "too_few_turns", f"{turns} of at least {rules.min_turns}"
+        if rules.max_turns is not None and turns > rules.max_turns:
+            return "too_many_turns", f"{turns} of at most {rules.max_turns}"
+        if rules.max_chars is not None and example.characters > rules.max_chars:
+            return "too_many_characters", f"{example.characters} of at most {rules.max_chars}"
+        if rules.max_tokens is not None and (tokens := self._tokens(example)) > rules.max_tokens:
+            return "too_many_tokens", f"{tokens} of at most {rules.max_tokens}"
+        return None
+
+    def _tokens(self, example: Example) -> int:
+        if self._count is not None:
+            return self._count(example)
+        if example.rows:
+            return max(len(row.ids) for row in example.rows)
+        if example.tokens is None:
+            raise InvalidValue(
+                f"{example.traj_id}: how many tokens it has is not known",
+                reason="its source does not count them",
+                hint="name a tokenizer that does: --tokenizer DIR; or bound the characters",
+            )
+        return example.tokens
+
+    def _twin(self, example: Example) -> Refusal | None:
+        if not self._rules.unique or example.submission is None:
+            return None
+        key = (example.instance_id, hashlib.sha256(normalised(example.submission)).digest())
+        first = self._seen.setdefault(key, example.traj_id)
+        return None if first == example.traj_id else ("duplicate", f"the submission of {first}")
+
+
+def chosen(
+    examples: Iterable[Example], refuse: Callable[[Example], Refusal | None], report: Report
+) -> Iterator[Example]:
+    """Hand on the examples that are kept, one by one, and keep the report.
+
+    Args:
+        examples: they.
+        refuse: says why one is not kept, or None.
+        report: counts all of them.
+    """
+    for example in examples:
+        refusal = refuse(example)
+        if refusal is None:
+            report.keep(example)
+            yield example
+        else:
+            report.drop(example, *refusal)
+
+
+def normalised(patch: bytes) -> bytes:
+    """Return a patch without what differs between equal changes.
+
+    Hashes of blobs, what git prints behind a hunk's numbers, line ends, the order of the files.
+
+    Args:
+        patch: a unified diff.
+    """
+    plain = _HUNK.sub(rb"\1", _NOISE.sub(b"", patch.replace(b"\r\n", b"\n")))
+    files = re.split(rb"^(?=diff --git )", plain, flags=re.MULTILINE)
+    return b"".join(sorted(one.strip(b"\n") + b"\n" for one in files if one.strip()))
+
+
+def _kinds(example: Example) -> str:
+    return ", ".join(dict.fromkeys(flag.kind for flag in example.flags))
+
+
+# --- balance ---------------------------------------------------------------------------------------------------------
+
+
+def balance(
+    names: Sequence[tuple[str, str]], *, max_per_instance: int, seed: int, total: int | None = None
+) -> dict[int, Refusal]:
+    """Draw at most so many examples of each task, by lot.
+
+    A lot is a hash of the seed and the example's names. So what is drawn depends neither on the order of the
+    examples nor on those of other tasks.
+
+    Args:
+        names: each example's ``instance_id`` and ``traj_id``.
+        max_per_instance: examples of one task at most.
+        seed: of the lots.
+        total: examples of all tasks at most: the first of each task before the second ones; None for no bound.
+
+    Returns:
+        The places in ``names`` that are not drawn, and why.
+
+    Raises:
+        InvalidValue: a bound is less than 1.
+    """
+    if max_per_instance < 1 or (total is not None and total < 1):
+        raise InvalidValue(f"at most {max_per_instance} of a task, {total} in all", hint="give 1 or more")
+    ranks: dict[str, int] = {}
+    order: list[tuple[int, bytes, int]] = []
+    dropped: dict[int, Refusal] = {}
+    for lot, place in sorted((_lot(seed, *name), place) for place, name in enumerate(names)):
+        instance = names[place][0]
+        rank = ranks[instance] = ranks.get(instance, 0) + 1
+        if rank <= max_per_instance:
+            order.append((rank, lot, place))
+        else:
+            dropped[place] = ("over_max_per_instance", f"lot {rank} of at most {max_per_instance}")
+    for number, (_, _, place) in enumerate(sorted(order), start=1):
+        if total is not None and number > total:
+            dropped[place] = ("over_total", f"lot {number} of at most {total}")
+    return dropped
+
+
+def _lot(seed: int, instance_id: str, traj_id: str) -> bytes:
+    return hashlib.sha256(f"{seed}\0{instance_id}\0{traj_id}".encode("utf-8", "surrogatepass")).digest()
+
+
+def drawn(
+    examples: Iterable[Example], names: Sequence[tuple[str, str]], dropped: Mapping[int, Refusal], report: Report
+) -> Iterator[Example]:
+    """Hand on the examples that :func:`balance` has drawn, and keep the report.
+
+    Args:
+        examples: they, in the order in which they were named.
+        names: what was given to it.
+        dropped: what it returned.
+        report: counts all of them.
+
+    Raises:
+        RunError: they are not those that were named.
+    """
+    count = 0
+    for count, example in enumerate(examples, start=1):
+        if count > len(names) or names[count - 1] != (example.instance_id, example.traj_id):
+            break
+        refusal = dropped.get(count - 1)
+        if refusal is None:
+            report.keep(example)
+            yield example
+        else:
+            report.drop(example, *refusal)
+    else:
+        if count == len(names):
+            return
+    raise RunError(
+        "the examples changed while they were balanced",
+        reason="a run that goes on was given, or a file was written meanwhile",
+        hint="collect the run into a file first, and balance that",
+    )
+
+
+def table_of(rules: Collect | Filter) -> dict[str, object]:
+    """Return rules as a report has them: those that are in force."""
+    values = {field.name: getattr(rules, field.name) for field in fields(rules)}
+    return {name: value for name, value in values.items() if value is not None and value is not False and value != ()}

@@ -1,0 +1,142 @@
+"""The ticks style: a thought, and SWE-agent's command line between two lines of three backticks.
+
+SWE-agent makes that line of a tool's arguments by the tool's signature (``sweagent/tools/commands.py``); for the editor
+it leaves a space for each argument that is not there. The same is written here, and more is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+from minisandbox.models import Message
+from minisandbox.trajectories.styles import Call, CannotSay, Said
+
+BASH = "bash"
+EDITOR = "str_replace_editor"
+SUBMIT = "submit"
+_FENCE = re.compile(r"^```(\S*)[ \t]*$", re.MULTILINE)
+_OPTIONS = ("file_text", "view_range", "old_str", "new_str", "insert_line")
+"""In the order of the signature, after the command and the path."""
+
+
+class TicksStyle:
+    """What SWE-agent's ``thought_action`` parser reads: the last block is the action."""
+
+    name = "ticks"
+    answers_calls = False
+
+    def read(self, message: Message) -> Said:
+        """Return the last block's action.
+
+        Raises:
+            CannotSay: there is no block, or it is empty.
+        """
+        text = message.content
+        opened: list[re.Match[str]] = []
+        block: tuple[re.Match[str], re.Match[str]] | None = None
+        for fence in _FENCE.finditer(text):
+            if opened and not fence[1]:
+                start = opened.pop()
+                block = block if opened else (start, fence)
+            else:
+                opened.append(fence)
+        if block is None:
+            raise CannotSay("the answer has no block between lines of backticks")
+        first, last = block
+        parts = (text[: first.start()], text[last.end() :])
+        thought = "\n\n".join(part.strip() for part in parts if part.strip())
+        return Said(thought, (_call(text[first.end() + 1 : last.start()].removesuffix("\n")),))
+
+    def write(self, said: Said) -> Message:
+        """Return the message, in SWE-smith's layout.
+
+        Raises:
+            CannotSay: it is several calls, of another tool, or would be read as another.
+        """
+        if len(said.calls) != 1:
+            raise CannotSay(f"an answer in ticks has one action, not {len(said.calls)}")
+        action = command_line(said.calls[0])
+        if _FENCE.search(action):
+            raise CannotSay("the action has a line of backticks in it")
+        return Message("assistant", f"{said.thought}\n\n```\n{action}\n```")
+
+
+def command_line(call: Call) -> str:
+    """Return the line that SWE-agent makes of a call.
+
+    Args:
+        call: of bash, the editor, or submit.
+
+    Raises:
+        CannotSay: it is another tool, or the line would be read as another call.
+    """
+    if call.name == BASH:
+        line = str(call.arguments.get("command", ""))
+    elif call.name == EDITOR:
+        line = _of_editor(call)
+    elif call.name == SUBMIT:
+        line = SUBMIT
+    else:
+        raise CannotSay(f"ticks have no words for the tool {call.name[:80]!r}")
+    again = _call(line)
+    if (again.name, dict(again.arguments)) != (call.name, dict(call.arguments)):
+        raise CannotSay(f"in ticks, this call of {call.name} would be read as another")
+    return line
+
+
+def _of_editor(call: Call) -> str:
+    arguments = call.arguments
+    unknown = sorted(set(arguments) - {"command", "path", *_OPTIONS})
+    if unknown:
+        raise CannotSay(f"{EDITOR} has no parameter {unknown[0][:80]!r}")
+    words = [EDITOR, *(shlex.quote(str(arguments.get(name, ""))) for name in ("command", "path"))]
+    words += [f"--{name} {_option(arguments[name])}" if name in arguments else "" for name in _OPTIONS]
+    return " ".join(words).strip()
+
+
+def _option(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(str(one) for one in value)
+    return shlex.quote(value) if isinstance(value, str) else str(value)
+
+
+def _call(action: str) -> Call:
+    """Read an action; whatever is neither the editor's nor submit is a command for bash."""
+    if not action.strip():
+        raise CannotSay("the block is empty")
+    if action.strip() == SUBMIT:
+        return Call(SUBMIT)
+    if action.startswith(EDITOR):
+        try:
+            words = shlex.split(action)
+        except ValueError:
+            words = []
+        arguments = _arguments(words[1:]) if words[:1] == [EDITOR] else None
+        if arguments is not None:
+            return Call(EDITOR, arguments)
+    return Call(BASH, {"command": action})
+
+
+def _arguments(words: list[str]) -> dict[str, object] | None:
+    """Read the editor's words; None where they are not the editor's alone."""
+    if len(words) < 2:
+        return None
+    found: dict[str, object] = {"command": words[0], "path": words[1]}
+    rest = words[2:]
+    while rest:
+        name, rest = rest[0].removeprefix("--"), rest[1:]
+        count = 2 if name == "view_range" else 1
+        if name not in _OPTIONS or name in found or len(rest) < count:
+            return None
+        values, rest = rest[:count], rest[count:]
+        if name not in ("view_range", "insert_line"):
+            found[name] = values[0]
+            continue
+        try:
+            numbers = [int(json.loads(value)) for value in values]
+        except (ValueError, TypeError, RecursionError):
+            return None
+        found[name] = numbers if name == "view_range" else numbers[0]
+    return found

@@ -1,0 +1,236 @@
+"""Tokenised rows: what a trainer reads, with a mask of the tokens that carry loss.
+
+Where the engine said which tokens it sampled, these are they, to the bit. Where there is text alone, as in published
+sets, a tokenizer and its chat template say which tokens a model would have read and sampled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+from minisandbox.errors import InvalidValue, MissingExtra, TrajectoryError
+from minisandbox.models import Message
+from minisandbox.trajectories.example import Example
+
+IGNORED = -100
+"""The label of a token without loss, as PyTorch's cross entropy has it."""
+
+
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of ``transformers``."""
+
+    all_special_ids: list[int]
+
+    def apply_chat_template(self, conversation: object, **options: object) -> object:
+        """Return a conversation as text."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return a text's tokens."""
+        ...
+
+    def decode(self, token_ids: object) -> object:
+        """Return the text of tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenisedRow:
+    """One sequence to train on.
+
+    Attributes:
+        traj_id: the example that it comes from.
+        instance_id: its task.
+        number: which row of the example, from 0.
+        ids: the tokens (``array('i')``).
+        mask: for each token 1 where it carries loss, else 0.
+        logprobs: natural logarithms of the probabilities that tokens were sampled with, 0.0 for context
+            (``array('d')``); None where they are not known.
+        reward: the example's.
+    """
+
+    traj_id: str
+    instance_id: str
+    number: int
+    ids: array[int]
+    mask: bytes
+    logprobs: array[float] | None
+    reward: float | None
+
+    @property
+    def labels(self) -> list[int]:
+        """The tokens that carry loss; -100 in the places of the others."""
+        return [token if loss else IGNORED for token, loss in zip(self.ids, self.mask, strict=True)]
+
+    def to_row(self) -> dict[str, object]:
+        """Return its columns: ``input_ids``, ``labels``, ``loss_mask``, ``logprobs`` and whose it is."""
+        return {
+            "input_ids": list(self.ids),
+            "labels": self.labels,
+            "loss_mask": list(self.mask),
+            "logprobs": None if self.logprobs is None else list(self.logprobs),
+            "reward": self.reward,
+            "instance_id": self.instance_id,
+            "traj_id": self.traj_id,
+            "row": self.number,
+        }
+
+
+def captured_rows(example: Example) -> Iterator[TokenisedRow]:
+    """Return the rows of tokens that an example's engine reported; none where it did not.
+
+    Args:
+        example: it.
+    """
+    for number, row in enumerate(example.rows):
+        yield TokenisedRow(
+            example.traj_id, example.instance_id, number, row.ids, row.mask, row.logprobs, example.reward
+        )
+
+
+def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
+    """Return an example's conversation as a chat template and a tokenizer have it.
+
+    Loss is on what comes after each prompt: the template's text up to an answer's end, less its text up to the
+    answer's beginning. What the template adds behind the token that ends an answer is context.
+
+    Args:
+        example: it.
+        tokenizer: of ``transformers``, with a chat template.
+
+    Raises:
+        TrajectoryError: the template writes the beginning of a conversation otherwise once there is more of it: what
+            a model read before an answer is no beginning of the whole then, and no mask is right.
+        InvalidValue: it has no chat template, or its template refuses the conversation.
+    """
+    ids, mask = array("i"), bytearray()
+    for text, is_answer in _parts(example, tokenizer):
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        loss = _sampled(tokens, tokenizer) if is_answer else 0
+        ids.extend(tokens)
+        mask += b"\x01" * loss + bytes(len(tokens) - loss)
+    return TokenisedRow(example.traj_id, example.instance_id, 0, ids, bytes(mask), None, example.reward)
+
+
+def _sampled(tokens: Sequence[int], tokenizer: Tokenizer) -> int:
+    """How many of an answer's tokens a model samples: up to the last that ends something."""
+    special = set(tokenizer.all_special_ids)
+    ends = [place for place, token in enumerate(tokens, start=1) if token in special]
+    return ends[-1] if ends else len(tokens)
+
+
+def _parts(example: Example, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+    """The template's text in parts, and whether each is an answer."""
+    whole, messages = "", [_templated(message) for message in example.messages]
+    for number, message in enumerate(example.messages):
+        if message.role != "assistant":
+            continue
+        for count, is_answer in ((number, False), (number + 1, True)):
+            text = _rendered(example, messages[:count], tokenizer, prompt=not is_answer)
+            if not text.startswith(whole):
+                raise _not_a_beginning(example, number, text, whole)
+            if len(text) > len(whole):
+                yield text[len(whole) :], is_answer
+            whole = text
+
+
+def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: Tokenizer, *, prompt: bool) -> str:
+    tools = [dict(tool) for tool in example.tools] or None
+    try:
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
+    except Exception as error:  # templates raise exceptions of their own
+        raise InvalidValue(
+            f"{example.traj_id}: the chat template refuses its conversation",
+            reason=f"{type(error).__name__}: {error}",
+            hint="another style may suit the template (--to xml has neither tools nor tool messages), or another "
+            "template (--chat-template FILE)",
+        ) from error
+    assert isinstance(text, str)
+    return text
+
+
+def _not_a_beginning(example: Example, number: int, text: str, whole: str) -> TrajectoryError:
+    same = next((at for at, (a, b) in enumerate(zip(whole, text, strict=False)) if a != b), min(len(whole), len(text)))
+    return TrajectoryError(
+        f"{example.traj_id}: with message {number} the chat template writes what came before it otherwise: "
+        f"{whole[same : same + 60]!r} became {text[same : same + 60]!r}",
+        reason="the template is not prefix-preserving: it takes thoughts out of earlier answers, for instance",
+        hint="train with a template that only appends: --chat-template FILE",
+    )
+
+
+def _templated(message: Message) -> dict[str, object]:
+    """A message as templates want it: arguments decoded."""
+    body = message.to_json()
+    calls = body.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call["function"]
+        try:
+            decoded = json.loads(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(decoded, Mapping):
+            function["arguments"] = decoded
+    return body
+
+
+def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
+    """Open a tokenizer of ``transformers``.
+
+    Args:
+        name: a directory, or a model of the Hugging Face hub.
+        chat_template: the template to use in place of its own.
+
+    Raises:
+        MissingExtra: ``transformers`` is not installed.
+        InvalidValue: there is none of that name, or it has no chat template.
+    """
+    try:
+        transformers: Any = importlib.import_module("transformers")  # takes seconds; only this needs it
+    except ImportError as error:
+        raise MissingExtra(
+            "cannot open a tokenizer: the package 'transformers' is not installed",
+            hint="pip install transformers; the extra 'local' has it too",
+        ) from error
+    try:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # whatever its files, the network or the hub fail by
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InvalidValue(f"no tokenizer can be had from {name}", reason=reason, hint="name its directory") from error
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    if not tokenizer.chat_template:
+        raise InvalidValue(f"the tokenizer {name} has no chat template", hint="give one: --chat-template FILE")
+    found: Tokenizer = tokenizer
+    return found
+
+
+def count_tokens(example: Example, tokenizer: Tokenizer) -> int:
+    """Return how many tokens a conversation has by a tokenizer and its chat template."""
+    text = _rendered(example, [_templated(message) for message in example.messages], tokenizer, prompt=False)
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def shown_mask(row: TokenisedRow, tokenizer: Tokenizer | None = None) -> Iterator[str]:
+    """Return a row's mask as people read it: spans of tokens with and without loss, and what they say.
+
+    Args:
+        row: it.
+        tokenizer: says what tokens mean; None: their numbers are shown.
+
+    Yields:
+        Lines: for each span a heading, then its text.
+    """
+    place = 0
+    for loss, group in groupby(row.mask):
+        end = place + len(list(group))
+        ids = row.ids[place:end].tolist()
+        yield f"=== {'LOSS' if loss else 'context'}: tokens {place} to {end - 1} ({end - place})"
+        yield str(tokenizer.decode(ids)) if tokenizer is not None else " ".join(map(str, ids))
+        place = end

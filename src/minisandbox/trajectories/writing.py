@@ -1,0 +1,177 @@
+"""Writing rows: JSON Lines, Parquet, folders of ``datasets``. One batch at a time is in memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from minisandbox.errors import InvalidValue
+from minisandbox.models import Message
+from minisandbox.tasks.columns import package
+from minisandbox.tasks.writing import written_whole
+from minisandbox.trajectories.example import Example
+
+Row = Mapping[str, object]
+Kind = Literal["chat", "plain", "tokens"]
+"""Which columns rows have: conversations, those of roles and texts alone, tokens."""
+
+_BATCH = 64  # a trajectory has some 100 kB: enough to be fast, few enough to hold
+
+
+def chat_row(example: Example) -> dict[str, object]:
+    """Return an example in SWE-smith's published layout: messages in OpenAI's terms, and whose they are.
+
+    Bytes of a submission that are no UTF-8, and halves of surrogate pairs, become U+FFFD: what reads such rows knows
+    neither.
+
+    Args:
+        example: it.
+    """
+    patch = "" if example.submission is None else example.submission.decode("utf-8", "replace")
+    row: dict[str, object] = {
+        "messages": [_message(message) for message in example.messages],
+        "instance_id": example.instance_id,
+        "resolved": None if example.reward is None else example.reward >= 1,
+        "model": example.model,
+        "traj_id": example.traj_id,
+        "patch": patch,
+    }
+    if example.tools:
+        row["tools"] = json.dumps([dict(tool) for tool in example.tools])
+    return row
+
+
+def _message(message: Message) -> dict[str, object]:
+    body = message.to_json()
+    for name in ("content", "reasoning_content"):
+        if name in body:
+            body[name] = str(body[name]).encode("utf-8", "replace").decode()
+    return body
+
+
+def _chat_schema(arrow: Any) -> Any:
+    """Return the types of chat rows: every field that a message may have, empty where it has none."""
+    text = arrow.string()
+    function = arrow.struct([("name", text), ("arguments", text)])
+    call = arrow.struct([("id", text), ("type", text), ("function", function)])
+    message = arrow.struct(
+        [
+            ("role", text),
+            ("content", text),
+            ("tool_calls", arrow.list_(call)),
+            ("tool_call_id", text),
+            ("reasoning_content", text),
+        ]
+    )
+    names = ("instance_id", "model", "traj_id", "patch", "tools")
+    columns = [("messages", arrow.list_(message)), ("resolved", arrow.bool_()), *((name, text) for name in names)]
+    return arrow.schema(columns)
+
+
+def _plain_schema(arrow: Any) -> Any:
+    """Return the types of chat rows whose messages are a role and a text, and nothing else."""
+    text = arrow.string()
+    message = arrow.struct([("role", text), ("content", text)])
+    names = ("instance_id", "model", "traj_id", "patch")
+    columns = [("messages", arrow.list_(message)), ("resolved", arrow.bool_()), *((name, text) for name in names)]
+    return arrow.schema(columns)
+
+
+def _token_schema(arrow: Any) -> Any:
+    """Return the types of tokenised rows."""
+    columns = [
+        ("input_ids", arrow.list_(arrow.int32())),
+        ("labels", arrow.list_(arrow.int64())),
+        ("loss_mask", arrow.list_(arrow.int8())),
+        ("logprobs", arrow.list_(arrow.float64())),
+        ("reward", arrow.float64()),
+        ("instance_id", arrow.string()),
+        ("traj_id", arrow.string()),
+        ("row", arrow.int32()),
+    ]
+    return arrow.schema(columns)
+
+
+_SCHEMAS: Mapping[Kind, Callable[[Any], Any]] = {
+    "chat": _chat_schema,
+    "plain": _plain_schema,
+    "tokens": _token_schema,
+}
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> int:
+    """Write lines, each with its newline; the file is replaced as a whole. Returns how many.
+
+    Raises:
+        OSError: it cannot be written; what was there before is still there.
+    """
+    count = 0
+    with written_whole(path) as part, part.open("w", encoding="ascii") as file:
+        for count, line in enumerate(lines, start=1):  # noqa: B007 - the count of all is returned
+            file.write(line)
+    return count
+
+
+def write_rows(path: Path, rows: Iterable[Row], kind: Kind) -> int:
+    """Write rows: Parquet or JSON Lines by the name's ending, else a folder of ``datasets``. Returns how many.
+
+    Args:
+        path: where they go. A file is replaced as a whole; a folder must not be there, or be empty.
+        rows: they, one by one.
+        kind: their columns, for Parquet and folders.
+
+    Raises:
+        InvalidValue: the folder is there already, or a value is not of its column's type.
+        MissingExtra: a package that it takes is not installed.
+        OSError: it cannot be written; what was there before is still there.
+    """
+    if path.suffix in (".jsonl", ".json"):
+        return write_lines(path, (json.dumps(row) + "\n" for row in rows))
+    if path.suffix == ".parquet":
+        with written_whole(path) as part:
+            return _write_parquet(part, rows, kind, path)
+    if path.is_dir() and any(path.iterdir()):
+        raise InvalidValue(f"{path} is there already", hint="name a new folder, or remove that one")
+    return _write_folder(path, rows, kind)
+
+
+def _write_parquet(part: Path, rows: Iterable[Row], kind: Kind, path: Path) -> int:
+    arrow = package("pyarrow", f"write {path}")
+    parquet = package("pyarrow.parquet", f"write {path}")
+    types, count = _SCHEMAS[kind](arrow), 0
+    try:
+        with parquet.ParquetWriter(part, types) as writer:
+            for batch in _batches(rows):
+                writer.write_table(arrow.Table.from_pylist(batch, schema=types))
+                count += len(batch)
+    except arrow.ArrowException as error:
+        raise InvalidValue(f"these rows do not go into columns: {path} is not written", reason=str(error)) from error
+    return count
+
+
+def _write_folder(path: Path, rows: Iterable[Row], kind: Kind) -> int:
+    """By way of a Parquet file: ``datasets`` maps that into memory instead of holding all rows."""
+    datasets = package("datasets", f"write a folder of the datasets package: {path}")
+    shown = datasets.utils.is_progress_bar_enabled()
+    datasets.utils.disable_progress_bars()
+    try:
+        with written_whole(path) as part, tempfile.TemporaryDirectory(dir=path.parent, prefix=".rows-") as place:
+            file = Path(place) / "rows.parquet"
+            count = _write_parquet(file, rows, kind, path)
+            loaded = datasets.Dataset.from_parquet(str(file), cache_dir=f"{place}/cache")
+            loaded.save_to_disk(str(part))
+            del loaded
+    finally:
+        if shown:
+            datasets.utils.enable_progress_bars()
+    return count
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    rest = iter(rows)
+    while batch := list(itertools.islice(rest, _BATCH)):
+        yield batch

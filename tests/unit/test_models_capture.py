@@ -1,0 +1,340 @@
+"""The capture proxy: foreign agents speak plain OpenAI to it, and what was sampled is all there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from minisandbox.cli.model import write_rows
+from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.models import Timeouts
+from minisandbox.models.capture import Access, CaptureProxy
+from minisandbox.models.capture.proxy import _completions
+from minisandbox.models.endpoint import SESSION_HEADER
+from minisandbox.models.faults import Fault
+from minisandbox.models.testing import ScriptedServer
+
+pytestmark = pytest.mark.once
+SECRET = "sk-upstream-secret"
+USER = {"role": "user", "content": "Fix it."}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    status: int
+    text: str
+    headers: Mapping[str, str]
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.text)
+
+
+class Foreign:
+    """An agent of others: plain HTTP, no token in sight."""
+
+    def __init__(self, client: aiohttp.ClientSession, access: Access) -> None:
+        self.client, self.access = client, access
+
+    async def post(self, messages: Sequence[object], **fields: object) -> Said:
+        headers = {"Authorization": f"Bearer {self.access.key}"}
+        body = {"model": "any", "messages": messages, **fields}
+        url = f"{self.access.base_url}/chat/completions"
+        async with self.client.post(url, json=body, headers=headers) as response:
+            return Said(response.status, await response.text(), dict(response.headers))
+
+    async def talk(self, messages: list[object], observations: Sequence[str]) -> list[object]:
+        """Ask, observe, ask again ...; the history only grows."""
+        for observation in observations:
+            said = await self.post(messages)
+            assert said.status == 200, said.text
+            messages += [said.body["choices"][0]["message"], {"role": "user", "content": observation}]
+        return messages
+
+
+@asynccontextmanager
+async def world(
+    answers: Sequence[object] = ("one", "two", "three"), **options: Any
+) -> AsyncIterator[tuple[ScriptedServer, CaptureProxy, aiohttp.ClientSession]]:
+    async with (
+        ScriptedServer(answers, context=4000, tokens=options.pop("tokens", True)) as server,
+        CaptureProxy(server.url, api_key=SECRET, **options) as proxy,
+        aiohttp.ClientSession() as client,
+    ):
+        yield server, proxy, client
+
+
+def test_an_agent_sees_an_ordinary_api_and_everything_is_captured() -> None:
+    async def run() -> None:
+        async with world() as (server, proxy, client):
+            access = proxy.session("task-1")
+            agent = Foreign(client, access)
+            said = await agent.post([USER], temperature=0.5, max_tokens=9)
+            (choice,) = said.body["choices"]
+            assert choice["message"] == {"role": "assistant", "content": "one"}
+            assert choice["logprobs"] is None
+            assert "token_ids" not in said.text
+            got = server.received[-1]
+            assert got.session == "task-1"
+            assert got.headers["Authorization"] == f"Bearer {SECRET}"
+            assert access.key not in json.dumps([got.headers, got.body])
+            wanted = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
+            assert got.body == {"model": "any", "messages": [USER], "temperature": 0.5, "max_tokens": 9, **wanted}
+            session = proxy.captured(access.key)
+            (row,) = proxy.rows(access.key)
+            assert len(row.ids) == len(row.logprobs) == len(row.mask)
+            assert sum(row.mask) == session.usage.completion == said.body["usage"]["completion_tokens"]
+            assert session.messages == (USER, choice["message"])
+
+    asyncio.run(run())
+
+
+def test_what_the_agent_asks_for_it_gets() -> None:
+    async def run() -> None:
+        async with world() as (_, proxy, client):
+            agent = Foreign(client, proxy.session())
+            said = await agent.post([USER], logprobs=True)
+            assert len(said.body["choices"][0]["logprobs"]["content"]) == said.body["usage"]["completion_tokens"]
+            assert "token_ids" not in said.text
+            said = await agent.post([USER], return_token_ids=True)
+            assert said.body["prompt_token_ids"]
+            assert said.body["choices"][0]["token_ids"]
+
+    asyncio.run(run())
+
+
+def test_one_row_for_a_history_that_grows_and_two_for_a_fork() -> None:
+    async def run() -> None:
+        async with world() as (_, proxy, client):
+            straight, forked = proxy.session(), proxy.session()
+            await Foreign(client, straight).talk([USER], ["grüße 🙂", "<|im_end|>", ""])
+            assert [row.turns for row in proxy.rows(straight.key)] == [(0, 1, 2)]
+            history = await Foreign(client, forked).talk([USER], ["a", "b"])
+            await Foreign(client, forked).talk([*history[:2], {"role": "user", "content": "summary"}], ["c"])
+            rows = proxy.rows(forked.key)
+            assert [row.turns for row in rows] == [(0, 1), (0, 2)]
+            trained = sum(sum(row.mask) for row in rows)
+            assert trained == proxy.captured(forked.key).usage.completion  # each sampled token once
+
+    asyncio.run(run())
+
+
+def test_a_stream_is_given_though_none_is_asked_for() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+
+    async def run() -> None:
+        async with world([{"content": "I look.", "tool_calls": [call]}]) as (server, proxy, client):
+            agent = Foreign(client, proxy.session())
+            said = await agent.post([USER], stream=True, stream_options={"include_usage": True})
+            assert said.headers["Content-Type"] == "text/event-stream"
+            events = [line.removeprefix("data: ") for line in said.text.split("\n\n") if line]
+            assert events.pop() == "[DONE]"
+            first, last, usage = map(json.loads, events)
+            assert first["choices"][0]["delta"]["content"] == "I look."
+            assert first["choices"][0]["delta"]["tool_calls"] == [{"index": 0, **call}]
+            assert last["choices"][0]["finish_reason"] == "tool_calls"
+            assert usage["usage"]["completion_tokens"] > 0
+            assert "stream" not in server.received[-1].body
+            assert len(proxy.rows(agent.access.key)) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        ("rate_limit", 429), ("rate_limit_retry_after", 429), ("server_error", 500), ("context_length", 400),
+        ("wrong_key", 401), ("unknown_model", 404), ("redirect", 502), ("reset", 502), ("reset_mid_answer", 502),
+        ("invalid_json", 502), ("empty_choices", 502), ("wrong_token_counts", 502), ("no_tokens", 502),
+    ],
+)  # fmt: skip
+def test_errors_are_passed_on_and_recorded(fault: Fault, status: int) -> None:
+    async def run() -> None:
+        async with world() as (server, proxy, client):
+            agent = Foreign(client, proxy.session())
+            server.fail(fault)
+            said = await agent.post([USER])
+            assert said.status == status
+            assert SECRET not in said.text + str(said.headers)
+            assert "Location" not in said.headers
+            assert ("Retry-After" in said.headers) == (fault == "rate_limit_retry_after")
+            session = proxy.captured(agent.access.key)
+            assert [error.status for error in session.errors] == [status]
+            assert said.body["error"]["message"]
+            assert proxy.rows(agent.access.key) == ()
+            assert (await agent.post([USER])).status == 200  # the agent's second try is an answer like any
+            assert len(proxy.rows(agent.access.key)) == 1
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_does_not_answer() -> None:
+    async def run() -> None:
+        async with world(timeouts=Timeouts(total=0.2)) as (server, proxy, client):
+            agent = Foreign(client, proxy.session())
+            server.fail("timeout")
+            assert (await agent.post([USER])).status == 502
+            assert proxy.captured(agent.access.key).errors
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_does_not_wait() -> None:
+    async def run() -> None:
+        async with world() as (server, proxy, client):
+            agent = Foreign(client, proxy.session())
+            server.fail("timeout")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(agent.post([USER]), 0.3)
+            session = proxy.captured(agent.access.key)
+            async with asyncio.timeout(60):
+                while not session.errors:
+                    await asyncio.sleep(0.01)
+            assert session.errors[0].status == 499
+            assert session.rows() == ()
+
+    asyncio.run(run())
+
+
+def test_keys() -> None:
+    async def run() -> None:
+        async with world() as (_, proxy, client):
+            stranger = Foreign(client, Access(proxy.base_url, "ms-stranger"))
+            assert (await stranger.post([USER])).status == 401
+            assert (await Foreign(client, Access(proxy.base_url, "")).post([USER])).status == 401
+            access = proxy.session("a")
+            await Foreign(client, access).post([USER])
+            assert len(proxy.close_session(access.key).rows()) == 1
+            assert (await Foreign(client, access).post([USER])).status == 401
+            with pytest.raises(NotFound):
+                proxy.rows(access.key)
+        async with world(open_unknown=True) as (server, proxy, client):
+            await Foreign(client, Access(proxy.base_url, "ms-mine")).post([USER])
+            await Foreign(client, Access(proxy.base_url, "sk-foreign")).post([USER])
+            assert [session.name for session in proxy.sessions()] == ["mine", "sk-foreign"]
+            assert not any("foreign" in str(got.headers) for got in server.received)
+
+    asyncio.run(run())
+
+
+def test_a_late_answer_is_not_taken() -> None:
+    async def run() -> None:
+        async with ScriptedServer(["late"], latency=0.3) as server, CaptureProxy(server.url) as proxy:
+            access = proxy.session()
+            async with aiohttp.ClientSession() as client:
+                asked = asyncio.create_task(Foreign(client, access).post([USER]))
+                while not server.in_flight:
+                    await asyncio.sleep(0.01)
+                session = proxy.close_session(access.key)
+                assert (await asked).status == 401
+                assert session.rows() == ()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"messages": 3}'])
+def test_requests_that_are_none(body: bytes) -> None:
+    async def run() -> None:
+        async with world() as (server, proxy, client):
+            access = proxy.session()
+            headers = {"Authorization": f"Bearer {access.key}"}
+            async with client.post(f"{access.base_url}/chat/completions", data=body, headers=headers) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["type"] == "BadRequestError"
+            assert server.count == 0
+
+    asyncio.run(run())
+
+
+def test_a_session_holds_no_more_than_it_may() -> None:
+    async def run() -> None:
+        async with world(["x" * 500] * 99, session_bytes=20_000) as (_, proxy, client):
+            agent = Foreign(client, proxy.session())
+            said, history, count = None, [USER], 0
+            while said is None or said.status == 200:
+                said = await agent.post(history)
+                count += said.status == 200
+                history += [{"role": "assistant", "content": "x" * 500}, {"role": "user", "content": "on"}]
+                assert count < 30
+            assert said.body["error"]["type"] == "session_full"
+            assert count > 1
+            assert len(proxy.captured(agent.access.key).turns) == count  # what was taken is kept
+            assert (await Foreign(client, proxy.session()).post([USER])).status == 200  # others go on
+
+    asyncio.run(run())
+
+
+def test_equal_messages_are_held_once() -> None:
+    async def run() -> None:
+        async with world(["x"] * 20) as (_, proxy, client):
+            agent = Foreign(client, proxy.session())
+            await agent.talk([USER], ["an observation"] * 10)
+            turns = proxy.captured(agent.access.key).turns
+            assert len({id(text) for turn in turns for text in turn.messages}) == 3
+
+    asyncio.run(run())
+
+
+def test_sessions_keep_to_one_of_several_engines() -> None:
+    async def run() -> None:
+        async with world(["x"] * 9) as (first, _, client), ScriptedServer(["x"] * 9) as second:
+            async with CaptureProxy([first.url, second.url]) as proxy:
+                for name in "abcd":
+                    await Foreign(client, proxy.session(name)).talk([USER], ["1", "2"])
+            assert {got.session for got in first.received} == {"a", "c"}
+            assert {got.session for got in second.received} == {"b", "d"}
+
+    asyncio.run(run())
+    with pytest.raises(InvalidValue, match="without an engine"):
+        CaptureProxy([])
+
+
+def test_several_choices_are_answers_each() -> None:
+    logprobs = {"content": [{"logprob": -1.0}]}
+    common = {"finish_reason": "stop", "logprobs": logprobs}
+    choices = [
+        {"message": {"role": "assistant", "content": text}, "token_ids": [n], **common} for n, text in enumerate("ab")
+    ]
+    found = _completions({"prompt_token_ids": [7], "choices": choices, "usage": {"completion_tokens": 2}})
+    assert [message for message, _ in found] == [choice["message"] for choice in choices]
+    assert [completion.tokens.sampled.tolist() for _, completion in found if completion.tokens] == [[0], [1]]
+
+
+def test_rows_are_for_whoever_runs_the_proxy(tmp_path: Any) -> None:
+    async def run() -> None:
+        async with world(admin_key="admin", model="served") as (server, proxy, client):
+            for name in ("a", "b"):
+                await Foreign(client, proxy.session(name)).talk([USER], ["1", "2"])
+            assert server.received[-1].body["model"] == "served"
+            url = proxy.base_url.removesuffix("/v1") + "/capture/rows"
+            async with client.get(url, headers={"Authorization": "Bearer ms-x"}) as refused:
+                assert refused.status == 401
+            async with client.get(f"{url}?session=b", headers={"Authorization": "Bearer admin"}) as response:
+                (row,) = map(json.loads, (await response.text()).splitlines())
+            assert (row["version"], row["session"], row["turns"]) == (1, "b", [0, 1])
+            assert len(row["ids"]) == len(row["logprobs"]) == len(row["mask"])
+            assert [message["role"] for message in row["messages"]] == ["user", "assistant", "user", "assistant"]
+            assert write_rows(tmp_path / "rows.jsonl", proxy.sessions()) == 2
+            lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+            assert json.loads(lines[1]) == row
+            async with client.get(f"{proxy.base_url}/models") as models:
+                assert (await models.json())["data"][0]["id"] == "served"
+
+    asyncio.run(run())
+
+
+def test_the_header_of_a_session_survives_any_name() -> None:
+    async def run() -> None:
+        async with world() as (server, proxy, client):
+            await Foreign(client, proxy.session("grüße/1 🙂")).post([USER])
+            assert server.received[-1].session == "grüße/1 🙂"
+            assert server.received[-1].headers[SESSION_HEADER].isascii()
+
+    asyncio.run(run())

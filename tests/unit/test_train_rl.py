@@ -1,0 +1,214 @@
+"""Reinforcement learning of a tiny model, by the real trainer and the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
+from tests.unit.toy_setting import ToySetting, few_letters, toy_config
+
+from minisandbox.errors import InvalidValue, SandboxCreationError, TokenMismatch, TrainingError
+from minisandbox.train.config import Evaluation, Groups, Optimizer, RlConfig
+from minisandbox.train.groups import Result, Rollouts, Wanted
+from minisandbox.train.options import store
+from minisandbox.train.rows import TrainingRow
+
+for _name in ("trl", "peft", "datasets"):
+    pytest.importorskip(_name, reason="the extra [train] is not installed")
+
+from minisandbox.train import rl  # noqa: E402 - after what it needs
+from minisandbox.train.rl import as_trl_takes_them, train_rl, weights  # noqa: E402 - after what it needs
+from minisandbox.train.running import TrainingRun  # noqa: E402 - the same
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.filterwarnings("default"),
+]  # those of torch, TRL and transformers are theirs
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = tiny_tokenizer()
+    tiny_model(len(tokenizer), "llama").save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path) -> RlConfig:
+    return toy_config(model, tmp_path / "run")
+
+
+def lines(config: RlConfig, file: str = "log.jsonl") -> list[dict[str, Any]]:
+    with TrainingRun(Path(config.out), config) as run:
+        return [line for line in run.lines(file) if file != "log.jsonl" or "loss" in line]
+
+
+def weights_of(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = transformers.AutoModelForCausalLM.from_pretrained(directory).state_dict()
+    return found
+
+
+def equal(one: Path, other: Path) -> bool:
+    a, b = weights_of(one), weights_of(other)
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RlConfig:
+    """A run of four steps that nothing has disturbed."""
+    config = toy_config(model, tmp_path_factory.mktemp("whole") / "run")
+    train_rl(config, ToySetting())
+    return config
+
+
+def test_every_row_that_reaches_the_loss_is_what_was_sampled(whole: RlConfig) -> None:
+    log = lines(whole)
+    assert [line["step"] for line in log] == [1, 2, 3, 4]
+    for line in log:
+        assert line["logprob_gap_max"] < 1e-4
+        assert line["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+        assert line["ratio_min"] == pytest.approx(1.0, abs=1e-4)
+        assert line["staleness"] == 0
+        assert 0 <= line["reward"] <= 1
+        assert not any(key.startswith("rewards/") for key in line)
+    assert any(line["grad_norm"] > 0 for line in log)
+
+
+def test_no_rollout_is_trained_on_twice(whole: RlConfig) -> None:
+    names = [line["rollout"] for line in lines(whole, "rollouts.jsonl")]
+    assert names
+    assert len(set(names)) == len(names)
+
+
+def test_after_kill_9_the_next_step_is_what_it_would_have_been(whole: RlConfig, model: Path, tmp_path: Path) -> None:
+    config = toy_config(model, tmp_path / "run")
+    store(config, tmp_path / "experiment.yaml")
+    command = [sys.executable, "-m", "tests.unit.toy_setting", str(tmp_path / "experiment.yaml"), "3"]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert killed.returncode == -9, killed.stderr
+    assert len(lines(config)) == 3  # a step more than the checkpoint has
+    train_rl(config, ToySetting())
+    assert lines(config, "rollouts.jsonl") == lines(whole, "rollouts.jsonl")
+    same = ("loss", "grad_norm", "reward", "groups", "entropy")
+    assert [[line[key] for key in same] for line in lines(config)] == [
+        [line[key] for key in same] for line in lines(whole)
+    ]
+    assert equal(Path(config.out, "model"), Path(whole.out, "model"))
+
+
+def test_failures_and_stragglers_do_not_end_a_step(config: RlConfig) -> None:
+    """Of each step's first try one sandbox cannot be made, one grader has no verdict, and one rollout hangs."""
+
+    class Faulty:
+        def __init__(self, inner: Rollouts) -> None:
+            self.inner = inner
+
+        async def run(self, wanted: Wanted) -> Result:
+            match wanted.attempt % config.groups.size:
+                case 0:
+                    raise SandboxCreationError("no room for a sandbox")
+                case 1:
+                    return Result(wanted, None, detail="the grader has failed")
+                case 2 if wanted.attempt < config.groups.size:
+                    await asyncio.sleep(3600)
+            return await self.inner.run(wanted)
+
+    said: list[str] = []
+    config = replace(config, steps=1, policy=replace(config.policy, deadline=5.0), groups=Groups(tasks=2, size=6))
+    config = replace(config, micro_batch=6)
+    result = train_rl(config, ToySetting(wrap=Faulty), tell=said.append)
+    assert result.steps == 1
+    (line,) = lines(config)
+    assert line["rollouts_failed"] >= 4
+    assert line["rollouts_redone"] >= 6
+    assert any("no room for a sandbox" in one for one in said)
+    assert any("cut off after 5 s" in one for one in said)
+
+
+def test_a_step_that_says_nothing_leaves_the_weights_alone(config: RlConfig, model: Path) -> None:
+    said_something = lambda wanted, text: few_letters(wanted, text) if wanted.attempt < 8 else 0.0  # noqa: E731 - a rule
+    config = replace(config, steps=3, checkpoints=replace(config.checkpoints, every=1))
+    train_rl(config, ToySetting(rule=said_something))
+    places = [Path(config.out, "checkpoints", f"checkpoint-{n}") for n in (1, 2, 3)]
+    assert equal(places[0], places[1])
+    assert equal(places[1], places[2])
+    assert not equal(model, places[0])
+    assert [line["groups"] for line in lines(config)][1:] == [0, 0]
+
+
+def test_tokens_that_were_not_sampled_stop_the_run(config: RlConfig) -> None:
+    class Lying:
+        def __init__(self, inner: Rollouts) -> None:
+            self.inner = inner
+
+        async def run(self, wanted: Wanted) -> Result:
+            found = await self.inner.run(wanted)
+            (row,) = found.rows
+            logprobs = array("d", (one - 0.01 if m else 0.0 for one, m in zip(row.logprobs, row.mask, strict=True)))
+            return replace(found, rows=(replace(row, logprobs=logprobs),))
+
+    for check in ("all", "sample"):
+        with pytest.raises(TokenMismatch, match=r"__\d+, token \d+ ") as caught:
+            train_rl(replace(config, check_tokens=check, check_rows=1), ToySetting(wrap=Lying))
+        assert caught.value.position > 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rl, "choose", lambda *_: [])  # the loss's own forward pass sees it, too
+        with pytest.raises(TokenMismatch):
+            train_rl(config, ToySetting(wrap=Lying))
+    train_rl(replace(config, check_tokens="off", steps=1), ToySetting(wrap=Lying))
+
+
+def test_a_run_without_any_reward_stops_and_goes_on(config: RlConfig) -> None:
+    setting = ToySetting(rule=lambda wanted, text: None if wanted.attempt >= 16 else few_letters(wanted, text))
+    with pytest.raises(TrainingError, match="step 2: none of"):
+        train_rl(config, setting)
+    assert setting.closed
+    assert train_rl(config, ToySetting()).steps == 4
+
+
+def test_evaluation_before_during_and_after(config: RlConfig) -> None:
+    from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - for this test alone
+
+    config = replace(config, evaluation=Evaluation(every=2, attempts=3))
+    result = train_rl(config, ToySetting(held_out=("one", "two")))
+    assert [(one.step, one.rollouts, one.failed) for one in result.scores] == [(0, 6, 0), (2, 6, 0), (4, 6, 0)]
+    draw_curve({"toy": result.scores}, Path(config.out) / "curve.png")
+    assert (Path(config.out) / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_learns(config: RlConfig) -> None:
+    fast = Optimizer(learning_rate=1e-2, schedule="constant", warmup_steps=0, weight_decay=0.0)
+    groups = Groups(tasks=2, size=8)
+    config = replace(config, steps=14, groups=groups, micro_batch=16, optimizer=fast)
+    train_rl(config, ToySetting())
+    rewards = [line["reward"] for line in lines(config)]
+    assert sum(rewards[-4:]) / 4 > sum(rewards[:3]) / 3 + 0.2, rewards
+
+
+def test_fewer_tasks_than_a_step_has(config: RlConfig) -> None:
+    with pytest.raises(InvalidValue, match="a step has 2 tasks, and there are 1"):
+        train_rl(config, ToySetting(tasks=("add",)))
+
+
+def test_places_without_a_row_carry_no_loss() -> None:
+    row = TrainingRow("t__0", array("i", [4, 5, 6]), b"\0\1\0", array("d", [0.0, -1.0, 0.0]), 0.5)
+    found = as_trl_takes_them([row], 2)
+    assert found == {
+        "prompt_ids": [[4], [0]], "completion_ids": [[5, 6], [0]],
+        "logprobs": [[-1.0, 0.0], [0.0]], "env_mask": [[1, 0], [0]],
+    }  # fmt: skip
+    assert weights([row], 4, "dr_grpo") == [2.0, 0.0, 0.0, 0.0]
+    assert weights([row], 4, "dapo") == [0.5, 0.0, 0.0, 0.0]
+    assert weights([], 2, "grpo") == [0.0, 0.0]
+    assert not any(math.isnan(one) for one in weights([row], 4, "grpo"))

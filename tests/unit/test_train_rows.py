@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.tiny_model import tiny_engine
+
+from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
+from minisandbox.models import Message, Request, Sampling, TokenGraph
+from minisandbox.train.rows import TrainingRow, check_tokens, choose, collate, held_out, read_rows, shown_mask
+
+
+def row(ids: list[int], mask: list[int], name: str = "t__0", task: str = "") -> TrainingRow:
+    logprobs = array("d", (-0.5 if one else 0.0 for one in mask))
+    return TrainingRow(name, array("i", ids), bytes(mask), logprobs, task=task)
+
+
+@pytest.fixture(scope="module")
+def sampled() -> tuple[Any, TrainingRow]:
+    """A model, and a row of two answers that it has sampled."""
+    engine = tiny_engine()
+
+    async def converse() -> TokenGraph:
+        graph, messages = TokenGraph(), [Message("user", "the tests fail")]
+        for turn in range(2):
+            sampling = Sampling(max_tokens=12, seed=turn, temperature=0.7)
+            answer = await engine.complete(Request(tuple(messages), sampling=sampling))
+            assert answer.tokens is not None
+            graph.add(answer.tokens)
+            messages += [answer.message, Message("user", "and now")]
+        await engine.close()
+        return graph
+
+    (one,) = asyncio.run(converse()).rows()
+    return engine.model, TrainingRow.of(one, rollout="task__3#0")
+
+
+def test_captured_rows_pass_and_leave_the_models_mode(sampled: tuple[Any, TrainingRow]) -> None:
+    model, one = sampled
+    model.train()
+    assert 0 < one.loss_tokens < len(one.ids)
+    assert check_tokens(model, [one], temperature=0.7) < 1e-4
+    assert model.training
+
+
+def test_a_differing_token_is_named(sampled: tuple[Any, TrainingRow]) -> None:
+    model, one = sampled
+    assert one.logprobs is not None
+    logprobs, position = one.logprobs[:], one.mask.rindex(1)
+    logprobs[position] -= 0.01
+    with pytest.raises(TokenMismatch, match=f"task__3#0, token {position} ") as caught:
+        check_tokens(model, [replace(one, logprobs=logprobs)], temperature=0.7)
+    assert (caught.value.rollout, caught.value.position) == ("task__3#0", position)
+
+
+def test_a_mask_over_context_shows(sampled: tuple[Any, TrainingRow]) -> None:
+    model, one = sampled
+    mask = bytearray(one.mask)
+    position = mask.index(1) - 1  # the last token of the prompt
+    mask[position] = 1
+    with pytest.raises(TokenMismatch, match=f"token {position} "):
+        check_tokens(model, [replace(one, mask=bytes(mask))], temperature=0.7)
+
+
+def test_another_context_shows(sampled: tuple[Any, TrainingRow]) -> None:
+    model, one = sampled
+    ids = one.ids[:]
+    ids[2] += 1
+    with pytest.raises(TokenMismatch):
+        check_tokens(model, [replace(one, ids=ids)], temperature=0.7)
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (row([1, 2, 3], [0, 0, 0]), "none of its 3 tokens"),
+        (row([1, 2, 3], [1, 0, 0]), "token 0 carries loss"),
+        (row([1, 2], [0, 1, 1]), "not of one length"),
+        (row([1, -2], [0, 1]), "token 1: the id -2"),
+        (replace(row([1, 2], [0, 1]), logprobs=array("d", [0.0, float("nan")])), "token 1: the log-probability nan"),
+        (replace(row([1, 2], [0, 1]), logprobs=array("d", [0.0, 0.5])), "the log-probability 0.5"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on(one: TrainingRow, said: str) -> None:
+    with pytest.raises(TrainingError, match=said):
+        one.check()
+
+
+def test_collation_pads_without_loss() -> None:
+    found = collate([row([5, 6, 7], [0, 1, 1]), replace(row([8, 9], [0, 1]), weight=-0.5)], pad=3)
+    assert found["input_ids"].tolist() == [[5, 6, 7], [8, 9, 3]]
+    assert found["labels"].tolist() == [[-100, 6, 7], [-100, 9, -100]]
+    assert found["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert found["logprobs"].tolist() == [[0.0, -0.5, -0.5], [0.0, -0.5, 0.0]]
+    assert found["weights"].tolist() == [1.0, -0.5]
+
+
+BODY = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "loss_mask": [0, 1, 1], "logprobs": [0.0, -1.0, -2.0],
+        "reward": 1.0, "instance_id": "a__b-1", "traj_id": "a__b-1.0", "row": 2}  # fmt: skip
+
+
+def test_rows_of_files(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps(BODY) + "\n" + json.dumps({"input_ids": [1, 2], "labels": [-100, 2]})
+    )
+    first, second = read_rows(tmp_path / "rows.jsonl")
+    assert (first.rollout, first.task, first.mask, first.labels) == ("a__b-1.0#2", "a__b-1", b"\0\1\1", [-100, 2, 3])
+    assert (second.logprobs, second.mask) == (None, b"\0\1")
+    assert "row 2" in second.rollout
+
+
+def test_rows_of_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([BODY]), tmp_path / "rows.parquet")
+    (one,) = read_rows(tmp_path / "rows.parquet")
+    assert one.logprobs == array("d", [0.0, -1.0, -2.0])
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "{}", '{"input_ids": [1, 2], "labels": [-100, 2], "loss_mask": [1, 1]}',
+             '{"input_ids": [99999999999], "labels": [1]}', '{"input_ids": [1, 2], "labels": [-100, -100]}']
+)  # fmt: skip
+def test_damaged_files_name_the_row(tmp_path: Path, line: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(BODY) + "\n" + line + "\n")
+    with pytest.raises(TrainingError, match="row 2"):
+        list(read_rows(tmp_path / "rows.jsonl"))
+
+
+def test_no_file_of_rows(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="no such file"):
+        list(read_rows(tmp_path / "x.jsonl"))
+    (tmp_path / "x.txt").touch()
+    with pytest.raises(InvalidValue, match="jsonl"):
+        list(read_rows(tmp_path / "x.txt"))
+
+
+def test_a_tasks_rows_are_held_out_together() -> None:
+    rows = [row([1, 2], [0, 1], f"{task}#{n}", task=f"t{task}") for task in range(10) for n in range(3)]
+    kept, held = held_out(rows, 0.2, 7)
+    assert len(held) == 6
+    assert not {one.task for one in kept} & {one.task for one in held}
+    assert held_out(rows, 0.2, 7) == (kept, held)
+    assert held_out(rows, 0.0, 7) == (rows, [])
+    assert len(held_out(rows, 0.01, 7)[1]) == 3  # at least one task
+
+
+def test_which_rows_are_checked() -> None:
+    rows = [row([1, 2], [0, 1], str(n)) for n in range(9)]
+    assert choose(rows, "all", 4, 0) == rows
+    assert choose(rows, "off", 4, 0) == []
+    assert len(choose(rows, "sample", 4, 0)) == 4
+    assert choose(rows, "sample", 4, 0) == choose(rows, "sample", 4, 0)
+
+
+def test_the_mask_can_be_read() -> None:
+    assert list(shown_mask(row([5, 6, 7], [0, 1, 1]), lambda one: f"<{one}>")) == [
+        "context     0 to     0: <5>",
+        "LOSS        1 to     2: <6> <7>",
+    ]

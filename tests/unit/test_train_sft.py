@@ -1,0 +1,197 @@
+"""Fine-tuning of a tiny model, by the real trainer."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch
+
+from minisandbox.errors import DiskFull, RunError, TrainingError
+from minisandbox.train.config import Checkpoints, Lora, Optimizer, SftConfig
+from minisandbox.train.rows import TrainingRow
+
+for _name in ("trl", "peft", "datasets"):
+    pytest.importorskip(_name, reason="the extra [train] is not installed")
+
+from minisandbox.train.running import TrainingRun  # noqa: E402 - after what it needs
+from minisandbox.train.sft import SftData, make_trainer, train_sft  # noqa: E402 - the same
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.filterwarnings("default"),
+]  # those of torch, TRL and transformers are theirs
+
+TEXTS = [
+    ("the tests fail", "return a + b"),
+    ("add a and b", "def add(a, b):"),
+    ("the module", "the tests of the module"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = tiny_tokenizer()
+    tiny_model(len(tokenizer), "llama").save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, object]]:
+    tokenizer, found = tiny_tokenizer(), list[dict[str, object]]()
+    for number, (question, answer) in enumerate(TEXTS * 4):
+        prompt = tokenizer(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
+        reply = [*tokenizer(answer)["input_ids"], tokenizer.eos_token_id]
+        rest = tokenizer("\n<|im_start|>user\nand now<|im_end|>\n")["input_ids"]
+        mask = [0] * len(prompt) + [1] * len(reply) + [0] * len(rest)
+        found.append({"input_ids": [*prompt, *reply, *rest], "loss_mask": mask,
+                      "instance_id": f"t{number % 6}", "traj_id": f"t{number % 6}.{number}"})  # fmt: skip
+    return found
+
+
+@pytest.fixture
+def config(model: Path, rows: list[dict[str, object]], tmp_path: Path) -> SftConfig:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return SftConfig(
+        model=str(model), data=(str(tmp_path / "rows.jsonl"),), out=str(tmp_path / "run"), held_out_share=0.2,
+        max_length=128, epochs=50, max_steps=10, batch_size=4, device="cpu", evaluate_every=5,
+        optimizer=Optimizer(learning_rate=5e-3, warmup_steps=0, schedule="constant"), checkpoints=Checkpoints(every=5),
+    )  # fmt: skip
+
+
+def test_the_loss_falls_and_a_model_comes_of_it(config: SftConfig) -> None:
+    said: list[str] = []
+    result = train_sft(config, tell=said.append)
+    assert result.steps == 10
+    assert result.first_loss is not None
+    assert result.last_loss is not None
+    assert result.held_out_loss is not None
+    assert result.last_loss < 0.7 * result.first_loss
+    assert (result.model / "config.json").is_file()
+    assert (result.model / "tokenizer.json").is_file()
+    assert (Path(config.out) / "config.yaml").is_file()
+    assert said[0] == "training on 10 rows"
+    assert any(one.startswith("step 10 of 10: loss ") for one in said)
+
+
+def gradient(config: SftConfig, rows: list[TrainingRow], place: Path, *, packing: bool = False) -> dict[str, Any]:
+    """The gradient of TRL's loss of rows, through its own preparation and batches."""
+    one_batch = 1 if packing else len(rows)
+    config = replace(config, batch_size=one_batch, packing=packing, max_length=1024 if packing else 128)
+    with TrainingRun(place, config) as run:
+        trainer = make_trainer(config, SftData(rows, [], 0), run)
+        (batch,) = trainer.get_train_dataloader()
+        assert (batch["labels"] != -100).sum() == sum(row.loss_tokens for row in rows)
+        trainer.model.eval()
+        trainer.compute_loss(trainer.model, batch).backward()
+        return {name: one.grad.clone() for name, one in trainer.model.named_parameters()}
+
+
+def changed(row: TrainingRow, position: int) -> TrainingRow:
+    ids = array("i", row.ids)
+    ids[position] = (ids[position] + 1) % 300 + 2
+    return replace(row, ids=ids)
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(torch.allclose(one[name], other[name], atol=1e-6, rtol=1e-4) for name in one)
+
+
+def test_only_sampled_tokens_carry_loss(config: SftConfig, tmp_path: Path) -> None:
+    """What comes after the last answer is read for no prediction that counts: as another text it changes nothing."""
+    (row,) = SftData.load(replace(config, held_out_share=0.0)).train[:1]
+    plain = gradient(config, [row], tmp_path / "plain")
+    last = row.mask.rindex(1)
+    assert len(row.ids) > last + 2
+    for position in (last + 1, len(row.ids) - 1):
+        assert same(plain, gradient(config, [changed(row, position)], tmp_path / f"context-{position}"))
+    assert not same(plain, gradient(config, [changed(row, last)], tmp_path / "sampled"))
+
+
+def test_packed_rows_do_not_see_each_other(config: SftConfig, tmp_path: Path) -> None:
+    rows = list(SftData.load(replace(config, held_out_share=0.0)).train[:3])
+    assert same(gradient(config, rows, tmp_path / "apart"), gradient(config, rows, tmp_path / "packed", packing=True))
+
+
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(config: SftConfig, tmp_path: Path) -> None:
+    whole = train_sft(replace(config, out=str(tmp_path / "whole")))
+    part = replace(config, out=str(tmp_path / "part"))
+    train_sft(replace(part, max_steps=5))
+    cut_off = Path(part.out, "checkpoints", "checkpoint-7")  # by kill -9 while it was written
+    cut_off.mkdir()
+    result = train_sft(part)
+    assert not cut_off.exists()
+    assert result.steps == 10
+    assert result.last_loss == pytest.approx(whole.last_loss, abs=1e-6)
+    steps = [line["step"] for line in TrainingRun(Path(part.out), part).lines() if "loss" in line]
+    assert steps == list(range(1, 11))
+
+
+def test_a_small_matrix_beside_the_weights(config: SftConfig) -> None:
+    result = train_sft(replace(config, lora=Lora(rank=4), max_steps=2, held_out_share=0.0))
+    assert (Path(config.out) / "adapter" / "adapter_config.json").is_file()
+    assert (result.model / "model.safetensors").is_file()
+    assert result.held_out_loss is None
+
+
+def test_another_experiment_needs_another_directory(config: SftConfig) -> None:
+    with TrainingRun(Path(config.out), config), pytest.raises(RunError, match="another process"):
+        TrainingRun(Path(config.out), config)
+    with pytest.raises(RunError, match=r"another configuration: optimizer\.learning_rate"):
+        TrainingRun(Path(config.out), replace(config, optimizer=Optimizer(learning_rate=1e-3)))
+
+
+def test_rows_of_another_tokenizer(config: SftConfig, tmp_path: Path) -> None:
+    Path(config.data[0]).write_text(json.dumps({"input_ids": [1, 100_000], "labels": [-100, 100_000]}) + "\n")
+    with pytest.raises(TrainingError, match="another tokenizer"):
+        train_sft(replace(config, held_out_share=0.0))
+
+
+def test_longer_rows_are_counted_and_none_left_is_an_error(config: SftConfig) -> None:
+    lengths = sorted(len(row.ids) for row in SftData.load(replace(config, held_out_share=0.0)).train)
+    data = SftData.load(replace(config, held_out_share=0.0, max_length=lengths[0]))
+    assert data.left_out == sum(one > lengths[0] for one in lengths)
+    with pytest.raises(TrainingError, match="longer than max_length"):
+        SftData.load(replace(config, max_length=3))
+
+
+def test_a_full_disk_is_said_so(config: SftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoints lie on a file system without room, or, where none can be mounted, seem to."""
+    import transformers  # noqa: PLC0415 - an extra
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    train_sft(replace(config, max_steps=5))
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.Trainer, "_save_optimizer_and_scheduler", full)
+        with pytest.raises(DiskFull, match="goes on from checkpoint-5"):
+            train_sft(config)
+    assert train_sft(config).steps == 10
+
+
+def test_the_command_prints_the_mask_and_trains(
+    config: SftConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from minisandbox.cli.main import main  # noqa: PLC0415 - the outermost layer
+    from minisandbox.train.options import to_yaml  # noqa: PLC0415 - for this test alone
+
+    (tmp_path / "experiment.yaml").write_text(to_yaml(replace(config, max_steps=2)))
+    assert main(["train", "sft", str(tmp_path / "experiment.yaml"), "--show-mask", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "LOSS" in shown
+    loss = "".join(line.split(": ", 1)[1] for line in shown.splitlines() if line.startswith("  LOSS"))
+    assert "<|im_end|>" in loss
+    assert "user" not in loss
+    assert main(["train", "sft", str(tmp_path / "experiment.yaml"), "-o", str(tmp_path / "other")]) == 0
+    assert (tmp_path / "other" / "model" / "config.json").is_file()
+    assert main(["train", "sft", str(tmp_path / "experiment.yaml"), "--set", "optimizer.learning_rat=1"]) == 3
+    assert "learning_rate" in capsys.readouterr().err
+    assert main(["train", "options", "sft"]) == 0
+    assert "| `max_length` |" in capsys.readouterr().out

@@ -1,0 +1,69 @@
+"""A model that is made in a second: random weights, and a tokenizer trained on a few lines. No hub, no network."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from minisandbox.models.engine import TransformersEngine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+_WHY = "the extra [local] is not installed"
+torch = pytest.importorskip("torch", reason=_WHY)
+transformers = pytest.importorskip("transformers", reason=_WHY)
+torch.set_num_threads(1)
+
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+LINES = [
+    "def add(a, b):\n    return a + b\n",
+    "the tests of the module fail",
+    "grüße, 世界 🙂",
+    "<tool_call>{}</tool_call>",
+]
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerBase:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - an extra
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(LINES * 8, trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def tiny_model(vocabulary: int, kind: str = "qwen2", seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": vocabulary, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.3,
+    }  # fmt: skip
+    if kind == "qwen2":
+        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+
+
+def tiny_engine(kind: str = "qwen2", *, max_batch: int = 8, kept: int = 1 << 30) -> TransformersEngine:
+    tokenizer = tiny_tokenizer()
+    return TransformersEngine(tiny_model(len(tokenizer), kind), tokenizer, name="tiny", max_batch=max_batch, kept=kept)
