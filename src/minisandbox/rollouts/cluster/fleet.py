@@ -32,6 +32,7 @@ _LOOK = 2.0
 _REST = 10.0  # before a node is tried again that did not work
 _NOBODY = 120.0  # without any node
 _GATHER = 10.0  # until those nodes that are there at first have come
+_FETCHES = 3  # times that a node tries to take an image over
 _LOOK_AT = 8  # images of a repository, for one that a node has already
 
 
@@ -46,7 +47,7 @@ class _Group:
     key: str = ""  # of the image, once some node has it
     holders: set[_Seat] = field(default_factory=set)
     making: bool = False
-    refused: set[_Seat] = field(default_factory=set)  # could not take it over
+    refused: Counter[_Seat] = field(default_factory=Counter)  # how often one could not take it over
 
 
 @dataclass(eq=False, slots=True)
@@ -431,7 +432,7 @@ class Fleet:
         if seat.room > 0 and not seat.fetching:
             for group in self._waiting:
                 sources = [one for one in group.holders if not one.quiet]
-                if sources and seat not in group.holders and seat not in group.refused:
+                if sources and seat not in group.holders and group.refused[seat] < _FETCHES:
                     source = min(sources, key=lambda one: one.sending)
                     self._spawn(self._fetch(seat, group, source))
                     seat.fetching, source.sending = True, source.sending + 1
@@ -502,7 +503,7 @@ class Fleet:
             self._fill(seat, error)
         except MiniSandboxError as error:  # its source has gone, or what came is damaged: another time, or never
             if not source.lost:
-                group.refused.add(seat)
+                group.refused[seat] += 1
                 self._notice(f"{group.task.instance_id} does not come to node {seat.node.name}: {error}")
         else:
             seat.report.fetched += 1

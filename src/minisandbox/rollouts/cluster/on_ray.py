@@ -11,6 +11,7 @@ import os
 import pickle
 import platform
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -227,7 +228,9 @@ class RayNode:
 
     async def close(self) -> None:
         """End the actor, and with it what works there."""
-        await asyncio.to_thread(import_ray().kill, self.actor)
+        ray = import_ray()
+        with suppress(ray.exceptions.RayError, ValueError):  # it has gone already
+            await asyncio.to_thread(ray.kill, self.actor)
 
 
 async def statuses(nodes: list[Row]) -> dict[str, list[Status]]:
