@@ -162,6 +162,7 @@ def titles() -> frozenset[str]:
             if (
                 isinstance(node, ast.Call)
                 and ast.unparse(node.func) == "case"
+                and node.args
                 and isinstance(node.args[0], ast.Constant)
             ):
                 found.add(str(node.args[0].value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.index]
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
+ASKING = re.compile(r"```py\n(.*?)```", flags=re.DOTALL)
+"""What needs a server or other people's packages: it is read, not run."""
 IMAGE = re.compile(r"load_image\(.*\"([^\"]+)\"\)")
 BLOCKS = [
     pytest.param(block, id=f"{path.relative_to(ROOT)}-{number}")
@@ -43,3 +46,13 @@ def test_python_blocks_run(block: str, tmp_path: Path, shared_store: Path) -> No
     done = python("-W", "error", "-c", block)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.once
+def test_python_blocks_that_are_not_run_can_be_read() -> None:
+    found = 0
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        for block in ASKING.findall(path.read_text(encoding="utf-8")):
+            compile(block, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            found += 1
+    assert found

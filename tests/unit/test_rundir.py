@@ -17,7 +17,7 @@ import zstandard
 
 from minisandbox.errors import DiskFull, NotFound, RunError, TrajectoryError
 from minisandbox.models import TokenUsage
-from minisandbox.rollouts import RunDirectory, RunReader, Summary
+from minisandbox.rollouts import RunDirectory, RunReader, Summary, export_sweagent
 from minisandbox.rollouts.database import RolloutDatabase, pack
 from minisandbox.trajectories import Failure, Timings, Trajectory, TurnRecord
 
@@ -72,6 +72,33 @@ def test_files_of_an_older_run_are_read(tmp_path: Path) -> None:
         assert run.trajectory("a__b-1", 0) == TRAJECTORY
     with pytest.raises(NotFound, match="no rollouts"):
         RunReader(tmp_path / "nowhere")
+
+
+def test_long_and_odd_names(tmp_path: Path) -> None:
+    """Tasks have no such ids, but a database may come from anybody."""
+    names = [
+        "é" * 200,
+        "e" * 199 + "a",
+        "e" * 199 + "b",
+        "a b",
+        "-rf",
+        "100%",
+        "../../x",
+        "..",
+        "/etc/x",
+        "a\nb",
+    ]
+    with RunDirectory.open(tmp_path / "run", CONFIG) as run:
+        for name in names:
+            run.write(replace(TRAJECTORY, instance_id=name))
+        assert all(run.trajectory(name, 0) is not None for name in names)
+    out = tmp_path / "a" / "b" / "out"
+    written = list(export_sweagent(tmp_path / "run", out))
+    assert len(set(written)) == len(names)
+    assert "100%" in written
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == sorted(written)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "run"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["b"]
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from minisandbox.tasks.statuses import STATUSES_NAME, write_statuses
 
 PREDICTIONS = "preds.json"
 """What the file of predictions is called."""
+_LONGEST_NAME = 180  # bytes, with room for what is put behind it
 
 
 def export_overview(run: Path, out: Path) -> None:
@@ -87,7 +90,18 @@ def export_sweagent(run: Path, out: Path) -> Iterator[str]:
 def names_of(summaries: list[Summary]) -> dict[tuple[str, int], str]:
     """Return what rollouts are called in files: the task's id, with ``_ATTEMPT`` where there are several of a task."""
     several = any(one.attempt for one in summaries)
-    return {_key(one): f"{one.instance_id}_{one.attempt}" if several else one.instance_id for one in summaries}
+    return {
+        _key(one): _file_name(f"{one.instance_id}_{one.attempt}" if several else one.instance_id) for one in summaries
+    }
+
+
+def _file_name(name: str) -> str:
+    """A name as it is where a file can have it; the database of somebody else may hold any."""
+    plain = re.sub(r"[^\w.@+=%,-]", "_", name).lstrip(".-")
+    if plain == name and len(name.encode()) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{plain[:40]}-{digest}"
 
 
 def _key(one: Summary) -> tuple[str, int]:
