@@ -22,7 +22,9 @@ from minisandbox.rollouts import Batch, Setup, Summary
 from minisandbox.rollouts.cluster import Fleet, Resources
 from minisandbox.rollouts.cluster.node import Moved, Node, Status
 from minisandbox.rollouts.cluster.on_ray import RayNode, import_ray
+from minisandbox.rollouts.cluster.trades import RolloutTrade
 from minisandbox.rollouts.database import Packed
+from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
 from minisandbox.trajectories import Timings
 
@@ -47,7 +49,7 @@ class FakeNode:
         await asyncio.sleep(0.5)
         return Moved((task.instance_id,), 1 << 20, 1 << 18)
 
-    async def rollout(self, task: Task, attempt: int, waited: float) -> Packed:  # noqa: ARG002 - the same
+    async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None) -> Packed:  # noqa: ARG002 - the same
         """Wait, and return a record."""
         async with self._room:
             self.running += 1
@@ -69,7 +71,7 @@ class FakeNode:
     async def give_back(self, most: int) -> None:
         """Nothing waits here."""
 
-    async def beat(self) -> Status:
+    async def beat(self, left: int) -> Status:  # noqa: ARG002 - nobody asks
         """Be there."""
         return Status()
 
@@ -87,7 +89,7 @@ class FakeActor:
     async def call(self, method: str, *values: object) -> tuple[bool, object]:
         """As the real actor's."""
         self._node = self._node or FakeNode(*self._made)
-        if method in ("fetch", "status"):
+        if method in ("fetch", "beat"):
             return True, Moved((str(values[0]),), 1 << 20, 1 << 18) if method == "fetch" else Status()
         return True, await getattr(self._node, method)(*values)
 
@@ -151,7 +153,7 @@ async def measure(args: argparse.Namespace, out: Path) -> None:
         else [FakeNode(f"node{number}", args.sandboxes, args.seconds, args.size) for number in range(args.nodes)]
     )
     setup = Setup(agent=OracleAgent())
-    fleet = Fleet(FakeFinder(nodes), setup, notice=print)  # type: ignore[arg-type] # it has what a node has
+    fleet = Fleet(FakeFinder(nodes), RolloutTrade(setup), notice=print)  # type: ignore[arg-type] # it has what a node has
     tasks = make_tasks(args.rollouts // args.attempts, args.repositories)
     batch = Batch(tasks, setup, out, attempts=args.attempts, crew=fleet)
     most = full = 0

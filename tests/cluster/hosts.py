@@ -200,8 +200,18 @@ class Hosts:
 
 
 @contextmanager
-def hosts(place: Path, count: int, sandboxes: int, *options: str) -> Iterator[Hosts]:
-    """Make hosts, and a cluster of them; all of it ends with the block."""
+def hosts(
+    place: Path,
+    count: int,
+    sandboxes: int,
+    *options: str,
+    extra: Mapping[int, Mapping[str, str]] | None = None,
+    disks: Mapping[int, int] | None = None,
+) -> Iterator[Hosts]:
+    """Make hosts, and a cluster of them; all of it ends with the block.
+
+    ``extra`` are variables of single hosts; ``disks`` gives single hosts' stores so many bytes and no more.
+    """
     with ExitStack() as stack:
         temp = Path(tempfile.mkdtemp(prefix="msr", dir="/tmp"))  # paths of sockets are short
         stack.callback(shutil.rmtree, temp, ignore_errors=True)
@@ -212,9 +222,8 @@ def hosts(place: Path, count: int, sandboxes: int, *options: str) -> Iterator[Ho
         made = []
         for number in range(count):
             namespace = Namespace.make()
-            host = Host(
-                number, namespace, place / f"store{number}", place / f"host{number}.log", {"RAY_TMPDIR": str(temp)}
-            )
+            variables = {"RAY_TMPDIR": str(temp), **((extra or {}).get(number) or {})}
+            host = Host(number, namespace, place / f"store{number}", place / f"host{number}.log", variables)
             stack.callback(host.end)
             pid, port = str(namespace.anchor.pid), f"port{number}"
             _run(*switch.entered("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", pid))
@@ -224,6 +233,9 @@ def hosts(place: Path, count: int, sandboxes: int, *options: str) -> Iterator[Ho
             _run(*namespace.entered("ip", "address", "add", f"{host.address}/24", "dev", "eth0"))
             _run(*namespace.entered("ip", "link", "set", "eth0", "up"))
             host.store.mkdir(exist_ok=True)
+            if disks and number in disks:
+                size = f"size={disks[number]}"
+                _run(*namespace.entered("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(host.store)))
             made.append(host)
         them = Hosts(made, sandboxes, temp, options)
         for number in range(count):

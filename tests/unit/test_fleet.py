@@ -11,13 +11,25 @@ import pytest
 from benchmarks.cluster_scaling import make_tasks
 
 from minisandbox.agents import OracleAgent
-from minisandbox.errors import BuildError, DiskFull, MiniSandboxError, NodeLost, StoreError
+from minisandbox.errors import (
+    BuildError,
+    DiskFull,
+    HostError,
+    MiniSandboxError,
+    ModelRefused,
+    NodeLost,
+    NotFound,
+    StoreError,
+)
 from minisandbox.grade import Verdict
 from minisandbox.rollouts import Setup, Summary
 from minisandbox.rollouts.cluster import Fleet, Resources, fleet
+from minisandbox.rollouts.cluster.desk import Desk
 from minisandbox.rollouts.cluster.node import Moved, Node, Status
+from minisandbox.rollouts.cluster.trades import RolloutTrade
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.line import Job, Line
+from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Timings
 
@@ -56,7 +68,7 @@ class Pretender:
         self.fetched.append(task.instance_id)
         return Moved((task.instance_id,), 10, 5)
 
-    async def rollout(self, task: Task, attempt: int, waited: float) -> Packed | None:
+    async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None = None) -> Packed | None:
         assert waited >= 0
         if self.begun >= self.resources.sandboxes:
             back = asyncio.Event()
@@ -76,7 +88,8 @@ class Pretender:
         for event in self.waiting[-most:]:
             event.set()
 
-    async def beat(self) -> Status:
+    async def beat(self, left: int) -> Status:
+        assert left >= 0
         await self._alive()
         return Status()
 
@@ -135,12 +148,12 @@ def carry_out(
     register: Register,
     tasks: list[Task],
     attempts: int = 4,
-    meanwhile: Callable[[Fleet], object] | None = None,
+    meanwhile: Callable[[Fleet[Packed]], object] | None = None,
     silence: float = 30.0,
-) -> Fleet:
+) -> Fleet[Packed]:
     """Run a fleet to its end, and see that each rollout was kept once."""
     jobs = [Job(task, attempt) for task in tasks for attempt in range(attempts)]
-    crew = Fleet(register, SETUP, silence=silence, notice=register.said.append)  # type: ignore[arg-type] # as a finder is
+    crew = Fleet(register, RolloutTrade(SETUP), silence=silence, notice=register.said.append)  # type: ignore[arg-type] # as a finder is
 
     async def run() -> None:
         async with asyncio.timeout(DEADLINE):
@@ -193,7 +206,7 @@ def test_a_node_that_comes_back_is_used() -> None:
     node = Pretender("only", seconds=0.1)
     register, tasks = Register(node), make_tasks(2, 1)
 
-    def replace_it(_: Fleet) -> None:
+    def replace_it(_: Fleet[Packed]) -> None:
         node.gone.set()
         register.nodes["later"] = Pretender("later")
 
@@ -206,7 +219,7 @@ def test_a_silent_node_is_not_waited_for_and_its_late_results_are_dropped() -> N
     slow, quick = Pretender("slow", seconds=0.6), Pretender("quick", seconds=0.15)
     register, tasks = Register(slow, quick), make_tasks(4, 4)
 
-    def pause(_: Fleet) -> None:
+    def pause(_: Fleet[Packed]) -> None:
         slow.paused = True
         asyncio.get_running_loop().call_later(1.0, setattr, slow, "paused", False)
 
@@ -224,6 +237,31 @@ def test_a_full_disk_gets_no_more_images() -> None:
     assert register.kept.keys() == everything(tasks)
     assert not register.failed
     assert len([said for said in register.said if "no more images" in said]) == 1
+
+
+def test_where_every_disk_is_full_nothing_waits_for_ever() -> None:
+    nodes = [Pretender(f"n{number}") for number in range(2)]
+    for node in nodes:
+        node.refuse = DiskFull("no space")
+    register, tasks = Register(*nodes), make_tasks(6, 2)
+    carry_out(register, tasks, attempts=2)
+    assert register.failed == dict.fromkeys(everything(tasks, 2), "image")
+
+
+def test_an_image_that_was_collected_meanwhile_is_made_again() -> None:
+    class Forgetful(Pretender):
+        async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None = None) -> Packed | None:
+            if len(self.built) == 1:
+                raise NotFound("no such image")
+            return await super().rollout(task, attempt, waited, draw)
+
+    node = Forgetful("only")
+    register, tasks = Register(node), make_tasks(1, 1)
+    carry_out(register, tasks, attempts=2)
+    assert register.kept.keys() == everything(tasks, 2)
+    assert not register.failed
+    assert len(node.built) >= 2
+    assert any("has lost an image" in said for said in register.said)
 
 
 def test_an_image_that_cannot_be_made_ends_its_rollouts_alone() -> None:
@@ -248,7 +286,7 @@ def test_a_rollout_that_loses_every_node_is_given_up() -> None:
     lost = 0
 
     class Fatal(Pretender):
-        async def rollout(self, task: Task, attempt: int, waited: float) -> Packed | None:
+        async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None = None) -> Packed | None:
             nonlocal lost
             lost += 1
             register.nodes[f"n{lost}"] = Fatal(f"n{lost}")
@@ -273,6 +311,38 @@ def test_draining_ends_with_what_is_under_way() -> None:
     register, tasks = Register(node), make_tasks(2, 1)
     carry_out(register, tasks, attempts=20, meanwhile=lambda crew: crew.drain())
     assert len(node.did) == len(register.kept) <= 4
+
+
+def test_a_desk_has_done_what_it_is_asked_from_any_thread() -> None:
+    nodes = [Pretender("n0", sandboxes=2), Pretender("n1", sandboxes=2)]
+    register = Register(*nodes)
+    with Desk(Fleet(register, RolloutTrade(SETUP), notice=register.said.append)) as desk:  # type: ignore[arg-type] # as a finder is
+        for attempt in range(3):  # a task whose image is there comes again
+            futures = [desk.submit(Job(task, attempt)) for task in make_tasks(4, 2)]
+            assert {one.result(DEADLINE).summary.instance_id for one in futures} == {f"scale-{n}" for n in range(4)}
+        nodes[0].gone.set()
+        futures = [desk.submit(Job(task, 3)) for task in make_tasks(8, 2)]
+        assert all(one.result(DEADLINE).summary.attempt == 3 for one in futures)
+        nodes[1].paused = True
+        waiting = desk.submit(Job(make_tasks(1, 1)[0], 4))
+        assert waiting.cancel()
+        nodes[1].paused = False
+        assert desk.submit(Job(make_tasks(1, 1)[0], 5)).result(DEADLINE).summary.attempt == 5
+    assert Counter(name for node in nodes for name in node.built).most_common(1)[0][1] <= 2
+    with pytest.raises(HostError, match="not used any more"):
+        desk.submit(Job(make_tasks(1, 1)[0], 6))
+
+
+def test_a_desk_tells_why_nothing_goes_on() -> None:
+    class Refused(Pretender):
+        async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None = None) -> Packed | None:
+            raise ModelRefused("no such model")
+
+    register = Register(Refused("only"))
+    with Desk(Fleet(register, RolloutTrade(SETUP))) as desk:  # type: ignore[arg-type] # as a finder is
+        future = desk.submit(Job(make_tasks(1, 1)[0], 0))
+        with pytest.raises(ModelRefused, match="no such model"):
+            future.result(DEADLINE)
 
 
 def test_what_is_withdrawn_from_a_line_ends_nobody_who_waits() -> None:

@@ -121,6 +121,8 @@ def run_status(args: argparse.Namespace) -> int:
         "grading",
         "images",
         "sending",
+        "came",
+        "left",
     )
     print_table(
         [Column(name, number=name not in ("node", "I/O budget"), whole=name == "node") for name in columns],
@@ -149,4 +151,6 @@ def _row(node: Row, found: list[Status]) -> dict[str, object]:
         "grading": total("grade"),
         "images": max((one.images for one in found), default=None),
         "sending": sum(one.sending for one in found),
+        "came": sum(one.came for one in found),
+        "left": sum(one.left for one in found),
     }

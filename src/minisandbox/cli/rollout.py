@@ -15,12 +15,12 @@ from minisandbox.agents.options import to_mapping
 from minisandbox.cli import exits
 from minisandbox.cli.agent_options import add_agent_arguments, agent_limits, agent_options
 from minisandbox.cli.builds import Builder
+from minisandbox.cli.cluster_options import add_cluster_argument, print_nodes
 from minisandbox.cli.model_options import add_model_arguments, model_options
 from minisandbox.cli.output import (
     Column,
     add_json_option,
     human_seconds,
-    human_size,
     plain,
     print_table,
     put,
@@ -90,16 +90,6 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="tell nothing while it goes on, and only counts at the end")
 
 
-def add_cluster_argument(group: argparse._ArgumentGroup) -> None:
-    """Declare ``--cluster``."""
-    group.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help="let the nodes of a Ray cluster do it: HOST:PORT of its head, or auto for the one that this machine is "
-        "in. Rollouts at once and images built at once are what each node offers; the other numbers are for each node",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """Run rollouts: 0 if every one has a verdict, whichever, 30 if we failed at one."""
     require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "timeout", "deadline", "tries")
@@ -134,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
             aside.close(_TELLING)
     _print(args, out, summaries)
     if cluster is not None:
-        print_nodes(args, cluster)
+        print_nodes(cluster.reports, as_json=args.json)
     return _status(summaries)
 
 
@@ -268,20 +258,6 @@ def plain_totals(summaries: Sequence[Summary]) -> dict[str, object]:
         "prompt_tokens": sum(one.usage.prompt for one in summaries),
         "completion_tokens": sum(one.usage.completion for one in summaries),
     }
-
-
-def print_nodes(args: argparse.Namespace, cluster: Cluster) -> None:
-    """Print what each node has done, and what went from one to the other."""
-    if args.json:
-        put(json.dumps({"nodes": [plain(one) for one in cluster.reports]}), flush=True)
-        return
-    for one in cluster.reports:
-        twice = sum(count > 1 for count in one.layers.values())
-        came = f"{len(one.layers)} layers ({twice} of them twice), {human_size(one.bytes)}"
-        put(
-            f"node {one.name}: {one.rollouts} rollouts; {one.built} images made or found there; {one.fetched} came "
-            f"from others, with {came}, {human_size(one.wire)} on the wire"
-        )
 
 
 def _status(summaries: Sequence[Summary]) -> int:

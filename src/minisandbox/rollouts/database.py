@@ -83,6 +83,23 @@ def pack(trajectory: Trajectory) -> Packed:
     return Packed(Summary.of(trajectory), trajectory.submission, blob)
 
 
+def unpack(trajectory: bytes, *, name: str) -> Trajectory:
+    """Return a rollout's record.
+
+    Args:
+        trajectory: as :class:`Packed` has it.
+        name: what errors call it.
+
+    Raises:
+        TrajectoryError: it cannot be read.
+    """
+    try:
+        text = zstandard.ZstdDecompressor().decompress(trajectory).decode("ascii")
+    except (zstandard.ZstdError, ValueError, TypeError) as error:
+        raise TrajectoryError(f"{name} cannot be read", reason=f"it is damaged: {error}") from error
+    return Trajectory.from_text(text, name=name)
+
+
 class RolloutDatabase(Database):
     """The rollouts of a run. Several threads may use it at once; other processes may read the file meanwhile.
 
@@ -132,12 +149,7 @@ class RolloutDatabase(Database):
             row = self._database.execute(query, (instance_id, attempt)).fetchone()
         if row is None:
             return None
-        name = f"{self._path}: {instance_id}, attempt {attempt}"
-        try:
-            text = zstandard.ZstdDecompressor().decompress(row[0]).decode("ascii")
-        except (zstandard.ZstdError, ValueError, TypeError) as error:
-            raise TrajectoryError(f"{name} cannot be read", reason=f"it is damaged: {error}") from error
-        return Trajectory.from_text(text, name=name)
+        return unpack(row[0], name=f"{self._path}: {instance_id}, attempt {attempt}")
 
     def _prepare(self, readonly: bool) -> None:
         self._writing = threading.Lock()

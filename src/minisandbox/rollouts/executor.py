@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from minisandbox.errors import (
     BadAnswer,
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 
-class Office(Protocol):
-    """Who has rollouts done: it keeps them, and says when it is over."""
+Done_contra = TypeVar("Done_contra", contravariant=True)
 
-    async def ended(self, job: Job, packed: Packed) -> None:
-        """Keep a rollout that has ended."""
+
+class Office(Protocol[Done_contra]):
+    """Who has work done: it keeps what comes of it, and says when it is over."""
+
+    async def ended(self, job: Job, done: Done_contra, /) -> None:
+        """Keep what came of a job that has ended."""
 
     def end_by(self, error: Exception) -> None:
         """Let what is under way be finished, and then raise an error."""
@@ -47,7 +50,7 @@ class Office(Protocol):
 class Crew(Protocol):
     """What does the rollouts of a batch: one node, or many."""
 
-    async def run(self, todo: list[Job], office: Office) -> None:
+    async def run(self, todo: list[Job], office: Office[Packed]) -> None:
         """Do rollouts, until all have ended or those under way have after :meth:`drain`."""
 
     def drain(self) -> None:
@@ -90,13 +93,13 @@ class Executor:
         self._graders = Threads(budgets.gradings, "grade")
         self._packer = Threads(1, "pack")
 
-    async def run(self, todo: list[Job], office: Office) -> None:
+    async def run(self, todo: list[Job], office: Office[Packed]) -> None:
         """Make the images of rollouts, and do them."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._provide_images(todo, office))
             await self.serve(office, len(todo))
 
-    async def serve(self, office: Office, most: int | None = None) -> None:
+    async def serve(self, office: Office[Packed], most: int | None = None) -> None:
         """Do the rollouts that stand in line, until no more come.
 
         Args:
@@ -134,7 +137,7 @@ class Executor:
 
     # --- images ------------------------------------------------------------------------------------------------------
 
-    async def _provide_images(self, todo: list[Job], office: Office) -> None:
+    async def _provide_images(self, todo: list[Job], office: Office[Packed]) -> None:
         """Have images made, each once and not too far ahead; the rollouts of each stand in line when it is there."""
         groups: dict[str, list[Job]] = {}
         for job in todo:
@@ -148,7 +151,7 @@ class Executor:
                 group.create_task(self._provide(jobs, slots, office))
         self._line.end()
 
-    async def _provide(self, jobs: list[Job], slots: asyncio.Semaphore, office: Office) -> None:
+    async def _provide(self, jobs: list[Job], slots: asyncio.Semaphore, office: Office[Packed]) -> None:
         began = time.monotonic()
         for job in jobs:
             job.stage = "image"
@@ -174,7 +177,7 @@ class Executor:
 
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
-    async def _work(self, office: Office, group: asyncio.TaskGroup) -> None:
+    async def _work(self, office: Office[Packed], group: asyncio.TaskGroup) -> None:
         """Do one rollout after another: one of the workers."""
         if self._jitter:
             await asyncio.sleep(random.uniform(0.0, self._jitter))  # noqa: S311 - it spreads the load
@@ -194,10 +197,11 @@ class Executor:
         assert job.image is not None
         return await make_box(job.image, self._setup.limits)
 
-    async def _attempted(self, job: Job, office: Office) -> Draft:
+    async def _attempted(self, job: Job, office: Office[Packed]) -> Draft:
         """Let the agent work, again where we fail; returns what came of the last try."""
         tries: tuple[Failure, ...] = ()
         times = {"queued": time.monotonic() - job.since, "image": job.image_seconds}
+        setup = self._setup if job.draw is None else job.draw.of(self._setup)
         assert job.image is not None
 
         async def take_box() -> AsyncSandbox:
@@ -207,9 +211,7 @@ class Executor:
 
         while True:
             job.stage = "sandbox"
-            draft = Draft(
-                job.task, (job.image.name, job.image.key), self._setup, job.attempt, tries=tries, waited=times
-            )
+            draft = Draft(job.task, (job.image.name, job.image.key), setup, job.attempt, tries=tries, waited=times)
             await work(draft, take_box)
             self._look_at(draft, office)
             if draft.failure is None or not self._worth_another(draft):
@@ -217,7 +219,7 @@ class Executor:
             tries = (*tries, draft.failure)
             await asyncio.sleep(self._pause * 2 ** (len(tries) - 1) * random.uniform(0.5, 1.5))  # noqa: S311 - as above
 
-    def _look_at(self, draft: Draft, office: Office) -> None:
+    def _look_at(self, draft: Draft, office: Office[Packed]) -> None:
         """End the batch where none of its rollouts can go on."""
         if draft.session is not None and draft.session.record.turns:
             self._answered = True
@@ -233,7 +235,7 @@ class Executor:
             return True
         return isinstance(draft.error, HostError | SandboxGone | ModelUnavailable | BadAnswer)
 
-    async def _conclude(self, job: Job, draft: Draft, office: Office) -> None:
+    async def _conclude(self, job: Job, draft: Draft, office: Office[Packed]) -> None:
         """Grade a rollout whose agent has ended, and have it kept."""
         job.stage = "grade"
         image = job.image

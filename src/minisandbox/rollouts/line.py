@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Job:
         image_seconds: what waiting for that took.
         stage: one of :data:`STAGES`.
         moves: how many nodes were lost while it was there.
+        draw: how its answers are drawn, where that is its own.
     """
 
     task: Task
@@ -40,6 +42,7 @@ class Job:
     image_seconds: float = 0.0
     stage: str = "queued"
     moves: int = 0
+    draw: Draw | None = None
 
     @property
     def key(self) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The driver's part of a batch on many nodes: which node builds which image, takes it over, and does which rollout.
+"""The driver's part of work on many nodes: which node builds which image, takes it over, and does which rollout.
 
 Work goes to nodes that have its image. What queues there is spread: a node with room takes the image over. An image is
 built once, beside others of its repository, whose layers it shares. All of it is decided on one event loop, by what is
@@ -13,16 +13,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Generic
 
-from minisandbox.errors import BudgetExceeded, DiskFull, HostError, MiniSandboxError, NodeLost
-from minisandbox.models import Budget
+from minisandbox.errors import BudgetExceeded, DiskFull, HostError, MiniSandboxError, NodeLost, NotFound
 from minisandbox.rollouts.cluster.node import Finder, Node, Status
-from minisandbox.rollouts.database import pack
+from minisandbox.rollouts.cluster.trades import Done, Trade
 from minisandbox.rollouts.executor import Office
 from minisandbox.rollouts.line import Job
-from minisandbox.rollouts.rollout import unreached
-from minisandbox.rollouts.setup import Setup
-from minisandbox.rollouts.summary import Summary
 from minisandbox.tasks import Task
 
 SILENCE = 30.0
@@ -47,6 +44,7 @@ class _Group:
     key: str = ""  # of the image, once some node has it
     holders: set[_Seat] = field(default_factory=set)
     making: bool = False
+    listed: bool = False  # it is among those that are to be made
     refused: Counter[_Seat] = field(default_factory=Counter)  # how often one could not take it over
 
 
@@ -104,31 +102,29 @@ class NodeReport:
     wire: int = 0
 
 
-class Fleet:
-    """The nodes that do a batch's rollouts: its crew.
+class Fleet(Generic[Done]):
+    """Nodes that work together: the crew of a batch. Used once, on one event loop.
 
     Args:
         finder: where nodes come from, now and later.
-        setup: how rollouts are done, for the records of those that cannot begin.
+        trade: what they do; rollouts, as everything here calls it.
         tries: on how many nodes a rollout is tried that loses its node.
         silence: seconds without an answer after which a node's unfinished rollouts are done elsewhere too.
-        budget: what the batch may spend on its model, all nodes together.
         notice: called with what people should know: a node that has gone, one whose disk is full.
     """
 
     def __init__(
         self,
         finder: Finder,
-        setup: Setup,
+        trade: Trade[Done],
         *,
         tries: int = 3,
         silence: float = SILENCE,
-        budget: Budget | None = None,
         notice: Callable[[str], None] | None = None,
     ) -> None:
-        self._finder, self._setup, self._tries, self._silence = finder, setup, tries, silence
-        self._budget = budget
+        self._finder, self._trade, self._tries, self._silence = finder, trade, tries, silence
         self._notice = notice or (lambda _: None)
+        self._groups: dict[str, _Group] = {}
         self._open: dict[tuple[str, int], _Group] = {}
         self._unmade: dict[str, deque[_Group]] = {}  # by repository
         self._homes: dict[str, set[_Seat]] = {}  # nodes that have layers of a repository, or are making them
@@ -137,6 +133,7 @@ class Fleet:
         self._reports: list[NodeReport] = []
         self._idle: set[_Seat] = set()
         self._draining = False
+        self._staying = False
         self._begun = False
         self._over = asyncio.Event()
         self._keeping = 0
@@ -146,22 +143,41 @@ class Fleet:
         """What each node has done, those that are gone included."""
         return tuple(self._reports)
 
-    async def run(self, todo: list[Job], office: Office) -> None:
+    async def run(self, todo: list[Job], office: Office[Done]) -> None:
         """Do rollouts, until all have ended or those under way have after :meth:`drain`."""
         self._office = office
-        groups: dict[str, _Group] = {}
-        for job in todo:
-            group = groups.setdefault(job.task.instance_id, _Group(job.task, since=job.since))
-            group.jobs.append(job)
-            self._open[job.key] = group
-        for group in groups.values():
-            self._unmade.setdefault(group.task.repo, deque()).append(group)
+        self.put(todo)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             everything = tasks.create_task(self._live())
             self._see_whether_over()
             await self._over.wait()
             everything.cancel()
+
+    async def serve(self, office: Office[Done]) -> None:
+        """Do what :meth:`put` is given, until :meth:`drain`."""
+        self._staying = True
+        self._over.clear()  # what came before had ended
+        await self.run([], office)
+
+    def put(self, jobs: list[Job]) -> None:
+        """Have more rollouts done. No two that are not yet ended have the same key."""
+        for job in jobs:
+            name = job.task.instance_id
+            group = self._groups.get(name)
+            if group is None:
+                group = self._groups[name] = _Group(job.task, since=job.since)
+                self._to_be_made(group)
+            group.jobs.append(job)
+            self._open[job.key] = group
+            if len(group.jobs) == 1:
+                self._offer(group)
+        self._wake()
+
+    def forget(self, key: tuple[str, int]) -> None:
+        """Drop a rollout: it is not begun, and what comes of it is not kept. One that has ended is left alone."""
+        self._open.pop(key, None)
+        self._see_whether_over()
 
     async def _live(self) -> None:
         """All that goes on until it is over, in a group of its own that ends by a cancellation."""
@@ -186,7 +202,9 @@ class Fleet:
 
     def _see_whether_over(self) -> None:
         under_way = any(seat.jobs.keys() - seat.moved for seat in self._seats.values() if not seat.lost)
-        if not self._keeping and (not self._open or (self._draining and not under_way)):
+        if self._keeping or (self._staying and not self._draining):
+            return
+        if not self._open or (self._draining and not under_way):
             self._over.set()
 
     # --- nodes come and go -------------------------------------------------------------------------------------------
@@ -240,7 +258,7 @@ class Fleet:
     async def _listen(self, one: str, seat: _Seat) -> None:
         """Hear from a node, and tell it that we are there."""
         while not seat.lost:
-            call = asyncio.ensure_future(seat.node.beat())
+            call = asyncio.ensure_future(seat.node.beat(len(self._open)))
             try:
                 done, _ = await asyncio.wait([call], timeout=self._silence)
                 if not done:
@@ -280,12 +298,13 @@ class Fleet:
         self._spawn(seat.node.close())  # what is left of it
         for group in seat.holds:
             group.holders.discard(seat)
-            self._remake(group)
+            if group.jobs:
+                self._offer(group)
         for job in left:
             job.moves += 1
             if job.moves >= self._tries:
                 error = NodeLost("its node was lost", reason=f"{job.moves} nodes were, one after the other")
-                self._spawn(self._give_up([job], error, phase="sandbox"))
+                self._spawn(self._give_up([job], error))
         self._requeue([job for job in left if job.moves < self._tries])
         self._see_whether_over()
 
@@ -296,24 +315,22 @@ class Fleet:
             job.stage = "queued"
             group = self._open[job.key]
             group.jobs.append(job)
-            if group.holders:
-                self._offer(group)
-            else:
-                self._remake(group)
+            self._offer(group)
         self._wake()
 
-    def _remake(self, group: _Group) -> None:
-        """An image that nobody has any more is made again, if it is needed."""
-        if group.key and not group.holders and not group.making:
-            group.key = ""
-            self._waiting.pop(group, None)
-            self._unmade.setdefault(group.task.repo, deque()).appendleft(group)
-
     def _offer(self, group: _Group) -> None:
-        if group.jobs:
+        """Let those have it that have its image; where nobody has it any more, it is made again."""
+        if group.holders:
             self._waiting[group] = None
             for seat in group.holders:
                 seat.ready.append(group)
+        elif not group.making and not group.listed:
+            self._to_be_made(group)
+
+    def _to_be_made(self, group: _Group) -> None:
+        group.key, group.listed = "", True
+        self._waiting.pop(group, None)
+        self._unmade.setdefault(group.task.repo, deque()).append(group)
 
     def _hold(self, seat: _Seat, group: _Group) -> None:
         if group.key and not seat.lost:
@@ -359,17 +376,20 @@ class Fleet:
 
     async def _do(self, seat: _Seat, job: Job) -> None:
         try:
-            packed = await seat.node.rollout(job.task, job.attempt, time.monotonic() - job.since)
+            done = await self._trade.do(seat.node, job)
         except NodeLost:
             self._lose(seat)
             return
+        except NotFound as error:
+            done = None
+            self._miss(seat, job, error)
         except MiniSandboxError as error:  # the model's budget, its refusal: no rollout can go on
             self._office.end_by(error)
-            packed = None
+            done = None
         seat.jobs.pop(job.key, None)
         moved = job.key in seat.moved
         seat.moved.discard(job.key)
-        if packed is None:
+        if done is None:
             if job.key in self._open and not moved:
                 self._requeue([job])
         elif self._open.pop(job.key, None) is None:
@@ -378,22 +398,27 @@ class Fleet:
             seat.report.rollouts += 1
             self._keeping += 1
             self._feed(seat)
-            await self._office.ended(job, packed)
+            await self._office.ended(job, done)
             self._keeping -= 1
-            self._charge(packed.summary)
+            try:
+                self._trade.charge(done)
+            except BudgetExceeded as error:
+                self._office.end_by(error)
             self._see_whether_over()
             return
         self._feed(seat)
         self._see_whether_over()
 
-    def _charge(self, one: Summary) -> None:
-        """Each node keeps to the budget by itself; together they keep to it by what has ended."""
-        if self._budget is not None:
-            self._budget.charge(one.usage.prompt + one.usage.completion, one.cost)
-            try:
-                self._budget.check()
-            except BudgetExceeded as error:
-                self._office.end_by(error)
+    def _miss(self, seat: _Seat, job: Job, error: NotFound) -> None:
+        """An image has gone from a node's store, which others may collect: it is made or taken over again."""
+        group = self._groups[job.task.instance_id]
+        self._notice(f"node {seat.node.name} has lost an image: {error}")
+        group.holders.discard(seat)
+        seat.holds.discard(group)
+        seat.ready = deque(one for one in seat.ready if one is not group)
+        job.moves += 1
+        if job.moves >= self._tries:
+            self._spawn(self._give_up([job], error))
 
     def _rob(self, seat: _Seat) -> None:
         """Let a node without work have what another one has not begun."""
@@ -446,7 +471,7 @@ class Fleet:
         """An image that a node is to make: of a repository whose layers it has, or that nobody has begun with."""
         for repo, groups in list(self._unmade.items()):
             while groups and not groups[0].jobs:
-                groups.popleft()
+                groups.popleft().listed = False
             if not groups:
                 del self._unmade[repo]
                 continue
@@ -456,6 +481,7 @@ class Fleet:
                 knows = [one for one in self._seats.values() if name in one.node.images and not (one.full or one.quiet)]
                 if seat in knows or (not knows and (not homes or seat in homes)):
                     groups.remove(group)
+                    group.listed = False
                     return group
         return None
 
@@ -474,25 +500,26 @@ class Fleet:
         except MiniSandboxError as error:
             failure = error
         group.making = False
+        group.seconds = time.monotonic() - began
         seat.builds -= 1
         if failure is not None:
-            jobs = list(group.jobs)
-            group.jobs.clear()
-            await self._give_up(jobs, failure)
+            await self._give_up(_taken(group), failure)
         elif not group.key or seat.lost:
-            group.key = ""
-            self._unmade.setdefault(group.task.repo, deque()).appendleft(group)
+            self._to_be_made(group)
         else:
-            seat.report.built += 1
-            group.seconds = time.monotonic() - began
-            for one in self._seats.values():
-                if one is seat or one.node.images.get(group.task.instance_id) == group.key:
-                    self._hold(one, group)
-            self._waiting[group] = None
-            for job in group.jobs:
-                job.stage = "queued"
+            self._note_made(seat, group)
         self._feed(seat)
         self._wake()
+
+    def _note_made(self, seat: _Seat, group: _Group) -> None:
+        seat.report.built += 1
+        for one in self._seats.values():
+            if one is seat or one.node.images.get(group.task.instance_id) == group.key:
+                self._hold(one, group)
+        if group.jobs:
+            self._waiting[group] = None
+        for job in group.jobs:
+            job.stage = "queued"
 
     async def _fetch(self, seat: _Seat, group: _Group, source: _Seat) -> None:
         try:
@@ -521,17 +548,28 @@ class Fleet:
             self._notice(f"node {seat.node.name} gets no more images: {error}")
             for homes in self._homes.values():
                 homes.discard(seat)
+        if all(one.full for one in self._seats.values()):  # nobody makes what is not made yet
+            groups = [group for groups in self._unmade.values() for group in groups]
+            self._unmade.clear()
+            for group in groups:
+                group.listed = False
+            self._spawn(self._give_up([job for group in groups for job in _taken(group)], error))
 
-    async def _give_up(self, jobs: list[Job], error: MiniSandboxError, *, phase: str = "image") -> None:
+    async def _give_up(self, jobs: list[Job], error: MiniSandboxError) -> None:
         """Record rollouts that cannot begin."""
         for job in jobs:
             if self._open.pop(job.key, None) is not None:
                 self._keeping += 1
-                waited = {"queued": time.monotonic() - job.since}
-                one = unreached(job.task, self._setup, job.attempt, error, waited=waited, phase=phase)
-                await self._office.ended(job, pack(one))
+                await self._office.ended(job, self._trade.unreached(job, error))
                 self._keeping -= 1
         self._see_whether_over()
+
+
+def _taken(group: _Group) -> list[Job]:
+    """The jobs of a group that wait; none of them waits any more."""
+    jobs = list(group.jobs)
+    group.jobs.clear()
+    return jobs
 
 
 def _not_begun(seat: _Seat) -> int:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from minisandbox.grade.resumable import Job as Check
 from minisandbox.rollouts.database import Packed
+from minisandbox.rollouts.setup import Draw
+from minisandbox.store.results import Result
 from minisandbox.tasks import Task
 
 
@@ -41,18 +44,33 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of a check.
+
+    Attributes:
+        result: its result; None where an earlier one still holds.
+    """
+
+    result: Result | None
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """How a node is.
 
     Attributes:
-        stages: how many rollouts are where.
+        stages: how many rollouts are where; checks are ``queued`` or in ``grade``.
         images: how many images its store has.
         sending: parts of images that are on their way out.
+        came: bytes of contents that have come from other nodes.
+        left: how many rollouts its driver has not kept yet, all nodes together.
     """
 
     stages: Mapping[str, int] = field(default_factory=dict)
     images: int = 0
     sending: int = 0
+    came: int = 0
+    left: int = 0
 
 
 class Node(Protocol):
@@ -78,18 +96,22 @@ class Node(Protocol):
             MiniSandboxError: it cannot be had.
         """
 
-    async def rollout(self, task: Task, attempt: int, waited: float) -> Packed | None:
+    async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None) -> Packed | None:
         """Do a rollout of a task whose image is there; None where it was given back.
 
         Raises:
+            NotFound: its image is not there.
             MiniSandboxError: none of the batch's rollouts can go on.
         """
 
-    async def give_back(self, most: int) -> None:
-        """Give back rollouts that have not begun."""
+    async def check(self, task: Task, check: Check, known: str | None) -> Checked | None:
+        """Do a check of a task whose image is there; None where it was given back. Raises as :meth:`rollout`."""
 
-    async def beat(self) -> Status:
-        """Tell that the driver is there, and hear that the node is."""
+    async def give_back(self, most: int) -> None:
+        """Give back what has not begun."""
+
+    async def beat(self, left: int) -> Status:
+        """Tell that the driver is there, and how much it has to do; hear that the node is."""
 
     async def close(self) -> None:
         """End what works there."""

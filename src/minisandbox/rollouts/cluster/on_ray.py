@@ -17,9 +17,11 @@ from typing import Any, TypeAlias
 
 from minisandbox import __version__
 from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, NodeLost, StoreError
-from minisandbox.rollouts.cluster.node import Moved, Node, Resources, Status
+from minisandbox.grade.resumable import Job as Check
+from minisandbox.rollouts.cluster.node import Checked, Moved, Node, Resources, Status
 from minisandbox.rollouts.cluster.worker import Terms, Worker
 from minisandbox.rollouts.database import Packed
+from minisandbox.rollouts.setup import Draw
 from minisandbox.store import ImageRecord, Store
 from minisandbox.tasks import Task
 
@@ -33,7 +35,6 @@ LEASE = 120
 _HIRING = 90.0
 _ANSWER = 5.0
 _ID = 12  # characters of a node's id that tell it from others
-_BEAT = "of the driver"  # others ask for the status too
 _VERSIONS = f"MiniSandbox {__version__} on Python {platform.python_version()}"
 
 
@@ -83,6 +84,11 @@ def connect(address: str) -> bool:
     return True
 
 
+def own_address() -> str:
+    """Return what other nodes of the cluster that was joined reach this machine by."""
+    return str(import_ray().util.get_node_ip_address())
+
+
 def offered(node: Row) -> Resources | None:
     """Return what a node offers, as Ray lists it; None for one that is gone, or offers no sandboxes."""
     found = node["Resources"]
@@ -118,8 +124,8 @@ class NodeActor:
     async def call(self, method: str, *values: object) -> tuple[bool, object]:
         """Call a method of the worker; returns whether it went well, and its result or error."""
         assert self._worker is not None
-        if values == (_BEAT,):
-            self._silent, values = 0, ()
+        if method == "beat":
+            self._silent = 0
         if method == "fetch":
             name, where, handle = values
             values = (name, where, _RaySource(str(where), handle))
@@ -134,10 +140,23 @@ class NodeActor:
         from ray.util.metrics import Gauge  # noqa: PLC0415 - only clusters need it
 
         assert self._worker is not None
-        gauge = Gauge("minisandbox_rollouts", "Rollouts of a node, by where they are.", ("node", "stage"))
+        where = {"node": self._made[0]}
+        rollouts = Gauge("minisandbox_rollouts", "Rollouts of a node, by where they are.", ("node", "stage"))
+        others = {
+            name: Gauge(f"minisandbox_{name}", text, ("node",))
+            for name, text in (
+                ("images", "Images in a node's store."),
+                ("sending", "Parts of images on their way out of a node."),
+                ("came", "Bytes of contents that came to a node from others."),
+                ("left", "Rollouts that the driver of a node's batch has not kept yet."),
+            )
+        }
         while self._silent < LEASE:
-            for stage, count in self._worker.status().stages.items():
-                gauge.set(count, {"node": self._made[0], "stage": stage})
+            status = self._worker.status()
+            for stage, count in status.stages.items():
+                rollouts.set(count, {**where, "stage": stage})
+            for name, gauge in others.items():
+                gauge.set(getattr(status, name), where)
             await asyncio.sleep(1)
             self._silent += 1
         os._exit(1)
@@ -212,18 +231,23 @@ class RayNode:
         found: Moved = await _asked(self.actor, "fetch", task.instance_id, where, source.actor)
         return found
 
-    async def rollout(self, task: Task, attempt: int, waited: float) -> Packed | None:
+    async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None) -> Packed | None:
         """As :meth:`.Worker.rollout`."""
-        found: Packed | None = await _asked(self.actor, "rollout", task, attempt, waited)
+        found: Packed | None = await _asked(self.actor, "rollout", task, attempt, waited, draw)
+        return found
+
+    async def check(self, task: Task, check: Check, known: str | None) -> Checked | None:
+        """As :meth:`.Worker.check`."""
+        found: Checked | None = await _asked(self.actor, "check", task, check, known)
         return found
 
     async def give_back(self, most: int) -> None:
         """As :meth:`.Worker.give_back`."""
         await _asked(self.actor, "give_back", most)
 
-    async def beat(self) -> Status:
-        """Tell that the driver is there; returns how the node is."""
-        found: Status = await _asked(self.actor, "status", _BEAT)
+    async def beat(self, left: int) -> Status:
+        """As :meth:`.Worker.beat`."""
+        found: Status = await _asked(self.actor, "beat", left)
         return found
 
     async def close(self) -> None:

@@ -6,6 +6,8 @@ It knows nothing of Ray: whoever holds it calls it, on one event loop, and ends 
 from __future__ import annotations
 
 import asyncio
+import os
+import queue
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -15,16 +17,19 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from minisandbox.errors import MiniSandboxError, StoreError
+from minisandbox.grade.resumable import Job as Check
+from minisandbox.grade.resumable import serve
 from minisandbox.images import Image, build, load_image
 from minisandbox.images.crossing import PATIENCE, Outgoing, Throttle, take_over
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
-from minisandbox.rollouts.cluster.node import Moved, Resources, Status
+from minisandbox.rollouts.cluster.node import Checked, Moved, Resources, Status
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.executor import Executor
 from minisandbox.rollouts.line import STAGES, Job
-from minisandbox.rollouts.setup import Setup
+from minisandbox.rollouts.setup import Draw, Setup
 from minisandbox.store import ImageRecord, Store
+from minisandbox.store.results import Result
 from minisandbox.tasks import Task
 
 T = TypeVar("T")
@@ -37,7 +42,7 @@ class Terms:
     Attributes:
         setup_of: makes the setup on a node, given its address: the model's client is opened there.
         starts: sandboxes that are made at once; by the node's CPUs if None.
-        gradings: submissions that are graded at once; by the node's CPUs if None.
+        gradings: submissions that are graded, or tasks that are checked, at once; by the node's CPUs if None.
         warm: sandboxes that are made ahead.
         tries: how often a rollout is tried at most on a node, where it fails on our side.
         pause: seconds before the second try.
@@ -96,10 +101,13 @@ class Worker:
         )
         self._images: dict[str, Image] = {}
         self._jobs: dict[tuple[str, int], tuple[Job, asyncio.Future[Packed | None]]] = {}
+        self._checkers = Threads(terms.gradings or len(os.sched_getaffinity(0)), "check")
+        self._checks: list[Future[Result | None]] = []  # that have not ended
         self._imports = Threads(1, "import")  # one at a time: what the first brings the next one has
         self._exports = Threads(8, "export")
         self._sending: dict[int, tuple[Outgoing, float]] = {}
-        self._sent = 0
+        self._sent = self._came = 0
+        self._left = 0
         self._serving = asyncio.ensure_future(self._executor.serve(self))
 
     # --- for the driver ----------------------------------------------------------------------------------------------
@@ -130,25 +138,32 @@ class Worker:
             MiniSandboxError: it cannot be had.
         """
         peer = _Peer(where, source, asyncio.get_running_loop())
-        done = await self._imports.run(take_over, self._store, name, peer, self._throttle)
+        try:
+            done = await self._imports.run(take_over, self._store, name, peer, self._throttle)
+        except TimeoutError as error:  # DiskFull is no such thing
+            raise StoreError(
+                f"{where} sent nothing for {PATIENCE:g} s",
+                reason="it hangs, or the network does",
+                hint="it is tried again",
+            ) from error
         self._images.pop(name, None)
+        self._came += done.bytes
         return Moved(done.layers, done.bytes, peer.wire)
 
-    async def rollout(self, task: Task, attempt: int, waited: float) -> Packed | None:
+    async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None = None) -> Packed | None:
         """Do a rollout; None where it was given back before it began.
 
         Args:
             task: the task, whose image is there.
             attempt: which rollout of it.
             waited: seconds that it waited elsewhere.
+            draw: how its answers are drawn, where that is its own.
 
         Raises:
             NotFound: its image is not there.
         """
-        job = Job(task, attempt, time.monotonic() - waited)
-        job.image = self._images.get(task.instance_id)
-        if job.image is None:
-            job.image = self._images[task.instance_id] = load_image(self._store, task.instance_id)
+        job = Job(task, attempt, time.monotonic() - waited, draw=draw)
+        job.image = self._image(task)
         future: asyncio.Future[Packed | None] = asyncio.get_running_loop().create_future()
         self._jobs[job.key] = (job, future)
         self._executor.put([job])
@@ -157,10 +172,44 @@ class Worker:
         finally:
             del self._jobs[job.key]
 
+    async def check(self, task: Task, check: Check, known: str | None) -> Checked | None:
+        """Do a check; None where it was given back before it began.
+
+        Args:
+            task: the task, whose image is there.
+            check: what there is to do.
+            known: the fingerprint of an earlier result.
+
+        Raises:
+            NotFound: its image is not there.
+        """
+        image = self._image(task)
+        future = self._checkers.submit(serve, check, lambda _: image, known)
+        self._checks.append(future)
+        try:
+            return Checked(await asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                raise
+            return None
+        finally:
+            self._checks.remove(future)
+
     def give_back(self, most: int) -> None:
-        """Give back rollouts that have not begun, the last ones first."""
+        """Give back what has not begun, the last ones first."""
         for job in self._executor.withdraw(most):
             _settle(self._jobs[job.key][1], None)
+        for future in [one for one in reversed(self._checks) if not one.running()][:most]:
+            future.cancel()
+
+    def beat(self, left: int) -> Status:
+        """Hear from the driver; returns how the node is.
+
+        Args:
+            left: how many rollouts the driver has not kept yet, all nodes together.
+        """
+        self._left = left
+        return self.status()
 
     def status(self) -> Status:
         """Return how the node is."""
@@ -171,9 +220,9 @@ class Worker:
         for number in late:
             del self._sending[number]
         counts = Counter(job.stage for job, _ in self._jobs.values())
-        return Status(
-            {stage: counts[stage] for stage in STAGES}, sum(1 for _ in self._store.image_names()), len(self._sending)
-        )
+        counts.update("grade" if one.running() else "queued" for one in self._checks)
+        stages = {stage: counts[stage] for stage in STAGES}
+        return Status(stages, sum(1 for _ in self._store.image_names()), len(self._sending), self._came, self._left)
 
     async def close(self) -> None:
         """End what is under way."""
@@ -195,6 +244,12 @@ class Worker:
             if not future.done():
                 future.set_exception(error)
                 return
+
+    def _image(self, task: Task) -> Image:
+        image = self._images.get(task.instance_id)
+        if image is None:
+            image = self._images[task.instance_id] = load_image(self._store, task.instance_id)
+        return image
 
     def _build(self, task: Task) -> Image:
         try:
@@ -226,7 +281,13 @@ class Worker:
             raise StoreError(f"node {self.name} does not send that any more", hint="it is tried again")
         outgoing, _ = self._sending[number]
         self._sending[number] = (outgoing, time.monotonic())
-        chunk = await self._exports.run(outgoing.read)
+        try:
+            chunk = await self._exports.run(outgoing.read)
+        except (queue.Empty, OSError) as error:  # DiskFull is not among what reading raises
+            self._sending.pop(number, None)
+            raise StoreError(
+                f"node {self.name} cannot send it", reason=str(error) or "its disk is slow", hint="it is tried again"
+            ) from error
         if not chunk:
             self._sending.pop(number, None)
         return chunk
