@@ -17,7 +17,10 @@ def without_ray(tmp_path: Path) -> dict[str, str]:
 
 
 def test_nothing_imports_ray_unasked(tmp_path: Path) -> None:
-    modules = ("rollouts", "rollouts.cluster", "rollouts.cluster.on_ray", "cli.rollout", "cli.cluster", "cli.main")
+    modules = (
+        "rollouts", "rollouts.cluster", "rollouts.cluster.on_ray", "train.nodes", "cli.rollout", "cli.validate",
+        "cli.train", "cli.cluster", "cli.main",
+    )  # fmt: skip
     code = "".join(f"import minisandbox.{name}\n" for name in modules) + "import sys; assert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=without_ray(tmp_path), timeout=120)
 
@@ -26,6 +29,8 @@ def test_nothing_imports_ray_unasked(tmp_path: Path) -> None:
     "words",
     [
         ("rollout", "quickstart", "--agent", "oracle", "--cluster", "auto", "-o", "run"),
+        ("validate", "quickstart", "--cluster", "auto", "-o", "run"),
+        ("evaluate", "quickstart", "-p", "gold", "--cluster", "auto", "-o", "run"),
         ("cluster", "status"),
         ("cluster", "head"),
         ("cluster", "worker", "--address", "10.0.0.1:6379"),

@@ -27,9 +27,13 @@ class TrainingNodes:
 
     Args:
         cluster: which; its ``model`` is not looked at.
+
+    Raises:
+        MissingExtra: Ray is not installed.
     """
 
     def __init__(self, cluster: Cluster) -> None:
+        cluster.check()
         self._cluster = cluster
         self._server: _Server | None = None
         self._rollouts: ClusterRollouts | None = None

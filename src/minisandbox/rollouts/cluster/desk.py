@@ -61,7 +61,13 @@ class Desk(Generic[Done]):
             HostError: it is closed.
         """
         future: Future[Done] = Future()
-        future.add_done_callback(lambda one: self._call(self._drop, job.key) if one.cancelled() else None)
+
+        def drop(_: Future[Done]) -> None:
+            if future.cancelled():
+                with suppress(HostError):  # it is over anyway
+                    self._call(self._drop, job.key)
+
+        future.add_done_callback(drop)
         self._call(self._put, job, future)
         return future
 
@@ -209,9 +215,13 @@ class ClusterChecks:
     Args:
         cluster: which.
         workers: tasks at once on each node; by its CPUs if None.
+
+    Raises:
+        MissingExtra: Ray is not installed.
     """
 
     def __init__(self, cluster: Cluster, workers: int | None = None) -> None:
+        cluster.check()
         self._cluster, self._workers = cluster, workers
         self.reports: tuple[NodeReport, ...] = ()
 
@@ -219,7 +229,6 @@ class ClusterChecks:
         """As :class:`.Elsewhere`.
 
         Raises:
-            MissingExtra: Ray is not installed.
             HostError: there is no such cluster, or no node of it works for us.
         """
         tasks = {job.id: job.task for job in jobs if job.task is not None}

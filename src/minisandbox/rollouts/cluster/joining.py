@@ -45,6 +45,16 @@ class Cluster:
     notice: Callable[[str], None] | None = None
     _fleet: Fleet[Packed] | None = field(default=None, init=False)
 
+    def check(self) -> None:
+        """See that it can be joined from here at all.
+
+        Raises:
+            MissingExtra: Ray is not installed.
+        """
+        from minisandbox.rollouts.cluster.on_ray import import_ray  # noqa: PLC0415 - only clusters need Ray
+
+        import_ray()
+
     def crew(self, setup: Setup, budgets: Budgets, *, tries: int, pause: float) -> Fleet[Packed]:
         """Join the cluster; returns what does a batch's rollouts.
 
