@@ -29,7 +29,7 @@ RAY = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_enable_worker_prestart": "0",
-    "RAY_raylet_start_wait_time_s": "150",
+    "RAY_raylet_start_wait_time_s": "600",
 }
 
 
@@ -141,7 +141,7 @@ class Host:
         """Make it a node, by our own command."""
         with self.log.open("a") as log:
             node = self.popen(
-                "nice", sys.executable, "-m", "minisandbox", "cluster", *where, "--node-ip", self.address,
+                sys.executable, "-m", "minisandbox", "cluster", *where, "--node-ip", self.address,
                 "--sandboxes", str(sandboxes), "--block", *options, "--", "--num-cpus", "1",
                 "--object-store-memory", str(100 << 20),
                 out=log, err=log,
@@ -183,16 +183,16 @@ class Hosts:
         script = (
             "import ray, sys, time; ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)\n"
             "def there(): return sum(n['Alive'] and 'sandboxes' in n['Resources'] for n in ray.nodes())\n"
-            "end = time.monotonic() + 150\n"
+            "end = time.monotonic() + 300\n"
             "while there() < int(sys.argv[2]) and time.monotonic() < end: time.sleep(0.2)\n"
             "sys.exit(there() < int(sys.argv[2]))\n"
         )
-        give_up = time.monotonic() + 180
+        give_up = time.monotonic() + 600
         while True:
             with self.all[0].popen(
                 sys.executable, "-c", script, self.head, str(count), out=subprocess.PIPE, err=subprocess.STDOUT
             ) as asking:
-                said = asking.communicate(timeout=300)[0]
+                said = asking.communicate(timeout=600)[0]
             if asking.returncode == 0:
                 return
             assert time.monotonic() < give_up, said + "".join(host.log.read_text() for host in self.all)
