@@ -27,9 +27,11 @@ RAY = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # 15 else: nothing moves beside whatever else a busy machine does
     "RAY_enable_metrics_collection": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_raylet_start_wait_time_s": "600",
+    "RAY_health_check_failure_threshold": "15",
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests import waiting
 from tests.cluster.tools import clean_hosts, command, live, make_tasks, results, said
 
-DEADLINE = 300.0
+DEADLINE = 900.0
 
 
 def test_two_nodes_do_a_batch_and_leave_nothing(tmp_path: Path) -> None:

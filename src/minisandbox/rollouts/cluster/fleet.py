@@ -27,7 +27,7 @@ SILENCE = 30.0
 _BEAT = 2.0
 _LOOK = 2.0
 _REST = 10.0  # before a node is tried again that did not work
-_NOBODY = 120.0  # without any node
+_NOBODY = 300.0  # without any node
 _GATHER = 10.0  # until those nodes that are there at first have come
 _FETCHES = 3  # times that a node tries to take an image over
 _LOOK_AT = 8  # images of a repository, for one that a node has already
@@ -39,8 +39,6 @@ class _Group:
 
     task: Task
     jobs: deque[Job] = field(default_factory=deque)  # those that wait
-    since: float = 0.0
-    seconds: float = 0.0  # that the image took
     key: str = ""  # of the image, once some node has it
     holders: set[_Seat] = field(default_factory=set)
     making: bool = False
@@ -166,7 +164,7 @@ class Fleet(Generic[Done]):
             name = job.task.instance_id
             group = self._groups.get(name)
             if group is None:
-                group = self._groups[name] = _Group(job.task, since=job.since)
+                group = self._groups[name] = _Group(job.task)
                 self._to_be_made(group)
             group.jobs.append(job)
             self._open[job.key] = group
@@ -251,8 +249,9 @@ class Fleet(Generic[Done]):
         self._reports.append(seat.report)
         self._idle.add(seat)
         self._spawn(self._listen(one, seat))
-        for group in {group for group in self._open.values() if node.images.get(group.task.instance_id) == group.key}:
-            self._hold(seat, group)
+        for name, group in self._groups.items():
+            if node.images.get(name) == group.key:
+                self._hold(seat, group)
         self._feed(seat)
 
     async def _listen(self, one: str, seat: _Seat) -> None:
@@ -486,7 +485,6 @@ class Fleet(Generic[Done]):
         return None
 
     async def _make(self, seat: _Seat, group: _Group) -> None:
-        began = time.monotonic()
         for job in group.jobs:
             job.stage = "image"
         failure: MiniSandboxError | None = None
@@ -500,7 +498,6 @@ class Fleet(Generic[Done]):
         except MiniSandboxError as error:
             failure = error
         group.making = False
-        group.seconds = time.monotonic() - began
         seat.builds -= 1
         if failure is not None:
             await self._give_up(_taken(group), failure)

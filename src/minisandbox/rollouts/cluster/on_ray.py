@@ -32,7 +32,7 @@ SANDBOXES, BUILDS, IO = "sandboxes", "build_slots", "io_budget"
 """What nodes offer, as Ray knows it."""
 LEASE = 120
 """Seconds without a word of the driver after which a node's actor ends, counted while it runs itself."""
-_HIRING = 90.0
+_HIRING = 240.0
 _ANSWER = 5.0
 _ID = 12  # characters of a node's id that tell it from others
 _VERSIONS = f"MiniSandbox {__version__} on Python {platform.python_version()}"
