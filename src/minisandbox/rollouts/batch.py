@@ -87,8 +87,6 @@ class Batch:
             raise InvalidValue(f"{twice[0]!r} is there twice", hint="attempts= says how often each task is done")
         self._summaries: dict[tuple[str, int], Summary] = {}
         self._resumed = 0
-        self.answered_before = False
-        """Whether the model has answered in an earlier part of the run."""
         self._draining = self._hurried = False
         self._fault: Exception | None = None
         self._scope: asyncio.Timeout | None = None
@@ -203,7 +201,8 @@ class Batch:
         if self._run.journal != "wal":
             said = f"{self._out}: this file system has no shared memory, so that SQLite uses a rollback journal"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
-        self.answered_before = any(one.turns for one in known.values())
+        if isinstance(self._crew, Executor):
+            self._crew.answered_before = any(one.turns for one in known.values())
         for job in self._jobs:
             one = known.get(job.key)
             if one is not None and one.finished:

@@ -50,10 +50,6 @@ class Office(Protocol[Done_contra]):
     def end_by(self, error: Exception) -> None:
         """Let what is under way be finished, and then raise an error."""
 
-    @property
-    def answered_before(self) -> bool:
-        """Whether the model has answered in an earlier part of the run."""
-
 
 class Crew(Protocol):
     """What does the rollouts of a batch: one node, or many."""
@@ -70,6 +66,9 @@ class Crew(Protocol):
 
 class Executor:
     """One node. Used once, on one event loop: by :meth:`run`, or by :meth:`serve` and :meth:`put`.
+
+    Attributes:
+        answered_before: whether the model has answered in an earlier part of the run.
 
     Args:
         setup: who works, with what model, within which bounds.
@@ -95,6 +94,7 @@ class Executor:
         self._setup, self._budgets, self._image_of, self._images = setup, budgets, image_of, images
         self._building: Building | None = None
         self._tries, self._pause, self._jitter = tries, pause, jitter
+        self.answered_before = False
         self._answered = False
         self._under_way: set[Draft] = set()
         self._draining = False
@@ -173,7 +173,9 @@ class Executor:
             await self._provide_each(groups, office)
         self._line.end()
 
-    async def _provide_together(self, groups: Mapping[str, list[Job]], images: ImagesOf, office: Office) -> None:
+    async def _provide_together(
+        self, groups: Mapping[str, list[Job]], images: ImagesOf, office: Office[Packed]
+    ) -> None:
         # on the loop: it only begins, and nothing can come in between that would leave it without an owner
         self._building = images([jobs[0].task for jobs in groups.values()], self._budgets.builds)
         if self._draining:
@@ -182,7 +184,7 @@ class Executor:
             for name, jobs in groups.items():
                 group.create_task(self._provide(jobs, asyncio.wrap_future(self._building.images[name]), office))
 
-    async def _provide_each(self, groups: Mapping[str, list[Job]], office: Office) -> None:
+    async def _provide_each(self, groups: Mapping[str, list[Job]], office: Office[Packed]) -> None:
         slots = asyncio.Semaphore(self._budgets.builds)
 
         async def provide(jobs: list[Job]) -> None:
@@ -198,7 +200,7 @@ class Executor:
                     break
                 group.create_task(provide(jobs))
 
-    async def _provide(self, jobs: list[Job], coming: Awaitable[Image], office: Office) -> None:
+    async def _provide(self, jobs: list[Job], coming: Awaitable[Image], office: Office[Packed]) -> None:
         began = time.monotonic()
         for job in jobs:
             job.stage = "image"
@@ -282,7 +284,7 @@ class Executor:
             office.end_by(error)
         elif isinstance(error, ModelRefused) and not self._answered:  # noqa: SIM102 - as the comment says
             # where one request is refused, answers in an earlier part of the run say that others are not
-            if error.every_request or not office.answered_before:
+            if error.every_request or not self.answered_before:
                 office.end_by(error)
 
     def _worth_another(self, draft: Draft) -> bool:

@@ -96,7 +96,6 @@ class Worker:
         self._terms, self._store = terms, store
         self._throttle = Throttle(resources.io_budget)
         self._setup = terms.setup_of(name)
-        self.answered_before = False  # it knows of this batch alone
         self._executor = Executor(
             self._setup, terms.budgets(resources), image_of=self._build, tries=terms.tries, pause=terms.pause
         )
