@@ -102,13 +102,18 @@ class ModelOptions:
 
 
 def open_model(
-    options: ModelOptions, budget: Budget | None = None, *, tell: Callable[[str], object] = _LOG.warning
+    options: ModelOptions,
+    budget: Budget | None = None,
+    api_key: str | None = None,
+    *,
+    tell: Callable[[str], object] = _LOG.warning,
 ) -> Model:
     """Open a model. Whoever opens it closes it.
 
     Args:
         options: which, and how.
         budget: of a run that goes on, with what it has spent; else a new one.
+        api_key: the server's key; None: as the options say.
         tell: is told what ``local`` fetches the first time, which takes minutes; the log's warnings by default, and so
             stderr.
 
@@ -128,7 +133,7 @@ def open_model(
     return OpenAIModel(
         options.model,
         options.api_base,
-        api_key=_key(options.api_key_env),
+        api_key=_key(options.api_key_env) if api_key is None else check_key(api_key),
         tokens=options.tokens,
         timeouts=options.timeouts,
         retries=options.retries,
