@@ -1,6 +1,6 @@
 """Rows of SkyRL's trainers: a prompt, and the task that it is of.
 
-A row has ``prompt`` (messages), ``data_source``, ``env_class`` and ``instance``: the task's own row in any other layout,
+A row has ``prompt`` (messages), ``data_source``, ``env_class`` and ``instance``: the task's own row in another layout,
 as an object or as its JSON. ``tasks export --to skyrl`` writes such rows, and so did the original MiniSandbox
 (``rl_formatted``). A generator gets them without the prompt.
 """
