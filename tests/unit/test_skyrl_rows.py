@@ -15,8 +15,9 @@ from tests.unit.training_tools import trajectory
 
 from minisandbox.cli.main import main
 from minisandbox.errors import InvalidValue, NotFound, TaskFileError
+from minisandbox.integrations.skyrl import output as of_skyrl
 from minisandbox.integrations.skyrl.config import SandboxOptions, packaged, read_words
-from minisandbox.integrations.skyrl.output import Ended, metrics_of, output_of
+from minisandbox.integrations.skyrl.output import Ended, metrics_of
 from minisandbox.models import TokenRow
 from minisandbox.tasks import TaskSet, task_from_row
 from minisandbox.train.options import describe, from_mapping
@@ -48,13 +49,21 @@ def group(prompt: str, *trajectories: Trajectory | None) -> list[Ended]:
     return [Ended(Name(prompt, number), one) for number, one in enumerate(trajectories)]
 
 
+def output_of(ended: list[Ended], **options: Any) -> Any:
+    return of_skyrl.output_of(ended, **options)
+
+
 def check(output: dict[str, Any]) -> None:
     """What SkyRL's ``validate_generator_output`` asks of rows, in words of our own."""
     columns = [output[name] for name in ("response_ids", "rewards", "loss_masks", "stop_reasons", "trajectory_ids")]
     columns += [output[name] for name in ("rollout_logprobs", "is_last_step", "trajectory_generation_times")]
     assert {len(column) for column in columns} == {len(output["prompt_token_ids"])}
     for prompt, response, mask, logprobs in zip(
-        output["prompt_token_ids"], output["response_ids"], output["loss_masks"], output["rollout_logprobs"], strict=True
+        output["prompt_token_ids"],
+        output["response_ids"],
+        output["loss_masks"],
+        output["rollout_logprobs"],
+        strict=True,
     ):
         assert prompt
         assert response
@@ -70,16 +79,16 @@ def test_a_step_with_all_that_happens() -> None:
     ended = [*group("a", good, bad, failed(good), None), *group("b", forked, cut, replace(good, rows=()), bad)]
     output = output_of(ended, pad=7)
     check(output)
-    a, b = [[one for one in output["trajectory_ids"] if one.instance_id == name] for name in "ab"]  # type: ignore[attr-defined]
+    a, b = [[one for one in output["trajectory_ids"] if one.instance_id == name] for name in "ab"]
     assert (len(a), len(b)) == (4, 5)
-    rewards = dict(zip(output["trajectory_ids"], output["rewards"], strict=True))  # type: ignore[call-overload]
+    rewards = dict(zip(output["trajectory_ids"], output["rewards"], strict=True))
     assert [rewards[Name("a", n)] for n in range(4)] == [1.0, 0.0, 0.5, 0.5]  # failures do not move the mean
     assert output["stop_reasons"] == ["stop", "stop", "error", "error", "stop", "stop", "length", "error", "stop"]
-    masked = [not any(mask) for mask in output["loss_masks"]]  # type: ignore[attr-defined]
+    masked = [not any(mask) for mask in output["loss_masks"]]
     assert masked == [False, False, True, True, False, False, False, True, False]
-    place = output["response_ids"].index([10 + n for n in range(5, 9)])  # type: ignore[attr-defined]
-    assert output["prompt_token_ids"][place] == [10, 11, 12, 13, 14]  # type: ignore[index]
-    assert output["loss_masks"][place] == [1, 1, 1, 1]  # type: ignore[index]
+    place = output["response_ids"].index([10 + n for n in range(5, 9)])
+    assert output["prompt_token_ids"][place] == [10, 11, 12, 13, 14]
+    assert output["loss_masks"][place] == [1, 1, 1, 1]
 
 
 def test_a_row_is_cut_where_its_loss_begins() -> None:
@@ -87,7 +96,7 @@ def test_a_row_is_cut_where_its_loss_begins() -> None:
     output = output_of(group("a", trajectory()), pad=0)
     (prompt,), (response,), (mask,), (logprobs,) = (
         output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs")
-    )  # type: ignore[misc]
+    )
     assert [*prompt, *response] == one.ids.tolist()
     assert [0] * len(prompt) + mask == list(one.mask)
     assert logprobs == one.logprobs.tolist()[len(prompt) :]
@@ -99,7 +108,7 @@ def test_what_was_cut_off_can_go_without_loss() -> None:
     cut = replace(trajectory(), exit_status="submitted (exit_context)")
     output = output_of(group("a", cut, trajectory(reward=0.0)), pad=0, drop_truncated=True)
     check(output)
-    assert [any(mask) for mask in output["loss_masks"]] == [False, True]  # type: ignore[attr-defined]
+    assert [any(mask) for mask in output["loss_masks"]] == [False, True]
     assert output["rewards"] == [1.0, 0.0]
 
 
@@ -107,7 +116,7 @@ def test_a_group_without_any_reward_says_nothing() -> None:
     output = output_of(group("a", None, failed(trajectory())), pad=0)
     check(output)
     assert output["rewards"] == [0.0, 0.0]
-    assert not any(map(any, output["loss_masks"]))  # type: ignore[arg-type, call-overload]
+    assert not any(map(any, output["loss_masks"]))
 
 
 def test_metrics_leave_failures_out() -> None:
@@ -195,7 +204,8 @@ def test_rows_of_the_original_are_read(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "plain.jsonl").write_text(json.dumps(instance) + "\n")
     assert TaskSet.load(tmp_path / "rows.jsonl") == TaskSet.load(tmp_path / "plain.jsonl")
-    for wrong in ("{", "[]", {"instance": {}, "prompt": []}):
+    wrongs: list[object] = ["{", "[]", {"instance": {}, "prompt": []}]
+    for wrong in wrongs:
         with pytest.raises(TaskFileError, match="instance"):
             task_from_row({**row, "instance": wrong})
 

@@ -68,7 +68,7 @@ def test_a_conversation_by_vllm_is_exact_to_the_token() -> None:
 
     def decoder(ends: frozenset[int]) -> VllmDecoder:
         made.append(Engine(model, ends))
-        return VllmDecoder(made[0], ends, parameters=lambda **values: SimpleNamespace(**values))
+        return VllmDecoder(made[0], ends, parameters=SimpleNamespace)
 
     engine, graph = TransformersEngine(model, tokenizer, decoder=decoder), TokenGraph()
 
@@ -93,7 +93,7 @@ def test_a_conversation_by_vllm_is_exact_to_the_token() -> None:
 
 def test_what_is_cancelled_or_dropped_is_aborted_there() -> None:
     engine = Engine(tiny_model(400), frozenset({1}))
-    decoder = VllmDecoder(engine, frozenset({1}), parameters=lambda **values: SimpleNamespace(**values))
+    decoder = VllmDecoder(engine, frozenset({1}), parameters=SimpleNamespace)
     rows = [Row(array("i", [5, 6]), Sampling(seed=n, stop=("x",) * n), 50) for n in range(2)]
     for row in rows:
         decoder.admit(row)
@@ -147,7 +147,7 @@ def test_vllm_has_the_weights_of_each_step_once(config: RlConfig) -> None:
     trainer = Trainer(tiny_model(len(tokenizer)), tokenizer, SimpleNamespace(llm_engine=None))
     for settings in (Vllm(), Vllm(mode="server", url="http://localhost:1")):
         trainer.synced, trainer._last_loaded_step = [], -1
-        engine = open_engine(trainer, replace(config, vllm=settings))  # type: ignore[arg-type] # as much as it uses
+        engine = open_engine(trainer, replace(config, vllm=settings))
         trainer.model.train()
         for step in (0, 0, 1):
             trainer.state.global_step = step
@@ -163,7 +163,7 @@ def test_the_server_is_asked_by_the_name_that_it_has(config: RlConfig) -> None:
     tokenizer = tiny_tokenizer()
     trainer = Trainer(tiny_model(len(tokenizer)), tokenizer)
     trainer.model.name_or_path = "models/policy"
-    engine = open_engine(trainer, replace(config, vllm=Vllm(mode="server", url="http://localhost:1/")))  # type: ignore[arg-type]
+    engine = open_engine(trainer, replace(config, vllm=Vllm(mode="server", url="http://localhost:1/")))
     assert isinstance(engine.model, OpenAIModel)
     assert engine.model.name == "models/policy"
 

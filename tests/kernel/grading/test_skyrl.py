@@ -28,21 +28,21 @@ from minisandbox.tasks.saving import write_rows
 
 pytest.importorskip("skyrl", reason="SkyRL is not installed: make test-skyrl")
 
-from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend  # noqa: E402
-from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient  # noqa: E402
-from skyrl.train.dataset import PromptDataset  # noqa: E402
-from skyrl.train.entrypoints import main_base  # noqa: E402
-from skyrl.train.evaluate import evaluate  # noqa: E402
-from skyrl.train.generators.base import GeneratorInterface  # noqa: E402
-from skyrl.train.generators.utils import prepare_generator_input  # noqa: E402
-from skyrl.train.trainer import RayPPOTrainer  # noqa: E402
-from skyrl.train.utils import validate_cfg  # noqa: E402
-from skyrl.train.utils.trainer_utils import build_dataloader, validate_generator_output  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
+from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
+from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+from skyrl.train.dataset import PromptDataset
+from skyrl.train.entrypoints import main_base
+from skyrl.train.evaluate import evaluate
+from skyrl.train.generators.base import GeneratorInterface
+from skyrl.train.generators.utils import prepare_generator_input
+from skyrl.train.trainer import RayPPOTrainer
+from skyrl.train.utils import validate_cfg
+from skyrl.train.utils.trainer_utils import build_dataloader, validate_generator_output
+from transformers import AutoTokenizer
 
-from minisandbox.integrations.skyrl import entry, generator  # noqa: E402
-from minisandbox.integrations.skyrl.entry import SandboxExperiment, SandboxTrainConfig, read_config  # noqa: E402
-from minisandbox.integrations.skyrl.generator import SandboxGenerator, sampling_of  # noqa: E402
+from minisandbox.integrations.skyrl import entry, generator
+from minisandbox.integrations.skyrl.entry import SandboxExperiment, SandboxTrainConfig, read_config
+from minisandbox.integrations.skyrl.generator import SandboxGenerator, sampling_of
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once, pytest.mark.filterwarnings("default")]
 
@@ -223,7 +223,7 @@ def test_what_no_step_can_go_on_from_ends_it_with_the_reason(
     refused = {"calc__smith-1": [{"fault": "unknown_model"}]}
     with pytest.raises(ModelRefused, match="does not exist"):
         generate(config, refused, image_of, tasks=1)
-    with pytest.raises(TrainingError, match="none of 2 rollouts has a reward.*empty"):
+    with pytest.raises(TrainingError, match=r"none of 2 rollouts has a reward.*empty"):
         generate(config, {"calc__smith-1": [{"fault": "empty_answer"}]}, image_of, tasks=1)
     monkeypatch.setattr(generator, "_DRAIN", 0.5)
     config.minisandbox |= {"step_deadline": 2.0}
