@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, Dict  # noqa: UP035 - SkyRL reads annotations of dataclasses
 
 import ray
+from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
 from skyrl.train.config import SkyRLTrainConfig, get_config_as_yaml_str
 from skyrl.train.config.config import overrides_dict_to_dotlist
+from skyrl.train.dataset import PromptDataset
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.utils import initialize_ray
+from transformers import PreTrainedTokenizerBase
 
 from minisandbox.errors import InvalidValue
 from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions, read_words
@@ -33,7 +36,7 @@ class SandboxTrainConfig(SkyRLTrainConfig):
 class SandboxExperiment(BasePPOExp):
     """An experiment whose rollouts are done in sandboxes."""
 
-    def get_train_dataset(self) -> Any:
+    def get_train_dataset(self) -> PromptDataset:
         """Return the tasks to train on.
 
         Raises:
@@ -41,7 +44,7 @@ class SandboxExperiment(BasePPOExp):
         """
         return _each_once(super().get_train_dataset())
 
-    def get_eval_dataset(self) -> Any:
+    def get_eval_dataset(self) -> PromptDataset | None:
         """Return the tasks to evaluate on, or None.
 
         Raises:
@@ -50,12 +53,17 @@ class SandboxExperiment(BasePPOExp):
         found = super().get_eval_dataset()
         return None if found is None else _each_once(found)
 
-    def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> SandboxGenerator:
+    def get_generator(
+        self,
+        cfg: SandboxTrainConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        inference_engine_client: InferenceEngineInterface,
+    ) -> SandboxGenerator:
         """Return what does the rollouts."""
         return SandboxGenerator(cfg, inference_engine_client, pad=int(tokenizer.eos_token_id))
 
 
-def _each_once(dataset: Any) -> Any:
+def _each_once(dataset: PromptDataset) -> PromptDataset:
     ids = Counter(_id(dataset[number][2]) for number in range(len(dataset)))
     twice = sorted(name for name, found in ids.items() if found > 1)
     if twice:

@@ -163,20 +163,21 @@ class SandboxGenerator(GeneratorInterface):
             await model.close()
 
 
-def sampling_of(params: Mapping[str, Any]) -> Sampling:
+def sampling_of(params: Mapping[str, object]) -> Sampling:
     """Return how answers are drawn, as SkyRL tells it to vLLM.
 
     Args:
         params: vLLM's sampling parameters. What is not ours to say is sent to the engine as it is.
     """
-    passed = {"min_p": params["min_p"]} if params.get("min_p") else {}
-    extra = {key: value for key, value in params.items() if key not in _KNOWN and value is not None} | passed
+    given: dict[str, Any] = dict(params)
+    passed = {"min_p": given["min_p"]} if given.get("min_p") else {}
+    extra = {key: value for key, value in given.items() if key not in _KNOWN and value is not None} | passed
     return Sampling(
-        temperature=float(params.get("temperature", 1.0)),
-        top_p=float(params.get("top_p", 1.0)),
-        top_k=max(0, int(params.get("top_k", 0))),
-        max_tokens=params.get("max_tokens"),
-        stop=tuple(params.get("stop") or ()),
+        temperature=float(given.get("temperature", 1.0)),
+        top_p=float(given.get("top_p", 1.0)),
+        top_k=max(0, int(given.get("top_k", 0))),
+        max_tokens=given.get("max_tokens"),
+        stop=tuple(given.get("stop") or ()),
         extra=extra,
     )
 
