@@ -162,11 +162,13 @@ def test_the_packaged_ones_have_the_original_s_values() -> None:
         assert from_mapping(SandboxOptions, ours, place="x").context == 16384 + 4096
 
 
-def test_our_section_is_checked() -> None:
+def test_our_section_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InvalidValue, match="did you mean workers"):
         from_mapping(SandboxOptions, {"worker": 3}, place="minisandbox")
     with pytest.raises(InvalidValue, match="builds"):
         from_mapping(SandboxOptions, {"builds": -1}, place="minisandbox")
+    assert main(["train", "options", "skyrl"]) == 0
+    assert "| `minisandbox.workers` | a whole number | `128` |" in capsys.readouterr().out
     text = PAGE.read_text(encoding="utf-8")
     for one in describe(SandboxOptions, "minisandbox."):
         assert f"| `{one.key}` | {one.kind} | {f'`{one.default}`' if one.default else ''} | {one.help} |" in text

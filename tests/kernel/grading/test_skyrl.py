@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,6 +96,7 @@ def image_of(smith: Task, smith_image: Image) -> Callable[[Task], Image]:
 def helpers() -> Iterator[None]:
     """SkyRL's imports begin a process that would end with this one."""
     yield
+    util._run_finalizers()  # type: ignore[attr-defined] # what that process would otherwise be asked for at the end
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined] # there is no other way
 
 
@@ -191,7 +192,8 @@ def test_merging_changes_nothing(config: SandboxTrainConfig, image_of: Callable[
     output = generate(config, MIXED, image_of, tasks=1)
     before = [list(one) for one in output["response_ids"]]
     config.generator.merge_stepwise_output = True
-    merged, _ = trainer_of(config).postprocess_generator_output(output, [])
+    uids = [one.instance_id for one in output["trajectory_ids"]]
+    merged, _ = trainer_of(config).postprocess_generator_output(output, uids)
     assert merged["response_ids"] == before
 
 

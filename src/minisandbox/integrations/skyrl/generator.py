@@ -127,7 +127,7 @@ class SandboxGenerator(GeneratorInterface):
 
     def _place(self, metadata: Any) -> Path:
         """The run directory of a step. One that is there already is of a run that was cut off: of other weights."""
-        phase, step = ("train", 0) if metadata is None else (metadata.training_phase, metadata.global_step)
+        phase, step = ("train", 0) if metadata is None else (metadata.training_phase, metadata.global_step or 0)
         base = Path(self._options.out, phase)
         base.mkdir(parents=True, exist_ok=True)
         names = (f"step-{step}" + (f".{number}" if number else "") for number in count())
