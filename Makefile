@@ -15,7 +15,7 @@ ENVIRONMENT ?= dev
 TORCH ?=
 SOURCES := src tests benchmarks tools examples
 
-.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean
+.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -26,8 +26,9 @@ help:
 	@echo "make test-validations  200 validations, their controller killed three times: the report is that of an undisturbed run"
 	@echo "make test-rollouts  300 rollouts, their controller killed 30 times: each is finished exactly once; half an hour"
 	@echo "make test-cluster  300 rollouts over 12 images on three nodes; nodes and drivers killed, three times; other faults; as root, an hour"
-	@echo "make soak-cluster the same ten times"
+	@echo "make soak-cluster  the same ten times"
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
+	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
 	@echo "make adversarial  250 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
@@ -95,6 +96,15 @@ soak-cluster: $(VENV)/.dev
 
 cluster-scaling: $(VENV)/.dev
 	@"$(BIN)/python" -m benchmarks.cluster_scaling $(SCALING)
+
+# SkyRL takes Python 3.12 and packages that exclude ours of development: an environment of its own, without a GPU's.
+SKYRL_VENV ?= .venv-skyrl-$(shell id -u)
+SKYRL_PYTHON ?= python3.12
+test-skyrl: $(SKYRL_VENV)/.made
+	"$(SKYRL_VENV)/bin/python" -m pytest $(PYTEST_ARGS) tests/kernel/grading/test_skyrl.py
+
+$(SKYRL_VENV)/.made: tools/make-skyrl-venv
+	@tools/make-skyrl-venv "$(SKYRL_VENV)" "$(SKYRL_PYTHON)"
 
 fuzz: $(VENV)/.dev
 	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/conformance/test_fuzz.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import tomllib
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from minisandbox.cli.main import COMMANDS, parser
+from minisandbox.integrations.skyrl.config import SandboxOptions
+from minisandbox.train.config import RlConfig, SftConfig
+from minisandbox.train.options import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -49,6 +53,40 @@ def test_commands_parse(document: Path) -> None:
         words = shlex.split(line.partition(" -- ")[0], comments=True)
         assert words[0] in COMMANDS, line
         parser(words).parse_args(words)  # exits where an option does not exist
+
+
+def options_in(words: list[str]) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The options of a command that need not be whole, each with the parser that should know it.
+
+    Raises:
+        KeyError: there is no such noun or verb.
+    """
+    at = parser(words)
+    for word in words:
+        below = next((one for one in at._actions if isinstance(one, argparse._SubParsersAction)), None)
+        if word.startswith("-"):
+            yield word.partition("=")[0], at
+        elif below is not None:
+            at = below.choices[word]
+
+
+def test_the_page_from_the_original_names_only_what_there_is() -> None:
+    text = (ROOT / "docs" / "from-the-original.md").read_text(encoding="utf-8")
+    spans = re.findall(r"`(minisandbox[ .][^`]+)`", text)
+    ours = {one.key for one in describe(SandboxOptions, "minisandbox.")} | {"minisandbox.config"}
+    assert len(spans) > 100
+    for span in spans:
+        if span.startswith("minisandbox."):
+            assert span.partition("=")[0] in ours, span
+            continue
+        words = shlex.split(span)[1:]
+        assert words[0] in COMMANDS, span
+        for word, at in options_in(words):
+            assert word in at._option_string_actions, f"{span}: {word}"
+        kind = {"sft": SftConfig, "rl": RlConfig}.get(words[1]) if words[0] == "train" else None
+        for key in re.findall(r"--set (\S+?)=", span):
+            assert kind is not None
+            assert key in {one.key for one in describe(kind)}, span
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=identify)

@@ -310,7 +310,7 @@ def test_cancelled_requests_are_drawn_no_longer() -> None:
     async def run() -> None:
         async with opened(max_batch=1) as engine:
             endless = replace(SAMPLING, max_tokens=4000)
-            engine._ends = engine._decoder._ends = frozenset()
+            engine._ends = engine._decoder._ends = frozenset()  # type: ignore[attr-defined] # of our own decoder
             task = asyncio.create_task(engine.complete(Request((Message("user", "x"),), (), endless)))
             await asyncio.sleep(0.2)
             task.cancel()

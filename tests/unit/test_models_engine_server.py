@@ -126,7 +126,7 @@ def test_a_foreign_client_through_the_proxy() -> None:
 def test_a_client_that_goes_away_frees_its_place() -> None:
     async def run() -> None:
         async with served() as (engine, server, client):
-            engine._ends = engine._decoder._ends = frozenset()
+            engine._ends = engine._decoder._ends = frozenset()  # type: ignore[attr-defined] # of our own decoder
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(post(client, server.base_url, max_tokens=4000), 0.5)
             async with asyncio.timeout(60):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +57,8 @@ def test_settings_come_after_the_file(file: Path) -> None:
         ("held_out_share: 1", "held_out_share is 1.0"),
         ("optimizer: {learning_rate: 0}", "learning_rate is 0"),
         ("[1", "is no YAML"),
+        ("epochs: 2\nepochs: 3", "epochs is there twice"),
+        ("optimizer: {beta2: 0.9, beta2: 0.95}", "beta2 is there twice"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_its_place(file: Path, text: str, said: str) -> None:
@@ -65,6 +67,21 @@ def test_what_cannot_be_used_is_refused_with_its_place(file: Path, text: str, sa
         load(SftConfig, str(file))
     assert said in str(caught.value)
     assert file.name in str(caught.value)
+
+
+def test_a_section_of_which_a_key_is_given_keeps_its_configuration_s_defaults(tmp_path: Path) -> None:
+    (tmp_path / "rl.yaml").write_text("model: m\ntasks: [t]\nout: o\noptimizer: {beta2: 0.9}\n")
+    config = load(RlConfig, str(tmp_path / "rl.yaml"), ["optimizer.max_grad_norm=2"])
+    default = RlConfig(model="m", tasks=("t",), out="o").optimizer
+    assert config.optimizer == replace(default, beta2=0.9, max_grad_norm=2.0)
+    assert default.learning_rate == 1e-6
+    (found,) = (one for one in describe(RlConfig) if one.key == "optimizer.learning_rate")
+    assert float(found.default) == 1e-6
+
+
+def test_a_key_below_what_is_no_section(file: Path) -> None:
+    with pytest.raises(InvalidValue, match="epochs is a number, and has no keys"):
+        load(SftConfig, str(file), ["epochs.many=3"])
 
 
 def test_unknown_keys_name_the_nearest(file: Path) -> None:

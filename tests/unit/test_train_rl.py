@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
-from tests.unit.toy_setting import ToySetting, few_letters, toy_config
+from tests.unit.toy_setting import Toy, ToySetting, few_letters, toy_config
 
-from minisandbox.errors import InvalidValue, SandboxCreationError, TokenMismatch, TrainingError
+from minisandbox.errors import DiskFull, InvalidValue, SandboxCreationError, TokenMismatch, TrainingError
+from minisandbox.models import Model, OpenAIModel, client
+from minisandbox.models.engine import EngineServer
 from minisandbox.train.config import Evaluation, Groups, Optimizer, RlConfig
 from minisandbox.train.groups import Result, Rollouts, Wanted
 from minisandbox.train.options import store
@@ -134,6 +136,67 @@ def test_failures_and_stragglers_do_not_end_a_step(config: RlConfig) -> None:
     assert line["rollouts_redone"] >= 6
     assert any("no room for a sandbox" in one for one in said)
     assert any("cut off after 5 s" in one for one in said)
+
+
+def test_a_model_server_that_dies_and_returns_costs_a_step_nothing(
+    whole: RlConfig, config: RlConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers come over HTTP; the server goes in the middle of them, and is back half a second later."""
+
+    class Dying(ToySetting):
+        def rollouts(self, model: Model, *, held_out: bool) -> Rollouts:
+            if not held_out:
+                self.server, self.asked, self.deaths = EngineServer(model), 0, 0
+            return self
+
+        async def run(self, wanted: Wanted) -> Result:
+            self.asked += 1
+            number = self.asked
+            if number == 1:
+                self.loop, self.started = asyncio.get_running_loop(), asyncio.create_task(self.server.start())
+            await self.started
+            if number == 3:
+                self.deaths += 1
+                self.death = asyncio.create_task(self.die())
+            asked = OpenAIModel(config.model, self.server.base_url, tokens="yes")
+            try:
+                return await Toy(asked, self.rule, self.before).run(wanted)
+            finally:
+                await asked.close()
+
+        async def die(self) -> None:
+            await self.server.stop()
+            await asyncio.sleep(0.5)
+            await self.server.start()
+
+        def close(self) -> None:
+            self.loop.run_until_complete(self.server.stop())
+
+    monkeypatch.setattr(client, "_FIRST_PAUSE", 0.05)
+    setting = Dying()
+    train_rl(replace(config, steps=1), setting)
+    assert setting.deaths == 1
+    (line,) = lines(replace(config, steps=1))
+    assert line["rollouts_failed"] == 0
+    assert line["logprob_gap_max"] < 1e-4
+    undisturbed = [line for line in lines(whole, "rollouts.jsonl") if line["step"] == 1]
+    assert lines(replace(config, steps=1), "rollouts.jsonl") == undisturbed
+
+
+def test_a_full_disk_stops_the_run_which_goes_on_as_if_nothing_had_been(whole: RlConfig, config: RlConfig) -> None:
+    """The file of the optimiser's state is one that has no room: the kernel itself says so."""
+
+    def fill(wanted: Wanted) -> None:
+        if wanted.attempt == 3 * config.groups.size * (1 + config.groups.redo):  # of the step before checkpoint 4
+            place = Path(config.out, "checkpoints", "checkpoint-4")
+            place.mkdir()
+            (place / "optimizer.pt").symlink_to("/dev/full")
+
+    with pytest.raises(DiskFull, match="goes on from checkpoint-2"):
+        train_rl(config, ToySetting(before=fill))
+    assert train_rl(config, ToySetting()).steps == 4
+    assert lines(config, "rollouts.jsonl") == lines(whole, "rollouts.jsonl")
+    assert equal(Path(config.out, "model"), Path(whole.out, "model"))
 
 
 def test_a_step_that_says_nothing_leaves_the_weights_alone(config: RlConfig, model: Path) -> None:

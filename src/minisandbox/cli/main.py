@@ -23,7 +23,7 @@ COMMANDS = {
     "quickstart": "build the bundled tasks, check them, run agents on them, print a table",
     "image": "build, list, verify, remove and move environment images",
     "sandbox": "run commands in isolated workspaces; list, enter and end live ones",
-    "tasks": "list, show and choose the tasks of a set; put statuses of runs together",
+    "tasks": "list, show, choose and export the tasks of a set; put statuses of runs together",
     "validate": "check that tasks tell a solution from none",
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",

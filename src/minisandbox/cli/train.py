@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_cluster_argument(rl)
     rl.set_defaults(run=run_rl)
     options = verbs.add_parser("options", help="print every option of a configuration")
-    options.add_argument("kind", choices=tuple(KINDS))
+    options.add_argument("kind", choices=(*KINDS, "skyrl"), help="of which; skyrl: our section of SkyRL's")
     add_json_option(options)
     options.set_defaults(run=run_options)
 
@@ -138,7 +138,12 @@ def _show_masks(config: SftConfig, count: int) -> None:
 
 def run_options(args: argparse.Namespace) -> int:
     """Print what there is to set."""
-    found = list(describe(KINDS[args.kind]))
+    if args.kind == "skyrl":
+        from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions  # noqa: PLC0415 - for this alone
+
+        found = list(describe(SandboxOptions, f"{SECTION}."))
+    else:
+        found = list(describe(KINDS[args.kind]))
     if args.json:
         print_json(found)
         return exits.OK

@@ -138,6 +138,20 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Vllm:
+    """vLLM as the engine. TRL starts it or finds it, and gives it the weights before each step's rollouts."""
+
+    mode: str = option("colocate", help="in this process, on the same GPU, or a server elsewhere",
+                       choices=("colocate", "server"))  # fmt: skip
+    memory: float = option(0.3, help="colocate: the part of the GPU's memory that it takes")
+    url: str = option("http://localhost:8000", help="server: where `vllm serve` answers, without /v1")
+    group_port: int = option(51216, help="server: the port over which the weights go")
+
+    def __post_init__(self) -> None:
+        positive(memory=self.memory, group_port=self.group_port)
+
+
+@dataclass(frozen=True, slots=True)
 class RlConfig:
     """On-policy reinforcement learning (GRPO) with rewards from hidden tests."""
 
@@ -158,7 +172,10 @@ class RlConfig:
     gradient_checkpointing: bool = option(False, help="compute activations twice instead of keeping them")
     device: str = option("auto", help="cpu, or what accelerate finds", choices=("auto", "cpu"))
     workers: int = option(8, help="sandboxes with an agent at once")
-    engine_batch: int = option(8, help="answers that are drawn at once")
+    engine: str = option("transformers", help="what draws answers: the trainer's own module, or vLLM",
+                         choices=("transformers", "vllm"))  # fmt: skip
+    engine_batch: int = option(8, help="answers that transformers draws at once")
+    vllm: Vllm = Vllm()
     check_tokens: str = option("sample", help="which rows' log-probabilities are computed a second time, alone and "
                                "without padding, and compared with the sampler's", choices=CHECKS)  # fmt: skip
     check_rows: int = option(4, help="how many rows of a step `sample` takes")

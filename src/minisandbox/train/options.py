@@ -12,7 +12,7 @@ import os
 import tempfile
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
@@ -117,8 +117,17 @@ def _text_of(name: str) -> tuple[str, str]:
 def _parsed(text: str, what: str) -> object:
     import yaml  # noqa: PLC0415 - only configurations need it
 
+    class Loader(yaml.SafeLoader):
+        """YAML's own, but that a key that stands there twice is an error: the first one would be without effect."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+            keys = [str(key.value) for key, _ in node.value]
+            if twice := sorted({key for key in keys if keys.count(key) > 1}):
+                raise InvalidValue(f"{what}: {twice[0]} is there twice", hint="leave out one of them")
+            return super().construct_mapping(node, deep)
+
     try:
-        value: object = yaml.safe_load(text)
+        value: object = yaml.load(text, Loader)  # noqa: S506 - derived from SafeLoader
     except yaml.YAMLError as error:
         raise InvalidValue(f"{what} is no YAML", reason=str(error)) from error
     return value
@@ -133,8 +142,10 @@ def _set(kind: type, values: Values, setting: str) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         inner = _hints(section).get(parent)
-        if not _is_section(inner):
+        if inner is None:
             raise _unknown(f"--set {setting}", parent, section)
+        if not _is_section(inner):
+            raise InvalidValue(f"--set {setting}: {parent} is {_kind(inner)}, and has no keys")
         section = typing.cast("type", inner)
         below = table.setdefault(parent, {})
         if not isinstance(below, dict):
@@ -166,7 +177,8 @@ def _section(kind: type, values: Mapping[str, object], place: str, prefix: str) 
             raise _unknown(place, str(key), kind, prefix)
         one = hints[key]
         if _is_section(one) and isinstance(value, Mapping):
-            read[key] = _section(typing.cast("type", one), value, place, f"{prefix}{key}.")
+            whole = _over(_default_of(kind, key), value)
+            read[key] = _section(typing.cast("type", one), whole, place, f"{prefix}{key}.")
         else:
             read[key] = _value(one, value, f"{place}: {prefix}{key}")
     for one in _fields(kind):
@@ -177,6 +189,20 @@ def _section(kind: type, values: Mapping[str, object], place: str, prefix: str) 
         return kind(**read)
     except InvalidValue as error:  # a section looks at its own values
         raise error.about(place) from None
+
+
+def _default_of(kind: type, name: str) -> Values:
+    """What a section is without any key of it: this configuration's own default, not that of the section's class."""
+    (default,) = (one.default for one in _fields(kind) if one.name == name)
+    return {} if default is dataclasses.MISSING else to_mapping(default)
+
+
+def _over(table: Mapping[str, object], values: Mapping[str, object]) -> Values:
+    found = dict(table)
+    for key, value in values.items():
+        below = found.get(key)
+        found[key] = _over(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return found
 
 
 def _value(hint: object, value: object, what: str) -> object:
@@ -245,15 +271,22 @@ def store(config: object, path: Path) -> None:
     os.replace(file.name, path)
 
 
-def describe(kind: type, prefix: str = "") -> Iterator[Described]:
-    """Return the options of a configuration, in their order, those of its sections among them."""
+def describe(kind: type, prefix: str = "", default_of: object = None) -> Iterator[Described]:
+    """Return the options of a configuration, in their order, those of its sections among them.
+
+    Args:
+        kind: its dataclass.
+        prefix: what stands before its keys.
+        default_of: of a section, what it is where none of its keys is given.
+    """
     hints = _hints(kind)
     for one in _fields(kind):
+        without = one.default if default_of is None else getattr(default_of, one.name)
         if _is_section(hints[one.name]):
-            yield from describe(typing.cast("type", hints[one.name]), f"{prefix}{one.name}.")
+            yield from describe(typing.cast("type", hints[one.name]), f"{prefix}{one.name}.", without)
             continue
         choices = one.metadata.get("choices") or ()
-        default = "" if _is_required(one) else _shown(one.default)
+        default = "" if _is_required(one) else _shown(without)
         kind_of = " \\| ".join(choices) if choices else _kind(hints[one.name])
         yield Described(f"{prefix}{one.name}", kind_of, default, str(one.metadata["help"]))
 

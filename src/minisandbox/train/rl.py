@@ -8,10 +8,9 @@ a rollout, and as many rows in every step; places without a row are filled with 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +19,7 @@ from minisandbox.errors import InvalidValue, TrainingError
 from minisandbox.models import Model
 from minisandbox.models.seeding import seed_of
 from minisandbox.train.config import RlConfig
+from minisandbox.train.engines import check_engine, open_engine, vllm_arguments
 from minisandbox.train.evaluation import Evaluator, Score
 from minisandbox.train.groups import Gatherer, Rollouts, Step, tasks_of_step
 from minisandbox.train.rows import TrainingRow, check_tokens, choose, compare
@@ -37,10 +37,20 @@ if TYPE_CHECKING:
     import torch
     from trl import GRPOTrainer
 
-    from minisandbox.models.engine import TransformersEngine
-
 MAY_CHANGE = frozenset(
-    {"out", "steps", "workers", "checkpoints.every", "checkpoints.keep", "report_to", "check_tokens", "check_rows"}
+    {
+        "out",
+        "steps",
+        "workers",
+        "checkpoints.every",
+        "checkpoints.keep",
+        "report_to",
+        "check_tokens",
+        "check_rows",
+        "vllm.memory",
+        "vllm.url",
+        "vllm.group_port",
+    }
 )
 """What a run that goes on may have otherwise: it does not say what was trained on."""
 
@@ -104,6 +114,7 @@ def train_rl(config: RlConfig, setting: Setting, *, tell: Tell = lambda _: None)
         DiskFull: a checkpoint cannot be written.
     """
     require_training()
+    check_engine(config)
     if len(setting.tasks) < config.groups.tasks:
         raise InvalidValue(
             f"a step has {config.groups.tasks} tasks, and there are {len(setting.tasks)}", hint="lower groups.tasks"
@@ -151,30 +162,15 @@ class Loop:
                 reason="the engine shares the module of one process",
                 hint="start it without accelerate launch; several GPUs and nodes train with SkyRL",
             )
-        self.engine = _engine(self.trainer, config)
-        self._pause = self.engine.paused()  # while it is trained nothing may be drawn
-        self._pause.__enter__()
+        self.engine = open_engine(self.trainer, config)
         self._gatherer = self._gathering(held_out=False, seed=config.seed if config.deterministic else None)
         held = self._gathering(held_out=True, seed=config.seed)
         self.evaluator = Evaluator(config.evaluation, setting.held_out, held, run, tell)
 
     def _gathering(self, *, held_out: bool, seed: int | None) -> Gatherer:
         config = self.config
-        rollouts = self._setting.rollouts(self.engine, held_out=held_out)
+        rollouts = self._setting.rollouts(self.engine.model, held_out=held_out)
         return Gatherer(rollouts, config.groups, config.workers, config.policy.deadline, seed, self.tell)
-
-    @contextlib.contextmanager
-    def drawing(self) -> Iterator[None]:
-        """Let the engine draw answers with the weights that there are now; the module's mode is as before after it."""
-        module = self.engine.model
-        training = module.training
-        self._pause.__exit__(None, None, None)  # forgets what earlier weights have computed
-        try:
-            yield
-        finally:
-            self._pause = self.engine.paused()
-            self._pause.__enter__()  # until what was cut off has ended, too
-            module.train(training)
 
     def step(self, number: int) -> Step:
         """Do the rollouts of a step; its rows are checked and kept.
@@ -184,12 +180,12 @@ class Loop:
         """
         groups = self.config.groups
         tasks, spare = tasks_of_step(self._setting.tasks, groups.tasks, number, self.config.seed)
-        with self.drawing():
+        with self.engine.drawing():
             step = self._runner.run(self._gatherer.gather(number, tasks, spare))
             self.rows = step.rows(groups.scale)
             checked = choose(self.rows, self.config.check_tokens, self.config.check_rows, number)
             options = {"temperature": self.config.policy.temperature, "tolerance": self.config.tolerance}
-            check_tokens(self.engine.model, checked, **options)
+            check_tokens(self.engine.module, checked, **options)
         for row in self.rows:
             line = {"step": number + 1, "rollout": row.rollout, "advantage": row.weight, "tokens": row.loss_tokens}
             self.run.append(line, file="rollouts.jsonl")
@@ -198,22 +194,13 @@ class Loop:
     def evaluate(self, number: int) -> None:
         """Evaluate on held-out tasks, unless that was done."""
         if self.evaluator.is_due(number):
-            with self.drawing():
+            with self.engine.drawing():
                 self._runner.run(self.evaluator.evaluate(number))
 
     def close(self) -> None:
         """End the engine and let go of the rollouts."""
-        self._pause.__exit__(None, None, None)
         self._runner.run(self.engine.close())
         self._setting.close()
-
-
-def _engine(trainer: GRPOTrainer, config: RlConfig) -> TransformersEngine:
-    from minisandbox.models.engine import TransformersEngine  # noqa: PLC0415 - an extra
-
-    exact = {"max_batch": 1, "kept": 0} if config.deterministic else {"max_batch": config.engine_batch}
-    module = trainer.accelerator.unwrap_model(trainer.model)
-    return TransformersEngine(module, trainer.processing_class, name=config.model, **exact)
 
 
 def _arguments(config: RlConfig, run: TrainingRun) -> object:
@@ -223,6 +210,7 @@ def _arguments(config: RlConfig, run: TrainingRun) -> object:
     slots = config.groups.tasks * config.groups.size
     return GRPOConfig(
         **common_arguments(config, run, config.optimizer),
+        **vllm_arguments(config),
         max_steps=config.steps,
         per_device_train_batch_size=config.micro_batch,
         gradient_accumulation_steps=slots // config.micro_batch,

@@ -19,6 +19,8 @@ from minisandbox.train.options import differences, load, store
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerState
 
+_FULL = ("No space left", "PytorchStreamWriter failed", "inline_container.cc", "iostream error")
+"""What safetensors and torch say where there is no room for what they write."""
 _COMPLETE = "complete"
 """The file that a checkpoint has once all of it is written: who is killed while writing leaves one without."""
 
@@ -222,7 +224,7 @@ def told_in_our_words(run: TrainingRun) -> Iterator[None]:
         yield
     except Exception as error:  # safetensors and torch have exceptions of their own for it, of which the text tells
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not (full or "No space left" in str(error) or "PytorchStreamWriter failed" in str(error)):
+        if not (full or any(text in str(error) for text in _FULL)):
             raise
         last = run.last_checkpoint()
         raise DiskFull(

@@ -6,7 +6,7 @@ import random
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from minisandbox.models.engine.cache import (
     KeysValues,
@@ -64,6 +64,31 @@ class Row:
             self.finish = "stop"
         elif len(self.sampled) >= self.limit:
             self.finish = "length"
+
+
+class Decoding(Protocol):
+    """What draws answers together. One thread uses it."""
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Those that are being drawn."""
+        ...
+
+    def admit(self, row: Row) -> None:
+        """Let a row run with the others."""
+        ...
+
+    def step(self) -> list[Row]:
+        """Go on; returns the rows that end with it, which run no longer."""
+        ...
+
+    def drop(self, rows: Sequence[Row]) -> None:
+        """Let rows run no longer."""
+        ...
+
+    def forget(self) -> None:
+        """Drop everything that the weights have made: they have changed."""
+        ...
 
 
 class Decoder:

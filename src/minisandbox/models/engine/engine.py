@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelError, ModelUnavailable
 from minisandbox.models.engine.chat import ChatFormat
 from minisandbox.models.engine.conversations import Conversations
-from minisandbox.models.engine.decoding import Decoder, Row
+from minisandbox.models.engine.decoding import Decoder, Decoding, Row
 from minisandbox.models.engine.extra import require
 from minisandbox.models.protocol import Completion, Request, Tokens, TokenUsage
 
@@ -55,6 +55,7 @@ class TransformersEngine:
         max_batch: answers that are drawn at once.
         context: tokens of prompt and answer at most; the model's own bound if None.
         kept: bytes for keys and values of conversations that may be gone on with.
+        decoder: makes what draws in the model's place, given the tokens that end an answer; the model itself if None.
 
     Raises:
         MissingExtra: torch or transformers is not installed.
@@ -71,6 +72,7 @@ class TransformersEngine:
         max_batch: int = 8,
         context: int | None = None,
         kept: int = 1 << 30,
+        decoder: Callable[[frozenset[int]], Decoding] | None = None,
     ) -> None:
         require()
         if max_batch < 1:
@@ -84,7 +86,9 @@ class TransformersEngine:
         self._ends = _ends(model, tokenizer)
         marks = [str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(self._ends)]
         self._conversations = Conversations(self._encode, marks)
-        self._decoder = Decoder(self._model, self._ends, kept=kept)
+        self._decoder: Decoding = (
+            Decoder(self._model, self._ends, kept=kept) if decoder is None else decoder(self._ends)
+        )
         self._jobs: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._changed = threading.Condition()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects import custom, own, r2e, swebench, swegym, swerebench, swesmith
+from minisandbox.tasks.dialects import custom, own, r2e, skyrl, swebench, swegym, swerebench, swesmith
 from minisandbox.tasks.task import Task
 
 
@@ -28,6 +28,7 @@ class Dialect(Protocol):
 
 # In the order in which they are asked: those with columns that no other has come first.
 DIALECTS: Mapping[str, Dialect] = {
+    "skyrl": skyrl,
     "minisandbox": own,
     "r2e": r2e,
     "swe-rebench": swerebench,

@@ -1,0 +1,114 @@
+"""The program that SkyRL's entry point calls in its place."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict  # noqa: UP035 - SkyRL reads annotations of dataclasses
+
+import ray
+from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
+from skyrl.train.config import SkyRLTrainConfig, get_config_as_yaml_str
+from skyrl.train.config.config import overrides_dict_to_dotlist
+from skyrl.train.dataset import PromptDataset
+from skyrl.train.entrypoints.main_base import BasePPOExp
+from skyrl.train.utils import validate_cfg
+from skyrl.train.utils.utils import initialize_ray
+from transformers import PreTrainedTokenizerBase
+
+from minisandbox.errors import InvalidValue
+from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions, read_words
+from minisandbox.integrations.skyrl.generator import SandboxGenerator
+from minisandbox.tasks.dialects.skyrl import inner_row
+from minisandbox.train.options import from_mapping
+
+
+@dataclass(slots=True)
+class SandboxTrainConfig(SkyRLTrainConfig):
+    """SkyRL's configuration, with our section; its keys are :class:`.SandboxOptions`'s."""
+
+    minisandbox: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006 - as above
+
+
+class SandboxExperiment(BasePPOExp):
+    """An experiment whose rollouts are done in sandboxes."""
+
+    def get_train_dataset(self) -> PromptDataset:
+        """Return the tasks to train on.
+
+        Raises:
+            InvalidValue: one of them is there twice.
+        """
+        return _each_once(super().get_train_dataset())
+
+    def get_eval_dataset(self) -> PromptDataset | None:
+        """Return the tasks to evaluate on, or None.
+
+        Raises:
+            InvalidValue: one of them is there twice.
+        """
+        found = super().get_eval_dataset()
+        return None if found is None else _each_once(found)
+
+    def get_generator(
+        self,
+        cfg: SandboxTrainConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        inference_engine_client: InferenceEngineInterface,
+    ) -> SandboxGenerator:
+        """Return what does the rollouts."""
+        return SandboxGenerator(cfg, inference_engine_client, pad=int(tokenizer.eos_token_id))
+
+
+def _each_once(dataset: PromptDataset) -> PromptDataset:
+    ids = Counter(_id(dataset[number][2]) for number in range(len(dataset)))
+    twice = sorted(name for name, found in ids.items() if found > 1)
+    if twice:
+        raise InvalidValue(
+            f"{twice[0]} is {ids[twice[0]]} times in the data",
+            reason="the rollouts of a task in a step are one group",
+            hint="each task once: minisandbox tasks export",
+        )
+    return dataset
+
+
+def _id(row: Mapping[str, object]) -> str:
+    return str(inner_row(row).get("instance_id"))
+
+
+def read_config(words: Sequence[str]) -> SandboxTrainConfig:
+    """Return the configuration of a command line.
+
+    Args:
+        words: as SkyRL takes them, ``key=value``; ``minisandbox.config`` names a file whose keys they come after.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidValue: our section has a key that is unknown, or a value that cannot be used.
+        ValueError: SkyRL refuses a key or value of its own.
+    """
+    table, rest = read_words(words)
+    found = SandboxTrainConfig.from_cli_overrides([*overrides_dict_to_dotlist(table), *rest])
+    assert isinstance(found, SandboxTrainConfig)
+    from_mapping(SandboxOptions, found.minisandbox, place=SECTION)
+    return found
+
+
+@ray.remote(num_cpus=1)
+def train(cfg: SandboxTrainConfig) -> None:
+    """Train; Ray says on which node."""
+    SandboxExperiment(cfg).run()
+
+
+def main() -> None:
+    """Train, as the command line says."""
+    cfg = read_config(sys.argv[1:])
+    validate_cfg(cfg)
+    out = Path(from_mapping(SandboxOptions, cfg.minisandbox, place=SECTION).out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.yaml").write_text(get_config_as_yaml_str(cfg), encoding="utf-8")
+    initialize_ray(cfg)
+    ray.get(train.remote(cfg))

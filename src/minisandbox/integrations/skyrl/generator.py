@@ -1,0 +1,227 @@
+"""SkyRL's generator: a step's prompts are tasks, and its rollouts a batch of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
+from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
+from skyrl.train.generators.utils import get_rollout_metrics
+
+from minisandbox.agents import AgentLimits, AgentOptions, open_agent
+from minisandbox.errors import InvalidValue, MiniSandboxError, TrainingError
+from minisandbox.images import Image, build
+from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions
+from minisandbox.integrations.skyrl.output import Ended, metrics_of, output_of
+from minisandbox.models import ModelOptions, Sampling, open_model
+from minisandbox.rollouts import Batch, Budgets, ImageOf, Progress, RunReader, Setup
+from minisandbox.store import Store
+from minisandbox.tasks import Task, task_from_row
+from minisandbox.train.options import from_mapping
+
+_KNOWN = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop", "logprobs", "min_p"})
+"""What SkyRL says of sampling that we say ourselves."""
+_DRAIN = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What SkyRL asks for: tasks, and how often each."""
+
+    tasks: tuple[Task, ...]
+    attempts: int
+    names: tuple[Any, ...]  # SkyRL's, task by task
+
+    @classmethod
+    def of(cls, batch: GeneratorInput) -> _Asked:
+        """Read a step's prompts; those of a group stand together.
+
+        Raises:
+            InvalidValue: they are no tasks, or no groups of one size.
+        """
+        names, rows = batch["trajectory_ids"], batch["env_extras"]
+        if not names or not rows:
+            raise InvalidValue("a step without trajectory_ids or without tasks", hint="minisandbox tasks export")
+        tasks: dict[str, Task] = {}
+        for name, row in zip(names, rows, strict=True):
+            if name.instance_id not in tasks:
+                tasks[name.instance_id] = task_from_row(row)
+        attempts, left = divmod(len(names), len(tasks))
+        expected = [prompt for prompt in tasks for _ in range(attempts)]
+        if left or [name.instance_id for name in names] != expected:
+            raise InvalidValue("a step's prompts are no groups of one size", reason="SkyRL repeats each one as often")
+        if len({task.instance_id for task in tasks.values()}) < len(tasks):
+            raise InvalidValue(
+                "a step has the same task twice", hint="each task once in the data: minisandbox tasks export"
+            )
+        return cls(tuple(tasks.values()), attempts, tuple(names))
+
+
+class SandboxGenerator(GeneratorInterface):
+    """Does a step's rollouts in sandboxes, with SkyRL's engines, and grades them.
+
+    Args:
+        cfg: SkyRL's whole configuration, with our section.
+        client: SkyRL's client of its engines.
+        pad: a token of the policy's tokenizer, for rows that carry no loss.
+        image_of: returns a task's image; it is built in the store if None.
+
+    Raises:
+        InvalidValue: the section cannot be used, or rollouts are not to be rows.
+    """
+
+    def __init__(self, cfg: Any, client: Any, *, pad: int, image_of: ImageOf | None = None) -> None:
+        if not cfg.generator.step_wise_trajectories:
+            raise InvalidValue(
+                "generator.step_wise_trajectories is false",
+                reason="a rollout is a row for each end of its history, which may be several",
+                hint="generator.step_wise_trajectories=true",
+            )
+        self._options = from_mapping(SandboxOptions, cfg.minisandbox, place=SECTION)
+        self._cfg, self._client, self._pad = cfg, client, pad
+        self._image_of = image_of or _builder(self._options.repo_mirrors)
+        self._model = ModelOptions(
+            model=resolve_policy_model_name(cfg),
+            api_base=f"{client.get_endpoint_url()}/v1",
+            api_key_env="",
+            tokens="yes",
+            timeout=self._options.model_timeout,
+            concurrency=max(256, self._options.workers),
+        )
+        options = AgentOptions(
+            action_format=self._options.action_format,
+            prompt=None if self._options.prompt is None else Path(self._options.prompt),
+        )
+        self._agent = open_agent(self._options.agent, options if self._options.agent == "bash" else None)
+
+    async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:  # noqa: ARG002 - SkyRL's
+        """Do a step's rollouts.
+
+        Args:
+            input_batch: the prompts, each as often as its group has rollouts.
+            disable_tqdm: SkyRL's; nothing is shown either way.
+
+        Raises:
+            InvalidValue: a prompt is no task.
+            TrainingError: not one rollout has a reward: going on would train on nothing.
+            MiniSandboxError: the run directory cannot be written, or the engines refuse what they are asked.
+        """
+        asked = await asyncio.to_thread(_Asked.of, input_batch)
+        place = await asyncio.to_thread(self._place, input_batch["batch_metadata"])
+        await self._run(asked, place, sampling_of(input_batch["sampling_params"] or {}))
+        ended = await asyncio.to_thread(_ended, asked, place)
+        if all(one.reward is None for one in ended):
+            raise TrainingError(
+                f"{place}: none of {len(ended)} rollouts has a reward",
+                reason=_first_failure(ended),
+                hint="see to that; the same command goes on from the last checkpoint",
+            )
+        output = output_of(ended, pad=self._pad, drop_truncated=self._cfg.generator.apply_overlong_filtering)
+        output["rollout_metrics"] = _metrics(ended, output)
+        return GeneratorOutput(**output)
+
+    def _place(self, metadata: Any) -> Path:
+        """The run directory of a step. One that is there already is of a run that was cut off: of other weights."""
+        phase, step = ("train", 0) if metadata is None else (metadata.training_phase, metadata.global_step or 0)
+        base = Path(self._options.out, phase)
+        base.mkdir(parents=True, exist_ok=True)
+        names = (f"step-{step}" + (f".{number}" if number else "") for number in count())
+        return next(base / name for name in names if not (base / name).exists())
+
+    async def _run(self, asked: _Asked, place: Path, sampling: Sampling) -> None:
+        options = self._options
+        model = open_model(self._model)
+        endings: list[asyncio.Future[None]] = []
+
+        def ended(progress: Progress) -> None:
+            one = progress.latest  # routers keep an engine for whoever has not said goodbye
+            endings.append(asyncio.ensure_future(self._client.finish_session(f"{one.instance_id}__{one.attempt}")))
+
+        setup = Setup(
+            agent=self._agent,
+            model=model,
+            sampling=sampling,
+            agent_limits=AgentLimits(steps=options.steps, seconds=options.seconds, context=options.context),
+            deadline=options.deadline,
+            configuration={"agent": options.agent, "action_format": options.action_format},
+        )
+        batch = Batch(
+            asked.tasks, setup, place, image_of=self._image_of, attempts=asked.attempts, budgets=_budgets(options),
+            tries=options.tries, drain=_DRAIN, progress=ended,
+        )  # fmt: skip
+        late = asyncio.get_running_loop().call_later(options.step_deadline, batch.drain)
+        try:
+            await batch.run()
+        finally:
+            late.cancel()
+            await asyncio.gather(*endings, return_exceptions=True)
+            await model.close()
+
+
+def sampling_of(params: Mapping[str, object]) -> Sampling:
+    """Return how answers are drawn, as SkyRL tells it to vLLM.
+
+    Args:
+        params: vLLM's sampling parameters. What is not ours to say is sent to the engine as it is.
+    """
+    given: dict[str, Any] = dict(params)
+    passed = {"min_p": given["min_p"]} if given.get("min_p") else {}
+    extra = {key: value for key, value in given.items() if key not in _KNOWN and value is not None} | passed
+    return Sampling(
+        temperature=float(given.get("temperature", 1.0)),
+        top_p=float(given.get("top_p", 1.0)),
+        top_k=max(0, int(given.get("top_k", 0))),
+        max_tokens=given.get("max_tokens"),
+        stop=tuple(given.get("stop") or ()),
+        extra=extra,
+    )
+
+
+def _budgets(options: SandboxOptions) -> Budgets:
+    given = {"builds": options.builds, "starts": options.starts, "gradings": options.gradings}
+    return Budgets(workers=options.workers, **{name: number for name, number in given.items() if number})
+
+
+def _builder(mirrors: str | None) -> ImageOf:
+    """What makes images in the store: every layer that is there is used."""
+    store = Store.open()
+
+    def image_of(task: Task) -> Image:
+        name = task.instance_id
+        try:
+            return build(task.recipe(), store=store, name=name, mirrors=None if mirrors is None else Path(mirrors))
+        except MiniSandboxError as error:
+            raise error.about(name) from None
+
+    return image_of
+
+
+def _ended(asked: _Asked, place: Path) -> list[Ended]:
+    keys = [(task.instance_id, attempt) for task in asked.tasks for attempt in range(asked.attempts)]
+    with RunReader(place) as run:
+        return [Ended(name, run.trajectory(*key)) for name, key in zip(asked.names, keys, strict=True)]
+
+
+def _first_failure(ended: Sequence[Ended]) -> str:
+    known = [one.trajectory for one in ended if one.trajectory is not None and one.trajectory.failure is not None]
+    if not known or known[0].failure is None:
+        return "none has ended in time, or has a verdict"
+    failure = known[0].failure
+    return f"{known[0].instance_id}__{known[0].attempt}: {failure.phase}: {failure.kind}: {failure.detail}"
+
+
+def _metrics(ended: Sequence[Ended], output: Mapping[str, Any]) -> dict[str, Any]:
+    """SkyRL's own of the rows that carry loss, and ours."""
+    kept = [number for number, mask in enumerate(output["loss_masks"]) if any(mask)]
+    names = ("response_ids", "rewards", "loss_masks")
+    responses, rewards, masks = ([output[name][number] for number in kept] for name in names)
+    times = [one.seconds for one in ended if one.trajectory is not None]
+    theirs = (
+        get_rollout_metrics(responses, rewards, loss_masks=masks, trajectory_completion_times=times) if kept else {}
+    )
+    return {**theirs, **metrics_of(ended)}

@@ -1,0 +1,167 @@
+"""What SkyRL gets of a step's rollouts: rows of exact tokens, in the order of its prompts.
+
+A rollout is as many rows as its history has ends: one, unless its agent forks or summarises (:class:`.TokenGraph`).
+Over all of them each sampled token carries loss once. SkyRL calls such rows steps; what it takes for a group's baseline
+is the last row of each rollout. A rollout that we failed at carries no loss, and stands in its group with the others'
+mean, so that the baseline is theirs alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from minisandbox.models import TokenRow
+from minisandbox.rollouts import EXIT_CONTEXT
+from minisandbox.trajectories import Trajectory
+
+
+class Name(Protocol):
+    """SkyRL's ``TrajectoryID``."""
+
+    @property
+    def instance_id(self) -> str:
+        """The prompt: a group's rollouts have the same."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A rollout that was asked for.
+
+    Attributes:
+        name: as SkyRL calls it.
+        trajectory: its record; None where it did not end in time.
+    """
+
+    name: Name
+    trajectory: Trajectory | None
+
+    @property
+    def reward(self) -> float | None:
+        """None where we failed."""
+        return None if self.trajectory is None else self.trajectory.reward
+
+    @property
+    def rows(self) -> tuple[TokenRow, ...]:
+        """The rows that carry loss; none where we failed."""
+        if self.trajectory is None or self.trajectory.reward is None:
+            return ()
+        return tuple(row for row in self.trajectory.rows if any(row.mask))
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the last answer was cut off, or there was no room for another."""
+        one = self.trajectory
+        return one is not None and (
+            EXIT_CONTEXT in one.exit_status or bool(one.turns and one.turns[-1].finish_reason == "length")
+        )
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return 0.0 if self.trajectory is None else self.trajectory.timings.total
+
+
+class _Columns:
+    """The lists of a ``GeneratorOutput``."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+        self.responses: list[list[int]] = []
+        self.rewards: list[float] = []
+        self.masks: list[list[int]] = []
+        self.stops: list[str] = []
+        self.logprobs: list[list[float]] = []
+        self.names: list[Name] = []
+        self.times: list[float] = []
+        self.lasts: list[bool] = []
+
+    def add(self, one: Ended, reward: float, pad: int) -> None:
+        """Take a rollout; one without rows becomes a row without loss."""
+        stop = "length" if one.truncated else "stop"
+        rows = [_parts(row) for row in one.rows] or [([pad], [pad], [0], [0.0])]
+        for number, (prompt, response, mask, logprobs) in enumerate(rows, 1):
+            self.prompts.append(prompt)
+            self.responses.append(response)
+            self.masks.append(mask)
+            self.logprobs.append(logprobs)
+            # SkyRL's baseline reads a rollout's last row; its filters of groups that say nothing read them all
+            self.rewards.append(reward)
+            self.stops.append(stop if one.rows else "error")
+            self.names.append(one.name)
+            self.times.append(one.seconds)
+            self.lasts.append(number == len(rows))
+
+
+def output_of(ended: Sequence[Ended], *, pad: int, drop_truncated: bool = False) -> dict[str, object]:
+    """Return a ``GeneratorOutput``, without what all rows together say; that is :func:`metrics_of`.
+
+    Args:
+        ended: the rollouts, those of a group together.
+        pad: a token for rows without any.
+        drop_truncated: whether what was cut off carries no loss (``generator.apply_overlong_filtering``).
+    """
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one in ended:
+        if one.reward is not None:
+            groups[one.name.instance_id].append(one.reward)
+    columns = _Columns()
+    for one in ended:
+        others = groups[one.name.instance_id]
+        stand_in = statistics.fmean(others) if others else 0.0
+        columns.add(one, stand_in if one.reward is None else one.reward, pad)
+    if drop_truncated:
+        pairs = zip(columns.masks, columns.stops, strict=True)
+        columns.masks = [mask if stop == "stop" else [0] * len(mask) for mask, stop in pairs]
+    return {
+        "prompt_token_ids": columns.prompts,
+        "response_ids": columns.responses,
+        "rewards": columns.rewards,
+        "loss_masks": columns.masks,
+        "stop_reasons": columns.stops,
+        "rollout_metrics": None,
+        "rollout_logprobs": columns.logprobs,
+        "trajectory_ids": columns.names,
+        "trajectory_generation_times": columns.times,
+        "trajectory_time_splits": None,
+        "rollout_expert_indices": None,
+        "rollout_sample_support": None,
+        "is_last_step": columns.lasts,
+        "env_metrics": None,
+    }
+
+
+def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
+    """Return what a step's log has of its rollouts. SkyRL adds up over batches what is not called ``mean``.
+
+    Args:
+        ended: the rollouts.
+    """
+    rewards = [one.reward for one in ended if one.reward is not None]
+    groups: dict[str, set[float]] = defaultdict(set)
+    for one in ended:
+        groups[one.name.instance_id] |= set() if one.reward is None else {one.reward}
+    counts: dict[str, float] = {
+        "sandbox/rollouts": len(ended),
+        "sandbox/rollouts_failed": len(ended) - len(rewards),
+        "sandbox/rollouts_truncated": sum(one.truncated for one in ended),
+        "sandbox/rollouts_without_tokens": sum(one.reward is not None and not one.rows for one in ended),
+        "sandbox/rollouts_forked": sum(len(one.rows) > 1 for one in ended),
+        "sandbox/groups_silent": sum(len(found) < 2 for found in groups.values()),
+    }
+    means: dict[str, Sequence[float]] = {
+        "reward": rewards,
+        "turns": [len({turn for row in one.rows for turn in row.turns}) for one in ended if one.rows],
+        "seconds": [one.seconds for one in ended if one.trajectory is not None],
+    }
+    return counts | {f"sandbox/{name}_mean": statistics.fmean(values) for name, values in means.items() if values}
+
+
+def _parts(row: TokenRow) -> tuple[list[int], list[int], list[int], list[float]]:
+    """A row as SkyRL has it: a prompt, and all from the first token with loss on."""
+    start = max(1, row.prompt_length)  # nothing predicts a first token
+    return row.ids[:start].tolist(), row.ids[start:].tolist(), list(row.mask[start:]), row.logprobs[start:].tolist()

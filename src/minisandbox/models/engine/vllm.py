@@ -1,0 +1,79 @@
+"""vLLM in this process, in the place of the decoding loop: it draws, the engine around it knows the conversations.
+
+Not run with vLLM itself: that takes a GPU. What it calls is ``LLMEngine.add_request``, ``step`` and ``abort_request``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from minisandbox.models.engine.decoding import Row
+
+
+def vllm_parameters(**values: object) -> object:
+    """Return vLLM's sampling parameters; only where a request ends it says what it drew."""
+    from vllm import SamplingParams  # noqa: PLC0415 - not ours to install
+    from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - the same
+
+    return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+class VllmDecoder:
+    """Draws answers with vLLM. One thread uses it; it is what :class:`.Decoder` is.
+
+    Args:
+        engine: vLLM's ``LLMEngine``; whoever changes its weights resets its cache of prefixes.
+        ends: tokens that end an answer.
+        parameters: makes vLLM's sampling parameters.
+    """
+
+    def __init__(
+        self, engine: Any, ends: frozenset[int], *, parameters: Callable[..., object] = vllm_parameters
+    ) -> None:
+        self.rows: list[Row] = []
+        self._engine, self._ends, self._parameters = engine, sorted(ends), parameters
+        self._names: dict[str, Row] = {}
+        self._numbers = count()
+
+    def admit(self, row: Row) -> None:
+        """Let vLLM draw an answer too."""
+        drawn, name = row.sampling, f"minisandbox-{next(self._numbers)}"
+        stop = {"stop": list(drawn.stop), "include_stop_str_in_output": True} if drawn.stop else {"detokenize": False}
+        parameters = self._parameters(
+            temperature=drawn.temperature, top_p=drawn.top_p, top_k=drawn.top_k, seed=drawn.seed, logprobs=0,
+            max_tokens=row.limit, stop_token_ids=self._ends, **stop,
+        )  # fmt: skip
+        self._engine.add_request(name, {"prompt_token_ids": row.prompt.tolist()}, parameters)
+        self._names[name] = row
+        self.rows.append(row)
+
+    def step(self) -> list[Row]:
+        """Let vLLM go a step on; returns the rows that end with it, which run no longer."""
+        ended = []
+        for output in self._engine.step():
+            row = self._names.pop(output.request_id, None) if output.finished else None
+            if row is not None:
+                (drawn,) = output.outputs
+                row.sampled.extend(drawn.token_ids)
+                row.logprobs.extend(
+                    found[token].logprob for token, found in zip(drawn.token_ids, drawn.logprobs, strict=True)
+                )
+                row.finish = "length" if drawn.finish_reason == "length" else "stop"
+                row.cached = output.num_cached_tokens or 0
+                ended.append(row)
+        self.rows = [row for row in self.rows if row not in ended]
+        return ended
+
+    def drop(self, rows: Sequence[Row]) -> None:
+        """Let rows run no longer."""
+        names = [name for name, row in self._names.items() if row in rows]
+        if names:
+            self._engine.abort_request(names)
+        self._names = {name: row for name, row in self._names.items() if name not in names}
+        self.rows = [row for row in self.rows if row not in rows]
+
+    def forget(self) -> None:
+        """Draw nothing any more: the weights have changed."""
+        self.drop(list(self.rows))

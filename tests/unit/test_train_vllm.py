@@ -1,0 +1,176 @@
+"""vLLM as the engine of training, as far as it can be tested without a GPU: what TRL and vLLM are told, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.tiny_model import tiny_model, tiny_tokenizer
+from tests.unit.toy_setting import toy_config
+
+from minisandbox.errors import InvalidValue, ModelUnavailable
+from minisandbox.models import Message, OpenAIModel, Request, Sampling, TokenGraph
+from minisandbox.models.engine import TransformersEngine, recompute_logprobs
+from minisandbox.models.engine.decoding import Decoder, Row
+from minisandbox.models.engine.vllm import VllmDecoder
+from minisandbox.train.config import RlConfig, Vllm
+from minisandbox.train.engines import OwnEngine, ServedEngine, check_engine, open_engine, vllm_arguments
+
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("default")]
+
+
+class Engine:
+    """What vLLM's ``LLMEngine`` offers, over our own decoding loop."""
+
+    def __init__(self, model: Any, ends: frozenset[int]) -> None:
+        self.decoder = Decoder(model, ends, kept=0)
+        self.rows: dict[str, Row] = {}
+        self.parameters: list[Any] = []
+
+    def add_request(self, name: str, prompt: Mapping[str, list[int]], parameters: Any) -> None:
+        assert all(type(token) is int for token in prompt["prompt_token_ids"])
+        assert name not in self.rows
+        self.parameters.append(parameters)
+        drawn = Sampling(temperature=parameters.temperature, seed=parameters.seed)
+        self.rows[name] = Row(array("i", prompt["prompt_token_ids"]), drawn, parameters.max_tokens)
+        self.decoder.admit(self.rows[name])
+
+    def step(self) -> list[Any]:
+        ended = self.decoder.step()
+        found = []
+        for name, row in self.rows.items():
+            logprobs = [{t: SimpleNamespace(logprob=p)} for t, p in zip(row.sampled, row.logprobs, strict=True)]
+            one = SimpleNamespace(token_ids=row.sampled.tolist(), logprobs=logprobs, finish_reason=row.finish)
+            whole = SimpleNamespace(request_id=name, finished=row in ended, outputs=[one], num_cached_tokens=None)
+            found.append(whole)
+        self.rows = {name: row for name, row in self.rows.items() if row not in ended}
+        return found
+
+    def abort_request(self, names: list[str]) -> None:
+        self.decoder.drop([self.rows.pop(name) for name in names])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RlConfig:
+    return replace(toy_config(tmp_path, tmp_path / "run"), engine="vllm", deterministic=False, device="auto")
+
+
+def test_a_conversation_by_vllm_is_exact_to_the_token() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(len(tokenizer))
+    made: list[Engine] = []
+
+    def decoder(ends: frozenset[int]) -> VllmDecoder:
+        made.append(Engine(model, ends))
+        return VllmDecoder(made[0], ends, parameters=SimpleNamespace)
+
+    engine, graph = TransformersEngine(model, tokenizer, decoder=decoder), TokenGraph()
+
+    async def converse() -> None:
+        messages = [Message("user", "the tests fail")]
+        for turn in range(3):
+            sampling = Sampling(temperature=0.7, max_tokens=5, seed=turn)
+            answer = await engine.complete(Request(tuple(messages), sampling=sampling, session="a"))
+            assert answer.tokens is not None
+            graph.add(answer.tokens)
+            messages += [answer.message, Message("user", "and now")]
+        await engine.close()
+
+    asyncio.run(converse())
+    (row,) = graph.rows()
+    again = recompute_logprobs(model, row, temperature=0.7)
+    assert max(abs(a - b) for a, b, m in zip(row.logprobs, again, row.mask, strict=True) if m) < 1e-4
+    first = made[0].parameters[0]
+    assert (first.max_tokens, first.logprobs, first.seed, first.detokenize) == (5, 0, 0, False)
+    assert first.stop_token_ids == [1]
+
+
+def test_what_is_cancelled_or_dropped_is_aborted_there() -> None:
+    engine = Engine(tiny_model(400), frozenset({1}))
+    decoder = VllmDecoder(engine, frozenset({1}), parameters=SimpleNamespace)
+    rows = [Row(array("i", [5, 6]), Sampling(seed=n, stop=("x",) * n), 50) for n in range(2)]
+    for row in rows:
+        decoder.admit(row)
+    assert engine.parameters[1].stop == ["x"]
+    assert engine.parameters[1].include_stop_str_in_output is True
+    decoder.drop(rows[:1])
+    assert [row.sampling.seed for row in engine.rows.values()] == [1]
+    decoder.forget()
+    assert not engine.rows
+    assert not decoder.rows
+    assert not rows[0].sampled
+
+
+def test_trl_is_told_of_vllm(config: RlConfig) -> None:
+    trl = pytest.importorskip("trl", reason="the extra [train] is not installed")
+    assert vllm_arguments(replace(config, engine="transformers")) == {}
+    policy = replace(config.policy, context=20480)
+    colocated = vllm_arguments(replace(config, policy=policy, vllm=Vllm(memory=0.4)))
+    served = vllm_arguments(replace(config, vllm=Vllm(mode="server", url="http://there:8000", group_port=5)))
+    fields = trl.GRPOConfig.__dataclass_fields__
+    assert {*colocated, *served} <= fields.keys()
+    assert (colocated["vllm_mode"], colocated["vllm_max_model_length"]) == ("colocate", 20480)
+    assert colocated["vllm_gpu_memory_utilization"] == 0.4
+    assert (served["vllm_server_base_url"], served["vllm_group_port"]) == ("http://there:8000", 5)
+    assert colocated["use_vllm"] is served["use_vllm"] is True
+
+
+def test_what_vllm_cannot_do_is_refused_before_anything_begins(config: RlConfig) -> None:
+    check_engine(config)
+    with pytest.raises(InvalidValue, match="deterministic"):
+        check_engine(replace(config, deterministic=True))
+    with pytest.raises(InvalidValue, match="cpu"):
+        check_engine(replace(config, device="cpu"))
+
+
+class Trainer:
+    """As much of TRL's trainer as engines use."""
+
+    def __init__(self, model: Any, tokenizer: Any, llm: object = None) -> None:
+        self.model, self.processing_class = model, tokenizer
+        self.accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+        self.state = SimpleNamespace(global_step=0)
+        self.vllm_generation = SimpleNamespace(sync_weights=lambda: self.synced.append(self.state.global_step), llm=llm)
+        self._last_loaded_step = -1
+        self.synced: list[int] = []
+
+
+def test_vllm_has_the_weights_of_each_step_once(config: RlConfig) -> None:
+    """TRL gives them to it before a step's rollouts; an evaluation comes before that."""
+    tokenizer = tiny_tokenizer()
+    trainer = Trainer(tiny_model(len(tokenizer)), tokenizer, SimpleNamespace(llm_engine=None))
+    for settings in (Vllm(), Vllm(mode="server", url="http://localhost:1")):
+        trainer.synced, trainer._last_loaded_step = [], -1
+        engine = open_engine(trainer, replace(config, vllm=settings))
+        trainer.model.train()
+        for step in (0, 0, 1):
+            trainer.state.global_step = step
+            with engine.drawing():
+                pass
+            assert trainer.model.training
+        assert trainer.synced == [0, 1]
+        asyncio.run(engine.close())
+        assert isinstance(engine, OwnEngine if settings.mode == "colocate" else ServedEngine)
+
+
+def test_the_server_is_asked_by_the_name_that_it_has(config: RlConfig) -> None:
+    tokenizer = tiny_tokenizer()
+    trainer = Trainer(tiny_model(len(tokenizer)), tokenizer)
+    trainer.model.name_or_path = "models/policy"
+    engine = open_engine(trainer, replace(config, vllm=Vllm(mode="server", url="http://localhost:1/")))
+    assert isinstance(engine.model, OpenAIModel)
+    assert engine.model.name == "models/policy"
+
+    async def ask() -> None:
+        with pytest.raises(ModelUnavailable):
+            await asyncio.wait_for(engine.model.complete(Request((Message("user", "?"),))), 30)
+        await engine.close()
+
+    engine.model._retries = 0
+    asyncio.run(ask())
