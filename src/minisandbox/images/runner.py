@@ -252,12 +252,14 @@ def _write_files(box: Sandbox, work: Work) -> None:
 
 def _run_commands(box: Sandbox, place: Place, work: Work) -> None:
     deadline = time.monotonic() + place.timeout
-    log = bytearray()
+    log, spoke = bytearray(), False
     for number, command in enumerate(work.commands):
         left = max(deadline - time.monotonic(), 0.1)
         result = box.exec(["bash", str(BUILD / f"step{number}.sh")], timeout=left, env=work.environment)
         log += _logged(command, result)
-        _write_log(place.log, bytes(log))
+        spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
+        if spoke:  # a log that says nothing would take a block for each step of each image
+            _write_log(place.log, bytes(log))
         if not result.ok:
             raise _failure(place, work, command, result)
 

@@ -138,12 +138,19 @@ def _stranded(work: _Work, plans: Mapping[str, Plan]) -> set[str]:
 def _plans(
     recipes: Mapping[str, Callable[[], Recipe]], planner: Planner
 ) -> tuple[dict[str, Plan], dict[str, MiniSandboxError]]:
+    made: dict[str, Recipe] = {}
     plans: dict[str, Plan] = {}
     failures: dict[str, MiniSandboxError] = {}
     for name, recipe in recipes.items():
         try:
-            plans[name] = planner.plan(name, recipe())
+            made[name] = recipe()
         except MiniSandboxError as error:  # one bad recipe must not cost the others
+            failures[name] = error.about(name)
+    planner.anchors.expect(one.source for one in made.values() if isinstance(one.source, GitSource))
+    for name, one in made.items():
+        try:
+            plans[name] = planner.plan(name, one)
+        except MiniSandboxError as error:
             failures[name] = error.about(name)
     return plans, failures
 
