@@ -82,6 +82,7 @@ class PackageIndex:
         self._settings = settings
         self._listings: Listings | None = None
         self._cpu_listings: Listings | None = None
+        self._not_had: set[str] = set()
         self._sessions: dict[str, Served] = {}
         self._server: _Server | None = None
         self._lock = threading.Lock()
@@ -163,10 +164,13 @@ class PackageIndex:
         served.complain(f"torch_backend is {served.torch_backend!r}: other builds of {project} are not there")
         found: dict[str, Link] = {}
         for listings in filter(None, (self._listings, self._cpu_listings)):
+            if found and project in self._not_had:  # a server that does not answer is waited for once
+                continue
             try:
                 listing = listings.get(project, before=served.before)
             except SourceError as error:  # the other one may have what is wanted
                 served.complain(str(error))
+                self._not_had.add(project)
                 continue
             found = {name: link for name, link in listing.files.items() if is_for_cpu(project, name)} | found
         return found
