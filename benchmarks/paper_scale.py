@@ -9,6 +9,9 @@ the mirrors are git repositories with their commits, OWNER+NAME or OWNER__NAME: 
 are counted object by object. Without rows or mirrors, recorded sizes are used. `--sample` first builds environments
 with the product, in a store in the cache: it measures interpreters and byte code, and checks the count against it.
 
+Environments with PyTorch are counted twice: with the CUDA libraries that their pins name, and with builds for the CPU,
+whose files are taken to be those of the other build without CUDA's.
+
 Beside what plain layers take stands what they take frozen: files by the measured ratio of packs to blocks of their kind
 (benchmarks/scale/cold.py), CUDA libraries by what their wheels take, lists of files as they are. The original's numbers
 are of compressed archives; containers' are unpacked.
@@ -107,7 +110,7 @@ def report(each: DataSet, survey: Survey) -> None:
     print(f"\n{each.title}\n{'=' * len(each.title)}")
     for note in survey.notes:
         print(f"- {note}")
-    print(f"\n{'':<88} {'':>7} {'':>6} {'':>7}  without CUDA libraries")
+    print(f"\n{'':<88} {'':>7} {'':>6} {'':>7}  with --torch-backend cpu")
     print(f"{'GB':<88} {'plain':>7} {'+-':>6} {'frozen':>7} {'plain':>7} {'frozen':>7}")
     for part in survey.parts:
         _line(part)
@@ -117,7 +120,7 @@ def report(each: DataSet, survey: Survey) -> None:
         ("frozen", survey.frozen, survey.frozen_cuda),
     ):
         print(
-            f"{state}: aim {each.aim / 1e9:g} GB: {_verdict(size, each)}, without CUDA libraries "
+            f"{state}: aim {each.aim / 1e9:g} GB: {_verdict(size, each)}, with --torch-backend cpu "
             f"{_verdict(size - cuda, each)}. The original {each.original / 1e9:g} GB, "
             f"ratio {size / each.original:.3f}; containers {each.containers / 1e9:g} GB, "
             f"ratio {size / each.containers:.4f}"

@@ -83,7 +83,7 @@ def _names(objects: Sequence[Object], anchor: Sequence[Object], written: Iterabl
 def add_objects(ledger: Ledger, repository: Repository, anchor: Sequence[Object]) -> None:
     """Count the layer with the git objects of an anchor's files."""
     repository.measure(anchor, BEST)
-    names = objects_of(anchor)
+    names = shared_objects(anchor)
     files = [((BEST, name), repository.sizes[BEST][name], 1) for name in names]
     files += [(("git", name), 100, 1) for name in ("HEAD", "config", "exclude")]
     inside = Counter(name[:2] for name in names)
@@ -98,6 +98,11 @@ def objects_of(objects: Iterable[Object]) -> dict[str, Object]:
         if one.mode != GITLINK:
             found.setdefault(one.name, one)
     return found
+
+
+def shared_objects(anchor: Iterable[Object]) -> dict[str, Object]:
+    """Return the git objects of an anchor that lie below its repository's tasks: all but the root's tree."""
+    return {name: one for name, one in objects_of(anchor).items() if one.path}
 
 
 def _object_directories(inside: Mapping[str, int]) -> int:
@@ -119,9 +124,11 @@ def add_task(
     repository.measure(objects, LOOSE, PACK)
     commit = commit_of(objects[0].name, repository)
     has = {commit.name: commit, **objects_of(objects)}
-    own, hidden = own_objects(has, objects_of(anchor), repository.sizes[LOOSE])
+    own, hidden, folders = own_objects(has, shared_objects(anchor), repository.sizes[LOOSE])
     files: list[tuple[tuple[object, ...], int, int]] = []
-    packs = pieces([has[name] for name in own], repository.sizes[LOOSE])
+    shared = shared_objects(anchor) if folders else {}
+    again = {name for name in own if name in shared}
+    packs = pieces([has[name] for name in own], repository.sizes[LOOSE], again)
     for piece in packs:
         files.append((("pack", piece), _PACK + sum(repository.sizes[PACK][name] for name in piece), 1))
         files.append((("idx", piece), _INDEX_HEAD + _INDEX_ROW * len(piece), 1))
@@ -129,7 +136,7 @@ def add_task(
     files.append((("exclude", repository.path), 100, 1))  # what installing left is ignored
     above = 4 * directory_bytes(())  # testbed, .git, info, objects
     directories = above + directory_bytes([50] * 2 * len(packs)) + _object_directories(hidden)
-    ledger.add_layer(TASK, files, directories, len(files) + hidden.total() + len(hidden) + 6)
+    ledger.add_layer(TASK, files, directories, len(files) + hidden.total() + len(hidden) + len(folders) + 6)
 
 
 def commit_of(tree: str, repository: Repository) -> Object:
@@ -143,7 +150,7 @@ def commit_of(tree: str, repository: Repository) -> Object:
 
 def own_objects(
     has: Collection[str], below: Collection[str], loose: Mapping[str, int]
-) -> tuple[list[str], Counter[str]]:
+) -> tuple[list[str], Counter[str], set[str]]:
     """Decide as task.sh's store_objects does.
 
     Args:
@@ -152,29 +159,39 @@ def own_objects(
         loose: the bytes of an object as a file, by its name.
 
     Returns:
-        The objects that the task packs, in the same order; how many of those below it hides, by their directories.
+        The objects that the task packs, in the same order; how many of those below it hides one by one, by their
+        directories; the directories that it hides as a whole.
     """
-    own = [name for name in has if name not in below]
     gone = Counter(name[:2] for name in below if name not in has)
-    if 2 * (sum(loose[name] for name in own) + BLOCK * len(gone)) > sum(loose[name] for name in has):
-        return list(has), Counter()
-    return own, gone
+    kept: Counter[str] = Counter()
+    for name in has:
+        if name in below:
+            kept[name[:2]] += loose[name] + _INDEX_ROW
+    folders = {folder for folder in gone if kept[folder] < BLOCK}
+    cost = sum(loose[name] for name in has if name not in below)
+    cost += sum(min(kept[folder], BLOCK) for folder in gone)
+    if 2 * cost > sum(loose[name] for name in has):
+        return list(has), Counter(), set()
+    own = [name for name in has if name not in below or name[:2] in folders]
+    return own, Counter({folder: count for folder, count in gone.items() if folder not in folders}), folders
 
 
-def pieces(own: Sequence[Object], loose: Mapping[str, int]) -> list[tuple[str, ...]]:
+def pieces(own: Sequence[Object], loose: Mapping[str, int], again: Collection[str]) -> list[tuple[str, ...]]:
     """Return the packs that task.sh's pack_in_pieces makes: the names of the objects in each.
 
     Args:
         own: what is packed, as ``git rev-list --objects`` lists it.
         loose: the bytes of an object as a file, by its name.
+        again: the names of those that are below too, in directories that are hidden.
     """
     sizes: Counter[str] = Counter()
     for one in own:
-        sizes[one.kind] += loose[one.name]
+        if one.name not in again:
+            sizes[one.kind] += loose[one.name]
     of = {kind: _power(size) for kind, size in sizes.items()}
     found: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     for number, one in enumerate(own):
-        top = number < 2 or sizes.total() < _WHOLE
+        top = number < 2 or sizes.total() < _WHOLE or one.name in again
         found[("top", 0) if top else (one.kind, path_hash(one.path) % of[one.kind])].append(one.name)
     return [tuple(names) for names in found.values()]
 
@@ -196,26 +213,15 @@ def path_hash(path: str) -> int:
 
 
 def index_bytes(objects: Iterable[Object]) -> int:
-    """The size of git's index of a tree, version 4: paths without what the one before has; the trees that it caches."""
-    total, last = 12 + 20 + 8, b""
+    """The size of git's index of a tree, version 2, and of the trees that it caches."""
+    total = 12 + 20 + 8
     for one in objects:
         path = one.path.encode("utf-8", "surrogateescape")
         if one.kind == "tree":
             total += _TREE_ROW + len(path.rpartition(b"/")[2])
-            continue
-        common = _common(last, path)
-        total += _ENTRY + (1 if len(last) - common < 128 else 2) + len(path) - common + 1
-        last = path
+        else:
+            total += (_ENTRY + len(path) + 8) // 8 * 8  # one to eight NULs, up to a multiple of eight
     return total
-
-
-def _common(first: bytes, second: bytes) -> int:
-    count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def parents(path: str) -> Iterator[str]:

@@ -26,6 +26,8 @@ from benchmarks.scale.tasks import (
 )
 from benchmarks.scale.trees import Repository
 
+from minisandbox.images.torch_builds import is_cuda
+
 EXACT, MEASURED, ESTIMATED, RECORDED = "exact", "measured", "estimated", "recorded"
 
 _GPU = ("cuda", "cusparse", "cudnn", "cublas", "nccl", "cupti", "nvrtc", "nvToolsExt")
@@ -364,13 +366,16 @@ def gpu_bytes(name: str, contents: Contents) -> int:
 
 
 def _is_cuda(name: str, path: str) -> bool:
-    if name.startswith("nvidia-") or name == "triton":
+    if is_cuda(name):
         return True
     return name == "torch" and any(word in path.rpartition("/")[2] for word in _GPU)
 
 
 def without_cuda(name: str, contents: Contents) -> Contents:
-    """What a build of a distribution without CUDA would be, nearly: its other files are taken to be the same."""
+    """What a build of a distribution for the CPU would be, nearly: its other files are taken to be the same.
+
+    So counted torch 2.5.1, 2.6.0 and 2.7.1 take 558 to 578 MB; a wheel of 2.13.0+cpu takes 592 without its tests.
+    """
     kept = tuple(member for member in contents.members if not _is_cuda(name, member[0]))
     return replace(contents, members=kept)
 

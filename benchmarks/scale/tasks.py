@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.scale.blocks import BLOCK, Ledger, directory_bytes
@@ -68,14 +68,15 @@ def add_rows(
 ) -> Iterator[bool]:
     """Count the layers of tasks: source, repository, hidden tests; yield for each whether its commit is there.
 
-    The first commit of a repository is the anchor of the others, as in a store that is given the rows in this order.
+    The commit in the middle of a repository's rows is the anchor of the others, as where they are built at once.
     """
     found: dict[str, _Commits | None] = {}
     for number, row in enumerate(rows, 1):
         if row.repo not in found:
             path = find_mirror(mirrors, row.repo)
             kept = cache / f"{row.repo.replace('/', '__')}.json.gz"
-            found[row.repo] = None if path is None else _Commits(Repository(path, kept))
+            wanted = [one.commit for one in rows if one.repo == row.repo]
+            found[row.repo] = None if path is None else _Commits.over_the_middle(Repository(path, kept), wanted, ledger)
         commits = found[row.repo]
         progress(f"sources: {row.repo} {number} of {len(rows)}")
         objects = commits.add(ledger, row) if commits is not None else None
@@ -90,13 +91,25 @@ class _Commits:
 
     Attributes:
         repository: where their objects are.
-        anchor: the tree of the first one; empty while there is none.
+        anchor: the tree of the one that the others are stored over.
         sources: the names of those whose source has been counted.
     """
 
     repository: Repository
-    anchor: list[Object] = field(default_factory=list)
-    sources: set[str] = field(default_factory=set)
+    anchor: list[Object]
+    sources: set[str]
+
+    @classmethod
+    def over_the_middle(cls, repository: Repository, wanted: Sequence[str], ledger: Ledger) -> _Commits | None:
+        """Count the anchor of commits, the one in the middle; None if none of them is there."""
+        there = [commit for one in dict.fromkeys(wanted) if (commit := repository.resolve(one)) is not None]
+        if not there:
+            return None
+        middle = there[len(there) // 2]
+        anchor = repository.tree(middle)
+        add_source(ledger, anchor)
+        add_objects(ledger, repository, anchor)
+        return cls(repository, anchor, {middle})
 
     def add(self, ledger: Ledger, row: Row) -> list[Object] | None:
         """Count a task; return its tree, or None if its commit is not there."""
@@ -104,11 +117,7 @@ class _Commits:
         if commit is None:
             return None
         objects = self.repository.tree(commit)
-        if not self.anchor:
-            self.anchor = objects
-            add_source(ledger, objects)
-            add_objects(ledger, self.repository, objects)
-        elif commit not in self.sources:
+        if commit not in self.sources:
             add_source(ledger, objects, self.anchor)
         self.sources.add(commit)
         add_task(ledger, self.repository, objects, self.anchor, row.name)

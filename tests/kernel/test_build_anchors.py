@@ -20,6 +20,7 @@ pytestmark = pytest.mark.kernel
 
 LOOK = """
 find . -path ./.git -prune -o -printf '%p %y %m %l ' \\( -type f -exec sha256sum {} \\; -o -printf '\\n' \\) | sort
+echo "index $(od -An -tu1 -j7 -N1 .git/index | tr -d ' ')"
 git status --short; git rev-list --all --count; git fsck --unreachable --no-reflogs
 git cat-file --batch-all-objects --batch-check='%(objectname)' | sort -u > /tmp/all
 git rev-list --objects HEAD | cut -d' ' -f1 | sort -u | cmp - /tmp/all
@@ -96,6 +97,7 @@ def test_a_commit_looks_the_same_over_another_one(tmp_path: Path, commits: tuple
     assert seen == _look(whole)
     assert seen.splitlines()[-2] == "1", "one commit, nothing changed, nothing unreachable"
     assert "kept0.txt f" in seen
+    assert "\nindex 2\n" in seen, "GitPython reads no later version"
 
 
 def test_what_differs_is_all_that_is_stored(tmp_path: Path, commits: tuple[str, str]) -> None:
@@ -121,7 +123,7 @@ def test_an_image_over_another_commit_travels(tmp_path: Path, commits: tuple[str
 
 def test_a_commit_that_cannot_be_had_costs_the_others_nothing(tmp_path: Path, commits: tuple[str, str]) -> None:
     store = Store.open(tmp_path / "store")
-    wanted = {"missing": "0" * 40, "first": commits[0], "then": commits[1]}
+    wanted = {"first": commits[0], "missing": "0" * 40, "then": commits[1]}  # the one in the middle is the anchor
     recipes: dict[str, Callable[[], Recipe]] = {
         name: partial(_recipe, tmp_path, commit) for name, commit in wanted.items()
     }

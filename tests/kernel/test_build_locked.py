@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from minisandbox.images import (
     installed_interpreters,
     lock_of,
     read_lock,
+    torch_builds,
 )
 from minisandbox.images.image import Image
 from minisandbox.sandbox import Sandbox
@@ -40,21 +42,29 @@ class Index:
     files: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     url: str = ""
 
-    def add_wheel(self, name: str, version: str, uploaded: str, code: str = "x = 1\n") -> None:
+    def add_wheel(
+        self,
+        name: str,
+        version: str,
+        uploaded: str,
+        code: str = "x = 1\n",
+        tag: str = "py2.py3-none-any",
+        needs: str = "",
+    ) -> None:
         info = f"{name}-{version}.dist-info"
         texts = {
             f"{name}.py": f"{code}version = {version!r}\n",
-            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-            f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py2.py3-none-any\n",
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+            f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
         }
         texts[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*texts, f"{info}/RECORD"])
         data = io.BytesIO()
         with zipfile.ZipFile(data, "w") as wheel:
             for path, text in texts.items():
                 wheel.writestr(path, text)
-        self.files[f"{name}-{version}-py2.py3-none-any.whl"] = data.getvalue(), uploaded
+        self.files[f"{name}-{version}-{tag}.whl"] = data.getvalue(), uploaded
 
-    def page(self, project: str) -> bytes:
+    def page(self, project: str, local: bool) -> bytes:
         rows = [
             {
                 "filename": name,
@@ -63,7 +73,7 @@ class Index:
                 "upload-time": uploaded,
             }
             for name, (data, uploaded) in self.files.items()
-            if name.startswith(f"{project}-")
+            if name.startswith(f"{project.replace('-', '_')}-") and ("+" in name) == local
         ]
         return json.dumps({"files": rows}).encode()
 
@@ -75,7 +85,8 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             name = self.path.rstrip("/").rpartition("/")[2]
-            body = state.page(name) if self.path.startswith("/simple/") else state.files.get(name, (b"", ""))[0]
+            page = self.path.startswith(("/simple/", "/cpu/"))
+            body = state.page(name, self.path.startswith("/cpu/")) if page else state.files.get(name, (b"", ""))[0]
             self.send_response(200 if body else 404)
             self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
             self.send_header("Content-Length", str(len(body)))
@@ -93,6 +104,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", state.url)
+    monkeypatch.setattr(torch_builds, "_CPU_INDEX", state.url.replace("/simple", "/cpu"))
     yield state
     server.shutdown()
     thread.join()
@@ -197,3 +209,26 @@ def test_code_of_one_build_leaves_nothing_for_another(
     assert all(hashlib.sha256(content).hexdigest() == name for name, content in downloads.items())
     clean = build(Recipe(python=interpreter.version, requirements=("victim",)), store=store, name="clean")
     assert _versions(clean, "victim") == "1.0\n"
+
+
+@pytest.mark.once
+def test_pytorch_without_cuda(tmp_path: Path, index: Index, store: Store, interpreter: Interpreter) -> None:
+    """Its own index has the build for the CPU; pins of the other one, of CUDA's libraries and a dependency get it."""
+    tag = f"py2.py3-none-manylinux2014_{platform.machine()}"
+    index.add_wheel("torch", "1.0", "2020-01-01T00:00:00Z", tag=tag, needs="Requires-Dist: nvidia-cublas-cu12\n")
+    index.add_wheel("torch", "1.0+cpu", "2020-01-01T00:00:00Z", tag=tag)
+    index.add_wheel("nvidia_cublas_cu12", "1.0", "2020-01-01T00:00:00Z")
+    index.add_wheel("vision", "1.0", "2020-01-01T00:00:00Z", needs="Requires-Dist: torch>=1\n")
+    pins = ("torch==1.0+cu121", "nvidia-cublas-cu12==1.0", "vision==1.0")
+    recipe = Recipe(python=interpreter.version, requirements=pins, torch_backend="cpu")
+    image = build(recipe, store=store, name="cpu")
+    assert _versions(image, "torch", "vision") == "1.0+cpu\n1.0\n"
+    (tmp_path / "lock").write_text(lock_of("cpu", image.records()).to_toml())
+    lock = read_lock(tmp_path / "lock")
+    assert (lock.torch_backend, lock.installed["torch"]) == ("cpu", "1.0+cpu")
+    assert not any(name.startswith("nvidia") for name in lock.installed)
+    again = build(replace(recipe, lock=lock), store=store, name="again")
+    assert compare_locks(lock, lock_of("again", again.records())) == []
+    index.files.pop(f"torch-1.0+cpu-{tag}.whl")
+    with pytest.raises(BuildError, match=r"other builds of torch are not there"):
+        build(replace(recipe, requirements=("torch==1.0",)), store=Store.open(tmp_path / "empty"), name="none")

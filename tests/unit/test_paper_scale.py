@@ -25,6 +25,7 @@ from benchmarks.scale.layers import (
     objects_of,
     own_objects,
     pieces,
+    shared_objects,
 )
 from benchmarks.scale.layers import commit_of as one_commit
 from benchmarks.scale.pins import Environment, Pin, read_environments
@@ -211,7 +212,7 @@ def repository(tmp_path: Path) -> tuple[Repository, list[str]]:
     for number in range(200):
         path = root / f"package{number % 5}" / f"m{number}.py"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(Random(number).randbytes(1500).hex())
+        path.write_bytes(Random(number).randbytes(4090))
     (root / "link").symlink_to("package0")
     (root / "old").mkdir()
     (root / "old/gone.py").write_text("x\n")
@@ -273,15 +274,19 @@ def test_a_task_is_stored_as_the_scripts_do(
 
     commit = one_commit(objects[0].name, found)
     has = {commit.name: commit, **objects_of(objects)}
-    own, hidden = own_objects(has, objects_of(anchor), found.sizes[LOOSE])
-    packs = pieces([has[name] for name in own], found.sizes[LOOSE])
+    own, hidden, folders = own_objects(has, shared_objects(anchor), found.sizes[LOOSE])
+    assert (bool(hidden), bool(folders)) == (number == 1, number == 1), "some directories in part, some as a whole"
+    shared = shared_objects(anchor) if folders else {}
+    again = {name for name in own if name in shared}
+    packs = pieces([has[name] for name in own], found.sizes[LOOSE], again)
     assert {frozenset(piece) for piece in packs} == {packed(idx) for idx in (made / "objects/pack").glob("*.idx")}
     counted = [32 + sum(found.sizes[PACK][name] for name in piece) for piece in packs]
     sizes = [path.stat().st_size for path in (made / "objects/pack").glob("*.pack")]
     assert sorted(sizes) == pytest.approx(sorted(counted), rel=0.03, abs=8)
 
     left = [path for path in (made / "objects").glob("??/*") if path.is_file()]
-    assert len(left) + hidden.total() == (len(objects_of(anchor)) if number < 2 else 0)
+    there = {name for name in shared_objects(anchor) if name in has and name not in own}
+    assert {path.parent.name + path.name for path in left} == there
     assert [path.stat().st_size for path in left] == pytest.approx(
         [found.sizes[BEST][path.parent.name + path.name] for path in left], abs=8
     )
@@ -309,7 +314,7 @@ def test_a_near_commit_stands_on_the_anchors_objects(repository: tuple[Repositor
     found, commits = repository
     ledger, anchor = Ledger(), found.tree(commits[0])
     add_objects(ledger, found, anchor)
-    assert ledger.inodes(OBJECTS) == 201 + 1 + 7 + 3, "blobs, the link, trees, HEAD, config, exclude"
+    assert ledger.inodes(OBJECTS) == 201 + 1 + 6 + 3, "blobs, the link, trees but the root's, HEAD, config, exclude"
     before = ledger.total(TASK)
     add_task(ledger, found, found.tree(commits[1]), anchor, "near")
     near = ledger.total(TASK) - before
@@ -319,9 +324,11 @@ def test_a_near_commit_stands_on_the_anchors_objects(repository: tuple[Repositor
     assert all(name in kept[way] for way in (LOOSE, PACK) for name in objects_of(found.tree(commits[2])))
 
 
-def test_the_first_row_of_a_repository_is_the_anchor(repository: tuple[Repository, list[str]], tmp_path: Path) -> None:
+def test_the_row_in_the_middle_of_a_repository_is_the_anchor(
+    repository: tuple[Repository, list[str]], tmp_path: Path
+) -> None:
     _, commits = repository
-    rows = [Row(f"name__{number}", "owner/name", commits[number], "") for number in (1, 0, 0)]
+    rows = [Row(f"name__{number}", "owner/name", commits[number], "") for number in (0, 0, 1)]
     rows.append(Row("absent", "owner/name", "f" * 40, ""))
     mirrors = tmp_path / "mirrors"
     mirrors.mkdir()
@@ -330,7 +337,7 @@ def test_the_first_row_of_a_repository_is_the_anchor(repository: tuple[Repositor
     assert list(add_rows(ledger, rows, mirrors, tmp_path / "cache", lambda _: None)) == [True, True, True, False]
     assert ledger.layers[SOURCE] == 2, "tasks at one commit have one source"
     assert ledger.layers[OBJECTS] == 1
-    assert ledger.inodes(OBJECTS) == 200 + 1 + 6 + 3, "of the second commit, without what it removes"
+    assert ledger.inodes(OBJECTS) == 200 + 1 + 5 + 3, "of the second commit, without what it removes"
     assert ledger.layers[TASK] == 3
 
 

@@ -106,6 +106,8 @@ def run_build(args: argparse.Namespace) -> int:
 def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Recipe]]:
     path = Path(args.tasks)
     recipe = read_recipe(path)
+    if args.torch_backend:
+        recipe = replace(recipe, torch_backend=args.torch_backend)
     return {args.name or path.stem: lambda: recipe}
 
 
@@ -117,8 +119,11 @@ def _pinned_recipes(
     args: argparse.Namespace, recipes: dict[str, Callable[[], Recipe]]
 ) -> dict[str, Callable[[], Recipe]]:
     """The same recipes with what the command line pins."""
-    if args.locked is not None and args.exclude_newer:
-        raise InvalidValue("--locked and --exclude-newer", hint="a lock names every file: leave the date out")
+    for option in ("exclude_newer", "torch_backend"):
+        if args.locked is not None and getattr(args, option):
+            raise InvalidValue(
+                f"--locked and --{option.replace('_', '-')}", hint="a lock names every file: leave the other out"
+            )
     if args.locked is not None:
         if len(recipes) != 1:
             raise InvalidValue(f"--locked for {len(recipes)} images", hint="choose one with --only")
@@ -130,7 +135,8 @@ def _pinned_recipes(
 
 def _locked(recipe: Callable[[], Recipe], lock: Lock) -> Recipe:
     plain = recipe()
-    return replace(plain, lock=lock, python=lock.python.get("version", plain.python))
+    python = lock.python.get("version", plain.python)
+    return replace(plain, lock=lock, python=python, torch_backend=lock.torch_backend)
 
 
 def _dated(recipe: Callable[[], Recipe], date: str) -> Recipe:

@@ -34,10 +34,18 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the verbs."""
-    ls = verbs.add_parser("ls", help="list images: what they take, their age, their uses")
+    ls = verbs.add_parser(
+        "ls",
+        help="list images: what they take, their age, their uses",
+        description="List images. Unique is what its removal would free, shared what others have too.",
+    )
     ls.add_argument("--status", choices=[status.value for status in Status], help="only those in this state")
     _finish(ls, run_ls)
-    du = verbs.add_parser("du", help="what the store takes, part by part, and what removes each")
+    du = verbs.add_parser(
+        "du",
+        help="what the store takes, part by part, and what removes each",
+        description="Say what the store takes, every byte once, part by part, and which command removes each part.",
+    )
     _finish(du, run_du)
     tree = verbs.add_parser("tree", help="show which layers images share")
     _add_names(tree, "*")

@@ -41,6 +41,12 @@ def add_source_options(parser: argparse.ArgumentParser, *, default: str | None =
         help="git repositories to take commits from before the network is asked",
     )
     parser.add_argument(
+        "--torch-backend",
+        choices=("cpu",),
+        default="",
+        help="cpu: images get builds of PyTorch without CUDA, whatever their pins say: sandboxes see no GPU",
+    )
+    parser.add_argument(
         "--skip-unusable", action="store_true", help="leave out rows that are no tasks, and say why, instead of ending"
     )
 
@@ -56,6 +62,7 @@ def load(args: argparse.Namespace) -> TaskSet:
         pins=args.pins,
         repo_mirrors=args.repo_mirrors,
         form=args.dataset,
+        torch_backend=args.torch_backend,
         on_refused=(lambda error: say(f"left out: {error}")) if args.skip_unusable else None,
     )
     only = getattr(args, "only", [])

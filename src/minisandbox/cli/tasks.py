@@ -95,5 +95,6 @@ def _build_lines(build: BuildSpec) -> list[str]:
         *(f"install: {command}" for command in build.install),
         *([f"network of these: {build.network}"] if build.network != "index" else []),
         *([f"packages uploaded before: {build.exclude_newer}"] if build.exclude_newer else []),
+        *([f"PyTorch: builds for {build.torch_backend}"] if build.torch_backend else []),
         *(f"environment: {name}={value}" for name, value in build.environment),
     ]

@@ -2,12 +2,13 @@
 
 The first commit of a repository that a store gets is stored whole: its *anchor*. Of every other one only what differs
 is stored, as a layer over the anchor's: directories and lists of files, which can share nothing, are there once. Which
-commit it is decides nothing but where bytes lie: no image's key depends on it.
+commit it is decides nothing but where bytes lie: no image's key depends on it. Of many that are asked for together it
+is the one in the middle: task sets are in the order of time, mostly, and the first would be far from the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from minisandbox.errors import InvalidValue
@@ -28,10 +29,24 @@ class Anchors:
 
     store: Store
     _chosen: dict[str, str] = field(default_factory=dict)
+    _middle: dict[str, str] = field(default_factory=dict)
     _unfit: set[tuple[str, str]] = field(default_factory=set)
 
+    def expect(self, sources: Iterable[GitSource]) -> None:
+        """Take note of sources that will be asked for, in their order, so that the one in the middle is an anchor.
+
+        Args:
+            sources: of any repositories.
+        """
+        commits: dict[str, dict[str, None]] = {}
+        for source in sources:
+            name = mirror_name(source.url)
+            if (name, source.commit) not in self._unfit:
+                commits.setdefault(name, {})[source.commit] = None
+        self._middle = {name: list(known)[len(known) // 2] for name, known in commits.items()}
+
     def choose(self, source: GitSource, is_there: Callable[[GitSource], bool]) -> GitSource:
-        """Return the anchor of a source's repository; the source itself where there is none yet.
+        """Return the anchor of a source's repository; where there is none yet, one that is expected, or the source.
 
         Args:
             source: a commit of the repository.
@@ -40,7 +55,8 @@ class Anchors:
         name = mirror_name(source.url)
         if name not in self._chosen:
             known = self._recorded(source)
-            self._chosen[name] = known.commit if known is not None and is_there(known) else source.commit
+            there = known is not None and is_there(known)
+            self._chosen[name] = known.commit if known and there else self._middle.get(name, source.commit)
         return replace(source, commit=self._chosen[name])
 
     def drop(self, source: GitSource) -> None:

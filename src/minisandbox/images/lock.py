@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.images.torch_builds import BACKEND
 from minisandbox.store import LayerRecord
 
 FORMAT = 1
@@ -52,6 +53,7 @@ class Lock:
         system: system packages with their versions.
         installed: distributions with their versions, as they are in the image.
         steps: by step, the files that it fetched: what was installed, and what things were built with.
+        torch_backend: which builds of PyTorch it was made of; "" for those that its requirements named.
     """
 
     image: str
@@ -60,10 +62,12 @@ class Lock:
     system: Mapping[str, str]
     installed: Mapping[str, str]
     steps: Mapping[str, tuple[Package, ...]]
+    torch_backend: str = ""
 
     def to_toml(self) -> str:
         """Return the lock as the text of a lock file."""
         lines = [f"format = {FORMAT}", f"image = {_quoted(self.image)}", f"base = {_quoted(self.base)}"]
+        lines += [f"{BACKEND} = {_quoted(self.torch_backend)}"] if self.torch_backend else []
         for title in ("python", "system", "installed"):
             values: Mapping[str, str] = getattr(self, title)
             lines += ["", f"[{title}]", *(f"{_quoted(name)} = {_quoted(values[name])}" for name in sorted(values))]
@@ -87,7 +91,7 @@ def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
     system: dict[str, str] = {}
     installed: dict[str, str] = {}
     steps: dict[str, tuple[Package, ...]] = {}
-    base = ""
+    base = backend = ""
     for record in records:
         kind = str(record.step.get("kind", ""))
         base = base or record.key
@@ -97,9 +101,10 @@ def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
             system = dict(_pairs(record.facts.get("versions", ""), "="))
         if INSTALLED in record.facts:
             installed = read_freeze(record.facts[INSTALLED])
+        backend = str(record.step.get(BACKEND, backend))
         if packages := record.facts.get(PACKAGES):
             steps[step_name(kind)] = tuple(Package(*row) for row in json.loads(packages))
-    return Lock(image, base, python, system, installed, steps)
+    return Lock(image, base, python, system, installed, steps, backend)
 
 
 def step_name(kind: str) -> str:
@@ -150,7 +155,8 @@ def _read(table: Mapping[str, object]) -> Lock:
         steps.setdefault(_text(row, "step"), []).append(package)
     python, system, installed = (_texts(table[part]) for part in _PARTS)
     done = {step: tuple(packages) for step, packages in steps.items()}
-    return Lock(_text(table, "image"), _text(table, "base"), python, system, installed, done)
+    backend = _text(table, BACKEND) if BACKEND in table else ""
+    return Lock(_text(table, "image"), _text(table, "base"), python, system, installed, done, backend)
 
 
 _PARTS = ("python", "system", "installed")

@@ -28,6 +28,7 @@ from minisandbox.images.index import IndexSettings, host_settings
 from minisandbox.images.listing import Listings, uploaded_before
 from minisandbox.images.lock import Package
 from minisandbox.images.simple_api import JSON_TYPE, Link, version_in
+from minisandbox.images.torch_builds import cpu_index, has_builds, is_for_cpu
 from minisandbox.store import Store
 
 _PROJECT = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
@@ -42,6 +43,7 @@ class Served:
     Attributes:
         before: uploads from this moment on are not there; None for all.
         only: the names and hashes of the only files that are there; None for all.
+        torch_backend: ``"cpu"``: of PyTorch only builds without CUDA are there; "" for all.
         packages: what was fetched, by the file's name.
         complaints: what went wrong with the indexes, for the step's error.
         undated: whether files were left out because the index does not tell when they came.
@@ -49,6 +51,7 @@ class Served:
 
     before: datetime | None = None
     only: Mapping[str, Package] | None = None
+    torch_backend: str = ""
     packages: dict[str, Package] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     undated: bool = False
@@ -78,6 +81,8 @@ class PackageIndex:
         self._store = store
         self._settings = settings
         self._listings: Listings | None = None
+        self._cpu_listings: Listings | None = None
+        self._not_had: set[str] = set()
         self._sessions: dict[str, Served] = {}
         self._server: _Server | None = None
         self._lock = threading.Lock()
@@ -116,6 +121,8 @@ class PackageIndex:
             if self._server is None:
                 self._settings = self._settings or host_settings()
                 self._listings = Listings(self._store, self._settings)
+                if not self._settings.no_index:
+                    self._cpu_listings = Listings(self._store, cpu_index(self._settings))
                 self._server = _Server(self)
                 threading.Thread(
                     target=self._server.serve_forever, name="minisandbox-index", daemon=True, args=(0.1,)
@@ -135,14 +142,38 @@ class PackageIndex:
         assert self._listings is not None  # _running() made it before anybody could ask
         if served.only is not None:
             return self._locked_files(project, served)
+        files = self._listed(project, served)
+        if served.before is None:
+            return files
+        if any(not link.uploaded for link in files.values()):
+            served.undated = True
+        return {name: link for name, link in files.items() if uploaded_before(link, served.before)}
+
+    def _listed(self, project: str, served: Served) -> dict[str, Link]:
+        """What the indexes have of a project, of the builds that a step may get."""
+        assert self._listings is not None
+        if served.torch_backend and has_builds(project):
+            return self._cpu_builds(project, served)
         listing = self._listings.get(project, before=served.before)
         if listing.complaint:
             served.complain(listing.complaint)
-        if served.before is None:
-            return dict(listing.files)
-        if any(not link.uploaded for link in listing.files.values()):
-            served.undated = True
-        return {name: link for name, link in listing.files.items() if uploaded_before(link, served.before)}
+        return dict(listing.files)
+
+    def _cpu_builds(self, project: str, served: Served) -> dict[str, Link]:
+        """Builds without CUDA: those of the configured indexes, then those of PyTorch's own."""
+        served.complain(f"torch_backend is {served.torch_backend!r}: other builds of {project} are not there")
+        found: dict[str, Link] = {}
+        for listings in filter(None, (self._listings, self._cpu_listings)):
+            if found and project in self._not_had:  # a server that does not answer is waited for once
+                continue
+            try:
+                listing = listings.get(project, before=served.before)
+            except SourceError as error:  # the other one may have what is wanted
+                served.complain(str(error))
+                self._not_had.add(project)
+                continue
+            found = {name: link for name, link in listing.files.items() if is_for_cpu(project, name)} | found
+        return found
 
     def _locked_files(self, project: str, served: Served) -> dict[str, Link]:
         """The files of a lock; those that are kept need no index."""
@@ -152,7 +183,7 @@ class PackageIndex:
         kept = {one.file for one in wanted.values() if self._store.download_path(one.sha256).is_file()}
         found = {name: Link(f"file:///{quote(name)}", wanted[name].sha256) for name in kept}
         if set(wanted) - kept:
-            listed = self._listings.get(project).files
+            listed = self._listed(project, served)
             for name in set(wanted) - kept:
                 link = listed.get(name)
                 if link is not None and link.sha256 in ("", wanted[name].sha256):

@@ -13,6 +13,7 @@ from minisandbox.errors import InvalidValue
 from minisandbox.images.listing import parse_moment
 from minisandbox.images.lock import Lock
 from minisandbox.images.request import PythonRequest
+from minisandbox.images.torch_builds import BACKENDS
 from minisandbox.patches import parse_patch
 
 _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -112,6 +113,8 @@ class Recipe:
         lock: the exact files of an image that is to be made again; None to let the index decide.
         version: the version of the project that its build tools are told where they ask git for one and the source's
             own tags do not say; "" for none.
+        torch_backend: ``"cpu"``: PyTorch's builds without CUDA and none of CUDA's libraries, whatever the requirements
+            say; "" for what they say.
     """
 
     python: str | None = None
@@ -130,6 +133,7 @@ class Recipe:
     system: tuple[str, ...] = ()
     lock: Lock | None = None
     version: str = ""
+    torch_backend: str = ""
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without looking at this machine."""
@@ -151,6 +155,8 @@ class Recipe:
         _check_access(self.network, self.exclude_newer, self.system)
         if _VERSION.fullmatch(self.version) is None:
             raise InvalidValue(f"{self.version!r} is not a version", hint="write it like '5.4'")
+        if self.torch_backend not in BACKENDS:
+            raise InvalidValue(f"torch_backend is {self.torch_backend!r}", hint="write 'cpu', or leave it out")
 
 
 def _check_access(network: str, exclude_newer: str, system: tuple[str, ...]) -> None:

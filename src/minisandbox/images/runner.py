@@ -93,6 +93,7 @@ class Work:
         network: what they reach: nothing, the package index, or whatever the host reaches.
         before: uploads to the package index from this moment on are not there for them; None for all.
         only: the only files of the package index that are there for them; None for all.
+        torch_backend: which builds of PyTorch there are for them; "" for all.
         facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
         patch: what a patch that does not apply is called.
         patch_note: what may be the reason if it does not.
@@ -105,6 +106,7 @@ class Work:
     network: StepNetwork = StepNetwork.OFF
     before: datetime | None = None
     only: tuple[Package, ...] | None = None
+    torch_backend: str = ""
     facts: tuple[str, ...] = ()
     patch: str = "patch"
     patch_note: str = ""
@@ -167,7 +169,7 @@ def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]
         yield Access(Network.off(), {}), None
         return
     only = None if work.only is None else {one.file: one for one in work.only}
-    served = Served(work.before, only)
+    served = Served(work.before, only, work.torch_backend)
     with place.session.index.serve(served) as url:
         host = work.network is StepNetwork.HOST
         try:
@@ -252,12 +254,14 @@ def _write_files(box: Sandbox, work: Work) -> None:
 
 def _run_commands(box: Sandbox, place: Place, work: Work) -> None:
     deadline = time.monotonic() + place.timeout
-    log = bytearray()
+    log, spoke = bytearray(), False
     for number, command in enumerate(work.commands):
         left = max(deadline - time.monotonic(), 0.1)
         result = box.exec(["bash", str(BUILD / f"step{number}.sh")], timeout=left, env=work.environment)
         log += _logged(command, result)
-        _write_log(place.log, bytes(log))
+        spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
+        if spoke:  # a log that says nothing would take a block for each step of each image
+            _write_log(place.log, bytes(log))
         if not result.ok:
             raise _failure(place, work, command, result)
 

@@ -166,14 +166,21 @@ class _Known:
 
     def plan(self, recipes: Mapping[str, Callable[[], Recipe]], planner: Planner) -> dict[str, Plan]:
         """Plan images; record those whose layers are all there."""
+        made: dict[str, Recipe] = {}
         plans: dict[str, Plan] = {}
         for name, recipe in recipes.items():
             try:
-                plans[name] = plan = planner.plan(name, recipe())
+                made[name] = recipe()
             except MiniSandboxError as error:  # one bad recipe must not cost the others
                 self.failures[name] = error.about(name)
+        planner.anchors.expect(one.source for one in made.values() if isinstance(one.source, GitSource))
+        for name, one in made.items():
+            try:
+                plans[name] = plan = planner.plan(name, one)
+            except MiniSandboxError as error:
+                self.failures[name] = error.about(name)
             else:
-                if all(map(self._store.has_layer, {*plan.layers, *(one.key for one in plan.all_steps())})):
+                if all(map(self._store.has_layer, {*plan.layers, *(step.key for step in plan.all_steps())})):
                     self.record(plan)
         return plans
 

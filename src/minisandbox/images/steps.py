@@ -20,6 +20,7 @@ from minisandbox.images.runner import Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sdist import fetch_sdist
 from minisandbox.images.stepping import Step
+from minisandbox.images.torch_builds import BACKEND, names_torch, without_cuda
 from minisandbox.images.uvtool import find_uv
 from minisandbox.patches import explain_line_endings, parse_patch, touched_files
 from minisandbox.store import Store
@@ -73,6 +74,7 @@ def requirements_step(recipe: Recipe, interpreter: Interpreter) -> Step:
     """The step that installs the pinned packages: with uv where it supports the interpreter, with its pip elsewhere."""
     tool = "uv" if _modern(interpreter) else "pip"
     text = script(f"freeze_{tool}", f"requirements_{tool}")
+    recipe = _without_cuda(recipe)
     listed = "".join(f"{line}\n" for line in recipe.requirements)
     definition: dict[str, JSONValue] = {
         "kind": "requirements",
@@ -246,14 +248,26 @@ def _networked(work: Work, recipe: Recipe, step: str) -> Work:
         network=StepNetwork.INDEX,
         before=parse_moment(recipe.exclude_newer) if recipe.exclude_newer and recipe.lock is None else None,
         only=_locked(recipe, step),
+        torch_backend="" if step == "python" else recipe.torch_backend,
     )
 
 
 def _pinned(recipe: Recipe, step: str) -> dict[str, JSONValue]:
     """What decides which files of the package index a step sees."""
+    backend: dict[str, JSONValue] = {BACKEND: recipe.torch_backend} if recipe.torch_backend and step != "python" else {}
     if (locked := _locked(recipe, step)) is not None:
-        return {"locked": _digest("\n".join(f"{one.file} {one.sha256}" for one in sorted(locked)))}
-    return {"exclude_newer": recipe.exclude_newer} if recipe.exclude_newer else {}
+        return backend | {"locked": _digest("\n".join(f"{one.file} {one.sha256}" for one in sorted(locked)))}
+    return backend | ({"exclude_newer": recipe.exclude_newer} if recipe.exclude_newer else {})
+
+
+def _without_cuda(recipe: Recipe) -> Recipe:
+    """The same recipe with requirements as its backend for PyTorch has them; where they bring none, without one."""
+    if not recipe.torch_backend:
+        return recipe
+    if names_torch(recipe.requirements + recipe.overrides):
+        fewer = without_cuda(recipe.requirements), without_cuda(recipe.overrides)
+        return replace(recipe, requirements=fewer[0], overrides=fewer[1])
+    return replace(recipe, torch_backend="") if recipe.complete else recipe
 
 
 def _locked(recipe: Recipe, step: str) -> tuple[Package, ...] | None:

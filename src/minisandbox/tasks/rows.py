@@ -49,7 +49,7 @@ _SOURCES: Mapping[str, tuple[str, ...]] = {
 }
 _BUILD = (
     "python", "requirements", "complete", "overrides", "requirements_file", "source", "install", "environment",
-    "network", "exclude_newer", "system",
+    "network", "exclude_newer", "system", "torch_backend",
 )  # fmt: skip
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -134,6 +134,7 @@ def _build(row: Mapping[str, object], base: Path | None) -> BuildSpec:
         network=fields.text("network", default="index"),
         exclude_newer=fields.text("exclude_newer", default=""),
         system=fields.texts("system", default=()),
+        torch_backend=fields.text("torch_backend", default=""),
     )
 
 

@@ -74,6 +74,7 @@ class BuildSpec:
         network: what the install commands reach: "off", "index" (the package index) or "host".
         exclude_newer: a date: packages uploaded later are not there; "" for all.
         system: packages of the host's distribution; takes root.
+        torch_backend: "cpu": builds of PyTorch without CUDA, whatever the requirements say; "" for what they say.
     """
 
     python: str | None = None
@@ -86,6 +87,7 @@ class BuildSpec:
     network: str = "index"
     exclude_newer: str = ""
     system: tuple[str, ...] = ()
+    torch_backend: str = ""
 
     def recipe(self) -> Recipe:
         """Return it as the images package wants it, without anything of a task."""
@@ -102,6 +104,7 @@ class BuildSpec:
             network=self.network,
             exclude_newer=self.exclude_newer,
             system=self.system,
+            torch_backend=self.torch_backend,
         )
 
 
@@ -248,6 +251,7 @@ def _build_row(build: BuildSpec) -> dict[str, object]:
         **({} if build.network == "index" else {"network": build.network}),
         **({"exclude_newer": build.exclude_newer} if build.exclude_newer else {}),
         **({"system": list(build.system)} if build.system else {}),
+        **({"torch_backend": build.torch_backend} if build.torch_backend else {}),
     }
 
 

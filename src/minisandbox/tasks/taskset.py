@@ -7,6 +7,7 @@ import fnmatch
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -67,6 +68,7 @@ class TaskSet:
         pins: Path | None = None,
         repo_mirrors: Path | None = None,
         form: str | None = None,
+        torch_backend: str = "",
         on_refused: Callable[[Refused], None] | None = None,
     ) -> TaskSet:
         """Read a bundled set by its name, or tasks from wherever they are.
@@ -81,6 +83,7 @@ class TaskSet:
             pins: a directory with the exported environments of the datasets' official images, or None.
             repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
             form: the layout of all rows, a name that ``--dataset`` takes; None: the columns of each decide.
+            torch_backend: ``"cpu"``: their images get builds of PyTorch without CUDA; "" for what the rows say.
             on_refused: is told why a row is no task, which is then left out; None: it is raised.
 
         Raises:
@@ -96,7 +99,8 @@ class TaskSet:
         context = LoadContext(found.base, pins, repo_mirrors)
         pairs = list(tasks_of(found.rows, Path(str(source)), context, form=form, on_refused=on_refused))
         rows = {task.instance_id: row.values for task, row in pairs}
-        return cls((task for task, _ in pairs), name=found.name, rows=rows, layout=found.layout, schema=found.schema)
+        tasks = (task if not torch_backend else _with_backend(task, torch_backend) for task, _ in pairs)
+        return cls(tasks, name=found.name, rows=rows, layout=found.layout, schema=found.schema)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -194,6 +198,10 @@ class TaskSet:
             f"no task of {self.name or 'the set'} is called {wanted!r}",
             hint=f"for instance {', '.join(near)}" if near else "the set is empty",
         )
+
+
+def _with_backend(task: Task, backend: str) -> Task:
+    return replace(task, build=replace(task.build, torch_backend=backend))
 
 
 def bundled_sets() -> tuple[str, ...]:

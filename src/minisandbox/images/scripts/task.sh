@@ -36,7 +36,8 @@ settle /testbed
 
 # What the repository below has of the commit stays there. The rest goes into packs: each object into the piece that the
 # hash of its path names, so that tasks which have them in common have equal files, which the store keeps once. Pieces of
-# some 16 kB, but no more than 64 of files: each costs every git command a look.
+# some 16 kB, but no more than 64 of files: each costs every git command a look. What is packed again because its directory
+# is hidden is in no other task's pieces, and goes into the first.
 pack_in_pieces() {
     local list
     mkdir -p /tmp/build/pieces /tmp/build/packs .git/objects/pack
@@ -46,10 +47,11 @@ pack_in_pieces() {
             for (i = 1; i <= length(path); i++) sum = (sum * 31 + code[substr(path, i, 1)]) % 1000003
             return sum % of
         }
-        { kind[NR] = $1; name[NR] = $2; bytes[$1] += $3; all += $3; path[NR] = substr($0, length($1 $2 $3) + 4) }
+        { kind[NR] = $1; name[NR] = $2; path[NR] = substr($0, length($1 $2 $3) + 4) }
+        $1 != "again" { bytes[$1] += $3; all += $3 }
         END {
             for (k in bytes) for (of[k] = 1; of[k] < 64 && of[k] * 16384 < bytes[k];) of[k] *= 2
-            for (i = 1; i <= NR; i++) print i < 3 || all < 32768 ? "top" : kind[i] "-" piece(path[i], of[kind[i]]), name[i]
+            for (i = 1; i <= NR; i++) print i < 3 || all < 32768 || kind[i] == "again" ? "top" : kind[i] "-" piece(path[i], of[kind[i]]), name[i]
         }' "$1" | sort -s -k1,1 |
         awk '$1 != last { if (last) close(file); last = $1; file = "/tmp/build/pieces/" $1 } { print $2 > file }'
     for list in /tmp/build/pieces/*; do
@@ -58,19 +60,22 @@ pack_in_pieces() {
     cp /tmp/build/packs/* .git/objects/pack/
 }
 
-# Objects that the commit does not have are removed: with what is left of those below, and a directory for each two
-# digits of their names, this is less than a repository of its own; or it is not, and none of those below is used.
+# Objects that the commit does not have are removed. In the layer that costs a directory, a block, for each two digits of
+# their names; or, where that is less, what else is in this directory: all of it is removed, and packed again. If both
+# together are not much less than a repository of its own, none of those below is used.
 store_objects() {
     git rev-list --objects "$commit" |
         git cat-file --batch-check='%(objecttype) %(objectname) %(objectsize:disk) %(rest)' > /tmp/build/objects
     find .git/objects -type f -printf '%P\n' | tr -d / > /tmp/build/below
     if ! awk '
         FILENAME ~ /below$/ { below[$1] = 1; next }
-        { whole += $3; has[$2] = 1; if (!($2 in below)) own += $3 }
+        { whole += $3; has[$2] = 1; if ($2 in below) kept[substr($2, 1, 2)] += $3 + 28; else own += $3 }
         END {
             for (name in below) if (!(name in has)) {
-                print substr(name, 1, 2) "/" substr(name, 3) > "/tmp/build/gone"
-                if (!folder[substr(name, 1, 2)]++) own += 4096
+                folder = substr(name, 1, 2)
+                cost = kept[folder] < 4096 ? kept[folder] : 4096
+                if (!known[folder]++) { own += cost; if (cost < 4096) print folder > "/tmp/build/gone" }
+                if (cost == 4096) print folder "/" substr(name, 3) > "/tmp/build/gone"
             }
             exit 2 * own > whole  # other tasks may have its packs too, but never its directories
         }' /tmp/build/below /tmp/build/objects; then
@@ -78,9 +83,15 @@ store_objects() {
         mkdir .git/objects
         : > /tmp/build/below
     elif [ -e /tmp/build/gone ]; then
-        (cd .git/objects && xargs -r rm -f < /tmp/build/gone)
+        (cd .git/objects && xargs -r rm -rf < /tmp/build/gone)
     fi
-    awk 'FILENAME ~ /below$/ { below[$1] = 1; next } !($2 in below)' /tmp/build/below /tmp/build/objects > /tmp/build/own
+    find .git/objects -type f -printf '%P\n' | tr -d / > /tmp/build/left
+    awk '
+        FILENAME ~ /below$/ { below[$1] = 1; next }
+        FILENAME ~ /left$/ { left[$1] = 1; next }
+        $2 in left { next }
+        $2 in below { $1 = "again" }
+        { print }' /tmp/build/below /tmp/build/left /tmp/build/objects > /tmp/build/own
     pack_in_pieces /tmp/build/own
 }
 
@@ -91,7 +102,7 @@ export GIT_OBJECT_DIRECTORY=/tmp/build/object-files  # where git finds an object
     (cd "$clean" && find . \( -type f -o -type l \) -printf '%P\0')
     cat /tmp/build/touched
 } | sort -zu | { grep -zvE '(^|/)\.git(/|$)' || true; } |
-    git -c core.autocrlf=false update-index --index-version 4 --add --remove -z --stdin
+    git -c core.autocrlf=false update-index --add --remove -z --stdin
 
 export GIT_AUTHOR_NAME=MiniSandbox GIT_AUTHOR_EMAIL=minisandbox@localhost GIT_AUTHOR_DATE='2000-01-01T00:00:00+0000'
 export GIT_COMMITTER_NAME=$GIT_AUTHOR_NAME GIT_COMMITTER_EMAIL=$GIT_AUTHOR_EMAIL GIT_COMMITTER_DATE=$GIT_AUTHOR_DATE

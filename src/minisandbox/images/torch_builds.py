@@ -1,0 +1,62 @@
+"""PyTorch without CUDA: a sandbox sees no GPU, and CUDA's libraries are most of what an environment with it takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from minisandbox.images.index import IndexSettings
+from minisandbox.images.simple_api import version_in
+
+CPU = "cpu"
+BACKENDS = ("", CPU)
+"""What a recipe may ask for: whatever its pins say, or builds without CUDA."""
+BACKEND = "torch_backend"
+"""What the definition of a step calls it."""
+
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own; the public index has its builds for CUDA
+_BUILT = frozenset({"torch", "torchaudio", "torchcsprng", "torchtext", "torchvision"})
+_CUDA = re.compile(
+    r"nvidia-(?:cu[a-z]*|nccl|nvjitlink|nvshmem|nvtx)(?:-.*)?|(?:pytorch-)?triton|cuda-(?:bindings|pathfinder|toolkit)"
+)
+_LOCAL = re.compile(r"(===?\s*[^\s,;+]+)\+[A-Za-z0-9._-]+")
+
+
+def names_torch(lines: Iterable[str]) -> bool:
+    """Whether requirements name something that PyTorch builds with CUDA and without."""
+    return any(_name(line) in _BUILT for line in lines)
+
+
+def without_cuda(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return requirements without the libraries of CUDA, and without what pins say of PyTorch's builds (``+cu121``)."""
+    kept = (line for line in lines if not is_cuda(_name(line)))
+    return tuple(_LOCAL.sub(r"\1", line) if _name(line) in _BUILT else line for line in kept)
+
+
+def is_cuda(project: str) -> bool:
+    """Whether a project is one of CUDA's libraries, or what only builds of PyTorch for CUDA need."""
+    return _CUDA.fullmatch(project) is not None
+
+
+def has_builds(project: str) -> bool:
+    """Whether a project has builds of its own for each backend."""
+    return project in _BUILT
+
+
+def is_for_cpu(project: str, filename: str) -> bool:
+    """Whether a file of such a project has no CUDA in it: its version says so, or it is the same for all machines."""
+    local = (version_in(project, filename) or "").partition("+")[2]
+    return filename.endswith(".whl") and (local == CPU or (not local and filename.endswith("-none-any.whl")))
+
+
+def cpu_index(settings: IndexSettings) -> IndexSettings:
+    """Return the settings by which PyTorch's own index is asked, as this host asks others."""
+    return replace(settings, index_url=_CPU_INDEX, extra_index_urls=(), find_links=())
+
+
+def _name(line: str) -> str:
+    return canonicalize_name(Requirement(line).name)

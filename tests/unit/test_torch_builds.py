@@ -1,0 +1,60 @@
+"""Which requirements and files an environment with PyTorch has, where it is to have no CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from minisandbox.errors import InvalidValue
+from minisandbox.images import Interpreter, Recipe, find_interpreter
+from minisandbox.images.steps import install_step, python_step, requirements_step
+from minisandbox.images.torch_builds import is_for_cpu, without_cuda
+
+
+def test_libraries_of_cuda_go_and_what_only_sounds_alike_stays() -> None:
+    gone = ("nvidia-cublas-cu12==12.1.3.1", "nvidia_cudnn_cu12==8.9", "nvidia-nccl-cu12==2.18", "triton==2.1.0")
+    stays = ("nvidia-ml-py==12.5", "numpy==1.26.4", "triton-model-navigator==0.9", "torchmetrics==1.4+local")
+    assert without_cuda((*gone, *stays)) == stays
+
+
+def test_a_pin_of_a_build_becomes_one_of_its_version() -> None:
+    lines = ("torch==2.3.1+cu121", "torchvision === 0.18.1+cu121 ; python_version > '3'", "torch>=2,!=2.1+cu118")
+    assert without_cuda(lines) == ("torch==2.3.1", "torchvision === 0.18.1 ; python_version > '3'", lines[2])
+
+
+@pytest.mark.parametrize(
+    ("filename", "kept"),
+    [
+        ("torch-2.3.1+cpu-cp311-cp311-linux_x86_64.whl", True),
+        ("torch-2.3.1+cpu.cxx11.abi-cp311-cp311-linux_x86_64.whl", False),
+        ("torch-2.3.1+cu121-cp311-cp311-linux_x86_64.whl", False),
+        ("torch-2.3.1-cp311-cp311-manylinux1_x86_64.whl", False),
+        ("torch-2.3.1.tar.gz", False),
+    ],
+)
+def test_which_files_have_no_cuda(filename: str, kept: bool) -> None:
+    assert is_for_cpu("torch", filename) is kept
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Interpreter:
+    return find_interpreter(">=3.11")
+
+
+def test_it_is_part_of_the_hash_where_it_can_matter(interpreter: Interpreter) -> None:
+    def definitions(recipe: Recipe) -> list[object]:
+        steps = python_step(interpreter, recipe), requirements_step(recipe, interpreter)
+        return [one.definition for one in (*steps, install_step(recipe, interpreter, str))]
+
+    plain = Recipe(python="3.11", requirements=("torch==2.3.1",))
+    one, other = definitions(plain), definitions(replace(plain, torch_backend="cpu"))
+    assert [mine == theirs for mine, theirs in zip(one, other, strict=True)] == [True, False, False]
+    pinned = Recipe(python="3.11", requirements=("numpy==1.26.4",), complete=True)
+    one, other = definitions(pinned), definitions(replace(pinned, torch_backend="cpu"))
+    assert [mine == theirs for mine, theirs in zip(one, other, strict=True)] == [True, True, False]
+
+
+def test_another_backend_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="'cu121'"):
+        Recipe(torch_backend="cu121")
