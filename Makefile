@@ -15,7 +15,7 @@ ENVIRONMENT ?= dev
 TORCH ?=
 SOURCES := src tests benchmarks tools examples
 
-.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-skyrl fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean
+.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-skyrl test-cluster soak-cluster cluster-scaling fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -26,6 +26,9 @@ help:
 	@echo "make test-validations  200 validations, their controller killed three times: the report is that of an undisturbed run"
 	@echo "make test-rollouts  300 rollouts, their controller killed 30 times: each is finished exactly once; half an hour"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
+	@echo "make test-cluster  300 rollouts over 12 images on three nodes; nodes and drivers killed, three times; other faults; as root, an hour"
+	@echo "make soak-cluster the same ten times"
+	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
 	@echo "make adversarial  250 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
@@ -91,6 +94,17 @@ test-skyrl: $(SKYRL_VENV)/.made
 
 $(SKYRL_VENV)/.made: tools/make-skyrl-venv
 	@tools/make-skyrl-venv "$(SKYRL_VENV)" "$(SKYRL_PYTHON)"
+
+# Needs Ray: ENVIRONMENT=full, or pip install -e '.[ray]'. What of it also trains needs the extra train
+CLUSTER := MINISANDBOX_TEST_CLUSTER_ROLLOUTS=300 MINISANDBOX_TEST_CLUSTER_IMAGES=12 MINISANDBOX_TEST_CLUSTER_PAUSE=20
+test-cluster: $(VENV)/.dev
+	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=3 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/cluster
+
+soak-cluster: $(VENV)/.dev
+	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=10 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/cluster/test_cluster.py
+
+cluster-scaling: $(VENV)/.dev
+	@"$(BIN)/python" -m benchmarks.cluster_scaling $(SCALING)
 
 fuzz: $(VENV)/.dev
 	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/conformance/test_fuzz.py

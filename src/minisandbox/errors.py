@@ -350,3 +350,12 @@ class TokenMismatch(TrainingError):
         super().__init__(what, reason=reason, hint=hint)
         self.rollout = rollout
         self.position = position
+
+
+# --- clusters (60) ----------------------------------------------------------------------------------------------------
+
+
+class NodeLost(MiniSandboxError):
+    """A node of a cluster has gone, or what worked for us there has; what it had not finished is done elsewhere."""
+
+    exit_code = 60

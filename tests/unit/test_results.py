@@ -102,10 +102,17 @@ def run(results: Results, marks: dict[str, str], *, again: bool = False) -> tupl
             done.append(name)
             return {"by": mark}, mark != "broken"
 
-        return Job(name, lambda: Work(mark, do))
+        return Job(name, lambda _: Work(mark, do))
 
     jobs = [job(name, mark) for name, mark in marks.items()]
-    carry_out(jobs, results, workers=2, again=lambda _: again, tell=news.append)
+    carry_out(
+        jobs,
+        results,
+        image_of=lambda task: pytest.fail(task.instance_id),
+        workers=2,
+        again=lambda _: again,
+        tell=news.append,
+    )
     return sorted(done), news
 
 

@@ -18,7 +18,7 @@ import zstandard
 from minisandbox.errors import DiskFull, NotFound, RunError, TrajectoryError
 from minisandbox.models import TokenUsage
 from minisandbox.rollouts import RunDirectory, RunReader, Summary, export_sweagent
-from minisandbox.rollouts.database import RolloutDatabase
+from minisandbox.rollouts.database import RolloutDatabase, pack
 from minisandbox.trajectories import Failure, Timings, Trajectory, TurnRecord
 
 CONFIG: dict[str, str | int | float | bool | None] = {"agent": "oracle", "workers": 2, "timeout": None}
@@ -181,7 +181,7 @@ def test_a_database_that_another_process_has_locked_is_waited_for(tmp_path: Path
 def test_one_that_stays_locked_is_an_error_that_says_so(tmp_path: Path) -> None:
     file = tmp_path / "rollouts.sqlite"
     with closing(sqlite3.connect(file)) as other, RolloutDatabase(file, wait=0.1) as mine:
-        mine.put(TRAJECTORY)
+        mine.put(pack(TRAJECTORY))
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(RunError, match="end the program that has it open"):
-            mine.put(TRAJECTORY)
+            mine.put(pack(TRAJECTORY))

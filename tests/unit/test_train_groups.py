@@ -9,8 +9,9 @@ import pytest
 
 from minisandbox.errors import SandboxCreationError, TrainingError
 from minisandbox.models import TokenRow
+from minisandbox.models.seeding import seed_of
 from minisandbox.train.config import Groups
-from minisandbox.train.groups import Gatherer, Group, Result, Step, Wanted, advantages, seed_of, tasks_of_step
+from minisandbox.train.groups import Gatherer, Group, Result, Step, Wanted, advantages, tasks_of_step
 
 ROW = TokenRow(array("i", [1, 2, 3]), array("d", [0.0, -1.0, -1.0]), b"\0\1\1", (0,))
 LONGER = TokenRow(array("i", [1, 2, 3, 4]), array("d", [0.0, -1.0, -1.0, -1.0]), b"\0\1\1\1", (1,))

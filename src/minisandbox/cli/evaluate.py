@@ -8,6 +8,7 @@ from pathlib import Path
 
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
+from minisandbox.cli.cluster_options import print_nodes
 from minisandbox.cli.output import (
     Column,
     Progress,
@@ -19,7 +20,7 @@ from minisandbox.cli.output import (
     say,
 )
 from minisandbox.cli.task_sets import add_tasks_arguments
-from minisandbox.cli.validate import add_work_arguments, cpus, estimate, load_both
+from minisandbox.cli.validate import add_work_arguments, checks_of, cpus, estimate, load_both
 from minisandbox.errors import GradingError, NotFound
 from minisandbox.grade import (
     EMPTY,
@@ -71,17 +72,19 @@ def run(args: argparse.Namespace) -> int:
     everything, tasks = load_both(args)
     predictions = _predictions(args.predictions, everything, tasks)
     with Progress() as progress:
-        builder = Builder(Store.open(), progress, args.repo_mirrors)
+        checks = checks_of(args, progress)
+        builder = Builder(Store.open(), progress, args.repo_mirrors) if checks is None else None
         found = run_evaluation(
             tasks,
             predictions,
-            builder.image_of,
+            None if builder is None else builder.image_of,
             out=args.out,
             workers=args.workers or cpus(),
             timeout=args.timeout,
             config={"tasks": args.tasks, "predictions": args.predictions},
-            build=lambda some: _build(builder, some, args),
+            build=None if builder is None else lambda some: _build(builder, some, args),
             progress=lambda news: _tell(progress, news),
+            elsewhere=checks,
         )
     if args.out is not None:
         write_evaluation_reports(args.out, found)
@@ -89,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(evaluation_report(found))
     else:
         _print(found, args.out)
+        if checks is not None:
+            print_nodes(checks.reports)
     _complain(found)
     return _status(found)
 

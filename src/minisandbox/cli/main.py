@@ -27,6 +27,7 @@ COMMANDS = {
     "validate": "check that tasks tell a solution from none",
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
     "rollout": "let an agent work on tasks, and grade what it submits",
+    "cluster": "make machines nodes that do rollouts together; see what they are doing",
     "trajectories": "read the rollouts of a run; choose and write training data",
     "train": "fine-tune a model on trajectories; train it by reinforcement learning in sandboxes",
     "sweagent": "run SWE-agent, with sandboxes as its deployment",
@@ -89,7 +90,7 @@ def _prepare_streams() -> None:
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Take off what follows ``--`` where it is another program's command line: nested parsers lose track of it."""
-    if _noun(words) in ("sandbox", "sweagent") and "--" in words:
+    if _noun(words) in ("cluster", "sandbox", "sweagent") and "--" in words:
         return words[: words.index("--")], words[words.index("--") + 1 :]
     return words, []
 

@@ -73,6 +73,7 @@ def _add_proxy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="what the engines call the model (default: what the agent says)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows here at the end, as JSON Lines")
     _add_address_options(parser)
+    parser.add_argument("--address", default="", help="what agents reach it by (default: --host): on other nodes")
     parser.set_defaults(run=run_proxy)
 
 
@@ -129,6 +130,7 @@ def run_proxy(args: argparse.Namespace) -> int:
         model=args.model,
         host=args.host,
         port=args.port,
+        address=args.address,
         open_unknown=True,
         admin_key=admin,
     )

@@ -15,6 +15,7 @@ from minisandbox.agents.options import to_mapping
 from minisandbox.cli import exits
 from minisandbox.cli.agent_options import add_agent_arguments, agent_limits, agent_options
 from minisandbox.cli.builds import Builder
+from minisandbox.cli.cluster_options import add_cluster_argument, print_nodes
 from minisandbox.cli.model_options import add_model_arguments, model_options
 from minisandbox.cli.output import (
     Column,
@@ -34,6 +35,7 @@ from minisandbox.errors import GradingError, InvalidValue, RunError
 from minisandbox.models import Budget, ModelOptions, Sampling, open_model
 from minisandbox.rollouts import Budgets, Progress, RunReader, Setup, Summary, load_replay, run_batch
 from minisandbox.rollouts.batch import DRAIN
+from minisandbox.rollouts.cluster import Cluster
 from minisandbox.rollouts.setup import DEADLINE
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
@@ -84,6 +86,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tries", type=int, default=3, metavar="N", help="tries of a rollout that fails on our side (default: 3)"
     )
+    add_cluster_argument(group)
     group.add_argument("--quiet", action="store_true", help="tell nothing while it goes on, and only counts at the end")
 
 
@@ -93,9 +96,11 @@ def run(args: argparse.Namespace) -> int:
     agent, asked, everything = _agent(args), model_options(args), load(args)
     tasks = _chosen(everything, args)
     out = args.out or Path("runs", f"{everything.name or 'tasks'}-{agent.name}")
-    setup = _setup(args, agent, asked, out)
+    budget = None if asked is None else _left(asked, out)
+    setup = _setup(args, agent, asked, budget)
     with Output(quiet=args.quiet) as output:
-        builder = Builder(Store.open(), output, args.repo_mirrors)
+        cluster = _cluster(args, asked, budget, output)
+        builder = None if cluster is not None else Builder(Store.open(), output, args.repo_mirrors)
         display = Display(output, agent.name, quiet=args.quiet or args.json)
         aside = Aside(_tell_json if args.json else display.tell)
         try:
@@ -103,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
                 tasks,
                 setup,
                 out,
-                image_of=builder.image_of,
+                image_of=builder.image_of if builder is not None else None,
                 attempts=args.attempts,
                 budgets=_budgets(args),
                 tries=args.tries,
@@ -113,10 +118,13 @@ def run(args: argparse.Namespace) -> int:
                 progress=aside,
                 notice=lambda said: say(f"minisandbox: {said}"),
                 beside=display.follow,
+                cluster=cluster,
             )
         finally:
             aside.close(_TELLING)
     _print(args, out, summaries)
+    if cluster is not None:
+        print_nodes(cluster.reports, as_json=args.json)
     return _status(summaries)
 
 
@@ -146,7 +154,7 @@ def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
     return [tasks[one] for one in ids]
 
 
-def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, out: Path) -> Setup:
+def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, budget: Budget | None) -> Setup:
     """How the rollouts are done. The model is opened, and its budget is what earlier calls have left of it."""
     options = agent_options(args)
     configuration: dict[str, object] = {"agent": args.agent, **to_mapping(options)}
@@ -156,7 +164,7 @@ def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, o
         if not agent.needs_model:
             raise InvalidValue(f"the agent {agent.name!r} asks no model", hint="leave out --model")
         configuration["model"] = _public(asked)
-        model = open_model(asked, _left(asked, out))
+        model = open_model(asked, budget)
     return Setup(
         agent=agent,
         model=model,
@@ -166,6 +174,14 @@ def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, o
         deadline=args.deadline,
         configuration={**configuration, "limits": to_mapping(limits)},
     )
+
+
+def _cluster(
+    args: argparse.Namespace, asked: ModelOptions | None, budget: Budget | None, output: Output
+) -> Cluster | None:
+    if args.cluster is None:
+        return None
+    return Cluster(address=args.cluster, model=asked, budget=budget, mirrors=args.repo_mirrors, notice=output.note)
 
 
 def _left(asked: ModelOptions, out: Path) -> Budget:

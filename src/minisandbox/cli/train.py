@@ -9,11 +9,15 @@ from pathlib import Path
 
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
+from minisandbox.cli.cluster_options import add_cluster_argument
 from minisandbox.cli.output import Progress, add_json_option, print_json, put
 from minisandbox.errors import InvalidValue
+from minisandbox.rollouts import ImageOf
+from minisandbox.rollouts.cluster import Cluster
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.train.config import RlConfig, SftConfig
+from minisandbox.train.nodes import TrainingNodes
 from minisandbox.train.options import describe, load, packaged, to_yaml
 
 KINDS = {"sft": SftConfig, "rl": RlConfig}
@@ -31,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     rl = verbs.add_parser("rl", help="train a model by reinforcement learning on tasks, in sandboxes")
     _add_common(rl)
     rl.add_argument("--repo-mirrors", metavar="DIR", type=Path, help="git repositories to take commits from first")
+    add_cluster_argument(rl)
     rl.set_defaults(run=run_rl)
     options = verbs.add_parser("options", help="print every option of a configuration")
     options.add_argument("kind", choices=(*KINDS, "skyrl"), help="of which; skyrl: our section of SkyRL's")
@@ -87,13 +92,12 @@ def run_rl(args: argparse.Namespace) -> int:
     from minisandbox.train.sandboxes import SandboxSetting  # noqa: PLC0415 - the same
 
     with Progress() as progress:
-        builder = Builder(Store.open(), progress, args.repo_mirrors)
         tasks, held_out = _tasks(config.tasks), _tasks(config.evaluation.tasks)
         if both := sorted(set(tasks) & set(held_out)):
             raise InvalidValue(
                 f"{both[0]} is trained on and held out", hint="divide the tasks: minisandbox tasks filter"
             )
-        setting = SandboxSetting(config, tasks, held_out, builder.image_of)
+        setting = SandboxSetting(config, tasks, held_out, _place(args, progress))
         result = train_rl(config, setting, tell=progress.note)
     if result.scores:
         draw_curve({Path(config.out).name: result.scores}, Path(config.out) / "curve.png")
@@ -104,6 +108,13 @@ def run_rl(args: argparse.Namespace) -> int:
         put(f"step {one.step}: {one.reward:.1%} of {one.rollouts} held-out rollouts resolved (+- {one.error:.1%})")
     put(f"{result.steps} steps; the model is in {result.model}")
     return exits.OK
+
+
+def _place(args: argparse.Namespace, progress: Progress) -> ImageOf | TrainingNodes:
+    """Where the sandboxes are: on this machine, or on a cluster's nodes."""
+    if args.cluster is None:
+        return Builder(Store.open(), progress, args.repo_mirrors).image_of
+    return TrainingNodes(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note))
 
 
 def _tasks(names: Iterable[str]) -> dict[str, Task]:

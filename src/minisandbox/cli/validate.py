@@ -9,6 +9,7 @@ from pathlib import Path
 
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
+from minisandbox.cli.cluster_options import add_cluster_argument, print_nodes
 from minisandbox.cli.output import (
     Column,
     Progress,
@@ -24,6 +25,7 @@ from minisandbox.errors import GradingError, InvalidValue
 from minisandbox.grade import DATABASE, Status, Validated, run_validations, validation_report, write_validation_reports
 from minisandbox.grade import Progress as News
 from minisandbox.images import Budget
+from minisandbox.rollouts.cluster import Cluster, ClusterChecks
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 
@@ -58,6 +60,14 @@ def add_work_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="build steps at once (default: as many as there are CPUs)"
     )
+    add_cluster_argument(parser)
+
+
+def checks_of(args: argparse.Namespace, progress: Progress) -> ClusterChecks | None:
+    """What does the work where ``--cluster`` says so; None for this machine."""
+    if args.cluster is None:
+        return None
+    return ClusterChecks(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), args.workers)
 
 
 def load_both(args: argparse.Namespace) -> tuple[TaskSet, TaskSet]:
@@ -74,6 +84,8 @@ def cpus() -> int:
 def run(args: argparse.Namespace) -> int:
     """Validate tasks: 0 if all are valid, 1 if one is not, 30 if we could not find out about one."""
     require_positive(args, "runs", "workers", "jobs", "timeout")
+    if args.rebuild and args.cluster is not None:
+        raise InvalidValue("--rebuild is about this machine's store", hint="minisandbox image rm, on each node")
     if args.only_failed and args.out is None:
         raise InvalidValue("--only-failed goes by what a run directory says", hint="--only-failed -o DIR")
     tasks, selected = load_both(args)
@@ -81,10 +93,11 @@ def run(args: argparse.Namespace) -> int:
     # builds that failed in this very run are not tried again unasked
     retry = args.rebuild or args.only_failed or args.out is None or not (args.out / DATABASE).exists()
     with Progress() as progress:
-        builder = Builder(Store.open(), progress, args.repo_mirrors)
+        checks = checks_of(args, progress)
+        builder = Builder(Store.open(), progress, args.repo_mirrors) if checks is None else None
         found = run_validations(
             tasks,
-            builder.image_of,
+            None if builder is None else builder.image_of,
             out=args.out,
             only=chosen,
             only_failed=args.only_failed,
@@ -93,13 +106,16 @@ def run(args: argparse.Namespace) -> int:
             workers=args.workers or cpus(),
             timeout=args.timeout,
             config={"tasks": args.tasks},
-            build=lambda some: _build(builder, some, args, retry),
+            build=None if builder is None else lambda some: _build(builder, some, args, retry),
             progress=lambda news: _tell(progress, news),
+            elsewhere=checks,
         )
     if args.out is not None:
         write_validation_reports(args.out, found, len(tasks))
     asked = [one for one in found if one.instance_id in chosen]
     _print(args, found, asked, len(tasks))
+    if checks is not None and not args.json:
+        print_nodes(checks.reports)
     return status_of(asked)
 
 

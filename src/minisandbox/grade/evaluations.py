@@ -14,6 +14,7 @@ from minisandbox.errors import MiniSandboxError
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.predictions import EMPTY, GOLD, Prediction
 from minisandbox.grade.resumable import (
+    Elsewhere,
     ImageOf,
     Job,
     Progress,
@@ -129,7 +130,7 @@ class Evaluation:
 def run_evaluation(
     tasks: Iterable[Task],
     predictions: Iterable[Prediction],
-    image_of: ImageOf,
+    image_of: ImageOf | None,
     *,
     out: Path | None = None,
     workers: int = 1,
@@ -138,6 +139,7 @@ def run_evaluation(
     config: Mapping[str, str] | None = None,
     build: Callable[[Sequence[Task]], None] | None = None,
     progress: Callable[[Progress[Evaluated]], None] | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Evaluation:
     """Grade predictions, several at once, and keep each grade in a run directory as it ends.
 
@@ -147,7 +149,7 @@ def run_evaluation(
     Args:
         tasks: the tasks.
         predictions: at most one for each task.
-        image_of: returns a task's image; called by several threads at once.
+        image_of: returns a task's image; called by several threads at once. None where it is done elsewhere.
         out: the run directory; None to keep nothing.
         workers: predictions at once.
         timeout: seconds that the tests may take; each task's own if None.
@@ -155,6 +157,7 @@ def run_evaluation(
         config: what else describes the run; going on with it needs the same.
         build: called once with the tasks whose images are needed: building many together is faster.
         progress: called on this thread for every one that ends, those that were finished before included.
+        elsewhere: does it, with images of its own: the nodes of a cluster (:class:`.ClusterChecks`).
 
     Raises:
         InvalidValue: ``workers`` is less than 1.
@@ -168,16 +171,18 @@ def run_evaluation(
     grader = partial(_grade, timeout=timeout, limits=limits)
     with opened(EvaluationDirectory, out, resolved) as results:
         if build is not None:
-            build([task for task, one in zip(chosen, mine, strict=True) if not (one.problem or one.is_empty)])
+            build([task for task, one in zip(chosen, mine, strict=True) if not _is_clear(one)])
         found = carry_out(
             [
-                Job(task.instance_id, partial(_prepare, task, one, image_of, grader))
+                Job(task.instance_id, partial(_prepare, task, one, grader), None if _is_clear(one) else task)
                 for task, one in zip(chosen, mine, strict=True)
             ],
             results,
+            image_of=image_of,
             workers=workers,
             again=lambda _: False,
             tell=partial(_tell, progress),
+            elsewhere=elsewhere,
         )
     ids = {task.instance_id for task in everything}
     return Evaluation(
@@ -202,9 +207,14 @@ def _grade(task: Task, image: Image, prediction: Prediction, *, timeout: float |
     return grade(task, image, prediction.patch, timeout=timeout, limits=limits)
 
 
-def _prepare(task: Task, prediction: Prediction, image_of: ImageOf, grader: Grader) -> Work:
+def _is_clear(prediction: Prediction) -> bool:
+    """Whether there is nothing to run for it."""
+    return bool(prediction.problem) or prediction.is_empty
+
+
+def _prepare(task: Task, prediction: Prediction, grader: Grader, image_of: ImageOf) -> Work:
     said = (prediction.model, prediction.problem, prediction.stands_for, hashlib.sha256(prediction.patch).hexdigest())
-    if prediction.problem or prediction.is_empty:
+    if _is_clear(prediction):
         verdict, detail = (MALFORMED, prediction.problem) if prediction.problem else (EMPTY_PATCH, "")
         done = Evaluated(task.instance_id, task.repo, prediction.model, verdict, verdict, detail)
         return Work(fingerprint(task, None, *said), lambda: (done.to_body(), True))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.pool import as_finished
@@ -47,11 +47,29 @@ class Job:
 
     Attributes:
         id: whose result it will be.
-        prepare: finds out what there is to do; on a thread of its own, for it may build an image.
+        prepare: finds out what there is to do; on a thread of its own, for it may build an image. It may be sent to
+            another process (pickle), unless ``task`` is None.
+        task: whose image it asks for; None where it needs none.
     """
 
     id: str
-    prepare: Callable[[], Work]
+    prepare: Callable[[ImageOf], Work]
+    task: Task | None = None
+
+
+class Elsewhere(Protocol):
+    """Does jobs somewhere else: on the nodes of a cluster."""
+
+    def __call__(self, jobs: Sequence[Job], known: Mapping[str, str]) -> Iterator[tuple[str, Result | None]]:
+        """Do jobs that have a task.
+
+        Args:
+            jobs: the jobs.
+            known: fingerprints of earlier results, by id.
+
+        Yields:
+            As :func:`serve`, with the job's id, as they end.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +111,30 @@ def opened(directory: type[RunDirectory], out: Path | None, config: Config) -> I
         yield results
 
 
+def serve(job: Job, image_of: ImageOf, known: str | None) -> Result | None:
+    """Do a job; returns its result, or None where an earlier one still holds.
+
+    Args:
+        job: the job.
+        image_of: returns a task's image.
+        known: the fingerprint of the earlier result, if there is one.
+    """
+    work = job.prepare(image_of)
+    if work.fingerprint == known:
+        return None
+    body, final = work.do()
+    return Result(job.id, work.fingerprint, final, body)
+
+
 def carry_out(
     jobs: Sequence[Job],
     results: Results,
     *,
+    image_of: ImageOf | None,
     workers: int,
     again: Callable[[Result], bool],
     tell: Callable[[Progress[Result]], None],
+    elsewhere: Elsewhere | None = None,
 ) -> dict[str, Result]:
     """Do what no earlier call has finished, several at once, and keep each result as it comes.
 
@@ -109,37 +144,50 @@ def carry_out(
     Args:
         jobs: what there is to do; each id once.
         results: where results are, and go.
+        image_of: returns a task's image; not used where they are done elsewhere.
         workers: how many at once.
         again: says of an earlier final result whether it is done again all the same.
         tell: called on this thread for each result.
+        elsewhere: does those that need an image; this process if None.
 
     Returns:
         The results by id.
 
     Raises:
-        InvalidValue: ``workers`` is less than 1.
+        InvalidValue: ``workers`` is less than 1, or there is nothing that makes images.
         DiskFull: the disk is full; what was finished is kept.
     """
     if workers < 1:
         raise InvalidValue(f"workers is {workers}", hint="give 1 or more")
+    if image_of is None and elsewhere is None:
+        raise InvalidValue("nothing makes the images", hint="give image_of, or elsewhere")
     before = {one.id: one for one in results if one.final and not again(one)}
-
-    def serve(job: Job) -> tuple[Result, bool]:
-        work, known = job.prepare(), before.get(job.id)
-        if known is not None and known.fingerprint == work.fingerprint:
-            return known, True
-        body, final = work.do()
-        return Result(job.id, work.fingerprint, final, body), False
-
+    known = {name: one.fingerprint for name, one in before.items()}
     clock = _Clock(sum(job.id not in before for job in jobs))
     found: dict[str, Result] = {}
-    for _, (result, resumed) in as_finished(serve, jobs, workers):
-        if not resumed:
+    for name, result in _as_done(jobs, known, image_of or _no_image, workers, elsewhere):
+        if result is not None:
             results.put(result)
             clock.tick()
-        found[result.id] = result
-        tell(Progress(len(found), len(jobs), result, resumed, clock.left()))
+        found[name] = result or before[name]
+        tell(Progress(len(found), len(jobs), found[name], result is None, clock.left()))
     return found
+
+
+def _as_done(
+    jobs: Sequence[Job], known: Mapping[str, str], image_of: ImageOf, workers: int, elsewhere: Elsewhere | None
+) -> Iterator[tuple[str, Result | None]]:
+    """Do jobs, here or elsewhere; yields each one's id and what :func:`serve` says, as they end."""
+    away = [] if elsewhere is None else [job for job in jobs if job.task is not None]
+    here = [job for job in jobs if job.task is None] if elsewhere is not None else jobs
+    for number, result in as_finished(lambda job: serve(job, image_of, known.get(job.id)), here, workers):
+        yield here[number].id, result
+    if elsewhere is not None and away:
+        yield from elsewhere(away, known)
+
+
+def _no_image(task: Task) -> Image:
+    raise NotImplementedError(f"{task.instance_id}: images are made elsewhere")
 
 
 class _Clock:

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import InvalidValue, MiniSandboxError
+from minisandbox.errors import InvalidValue, MiniSandboxError, NodeLost
 from minisandbox.grade.resumable import (
+    Elsewhere,
     ImageOf,
     Job,
     Progress,
@@ -151,7 +152,7 @@ def _rows(body: Mapping[str, object], key: str) -> Iterable[tuple[str, str, str]
 
 def run_validations(
     tasks: Iterable[Task],
-    image_of: ImageOf,
+    image_of: ImageOf | None,
     *,
     out: Path | None = None,
     only: Collection[str] | None = None,
@@ -164,6 +165,7 @@ def run_validations(
     config: Mapping[str, str] | None = None,
     build: Callable[[Sequence[Task]], None] | None = None,
     progress: Callable[[Progress[Validated]], None] | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> tuple[Validated, ...]:
     """Validate tasks, several at once, and keep each in a run directory as it ends.
 
@@ -172,7 +174,7 @@ def run_validations(
 
     Args:
         tasks: the tasks.
-        image_of: returns a task's image; called by several threads at once.
+        image_of: returns a task's image; called by several threads at once. None where it is done elsewhere.
         out: the run directory; None to keep nothing.
         only: ids to validate; None for all. Of the others what is known is reported.
         only_failed: validate the tasks that are known not to be valid, and no others.
@@ -184,6 +186,7 @@ def run_validations(
         config: what else describes the run; going on with it needs the same.
         build: called once with the tasks that are to be validated: building many images together is faster.
         progress: called on this thread for every task that ends, those that were finished before included.
+        elsewhere: does it, with images of its own: the nodes of a cluster (:class:`.ClusterChecks`).
 
     Returns:
         What is known of each task, in the order of the tasks; those of which nothing is known are left out.
@@ -206,11 +209,13 @@ def run_validations(
         if build is not None:
             build(chosen)
         found = carry_out(
-            [Job(task.instance_id, partial(_prepare, task, image_of, check)) for task in chosen],
+            [Job(task.instance_id, partial(_prepare, task, check), task) for task in chosen],
             results,
+            image_of=image_of,
             workers=workers,
             again=lambda _: only_failed or again,
             tell=partial(_tell, progress),
+            elsewhere=elsewhere,
         )
     known.update(found)
     return tuple(Validated.from_body(known[t.instance_id].body) for t in everything if t.instance_id in known)
@@ -226,7 +231,7 @@ def _tell(progress: Callable[[Progress[Validated]], None] | None, news: Progress
         progress(Progress(news.done, news.total, latest, news.resumed, news.seconds_left))
 
 
-def _prepare(task: Task, image_of: ImageOf, check: Callable[[Task, Image], Validation]) -> Work:
+def _prepare(task: Task, check: Callable[[Task, Image], Validation], image_of: ImageOf) -> Work:
     image = prepared_image(task, image_of)
     return Work(fingerprint(task, image), partial(_validate, task, image, check))
 
@@ -237,7 +242,8 @@ def _validate(
     """Validate a task; what keeps us from it is a result, and not final."""
     began = time.monotonic()
     if isinstance(image, MiniSandboxError):
-        found = _error(task, Cause.NOT_BUILT, image)
+        lost = isinstance(image, NodeLost)
+        found = _error(task, Cause.INFRASTRUCTURE if lost else Cause.NOT_BUILT, image)
     else:
         try:
             found = _kept(task, image, check(task, image))

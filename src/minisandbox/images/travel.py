@@ -65,7 +65,7 @@ def import_file(store: Store, path: Path, *, replace: bool = False, progress: Pr
         DiskFull: the disk is full; layers that were finished before are kept.
     """
     with store_faults(f"read {path}"), _opened(path) as file:
-        return import_stream(store, _Decompressed(file, str(path)), where=str(path), replace=replace, progress=progress)
+        return import_stream(store, Unpacked(file, str(path)), where=str(path), replace=replace, progress=progress)
 
 
 def import_directory(
@@ -117,7 +117,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-class _Decompressed:
+class Unpacked:
     """What a compressed file holds.
 
     Args:

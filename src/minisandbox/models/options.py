@@ -99,12 +99,13 @@ class ModelOptions:
         return Budget(self.budget_dollars, self.budget_tokens)
 
 
-def open_model(options: ModelOptions, budget: Budget | None = None) -> Model:
+def open_model(options: ModelOptions, budget: Budget | None = None, api_key: str | None = None) -> Model:
     """Open a model. Whoever opens it closes it.
 
     Args:
         options: which, and how.
         budget: of a run that goes on, with what it has spent; else a new one.
+        api_key: the server's key; None: as the options say.
 
     Raises:
         InvalidValue: a key or a script cannot be used.
@@ -122,7 +123,7 @@ def open_model(options: ModelOptions, budget: Budget | None = None) -> Model:
     return OpenAIModel(
         options.model,
         options.api_base,
-        api_key=_key(options.api_key_env),
+        api_key=_key(options.api_key_env) if api_key is None else check_key(api_key),
         tokens=options.tokens,
         timeouts=options.timeouts,
         retries=options.retries,

@@ -22,10 +22,12 @@ class HttpServer:
     Args:
         host: the address to listen on.
         port: 0 for any that is free.
+        address: what others reach it by, where that is not what it listens on: a name, or the address of this node
+            where ``host`` is all of them.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(self, host: str, port: int, address: str = "") -> None:
+        self._host, self._port, self._address = host, port, address or host
         self._routes: list[tuple[str, str, Handler]] = []
         self._runner: web.AppRunner | None = None
 
@@ -63,7 +65,7 @@ class HttpServer:
     @property
     def base_url(self) -> str:
         """What clients take as their ``api_base``."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
+        host = f"[{self._address}]" if ":" in self._address else self._address
         return f"http://{host}:{self._port}/v1"
 
     async def __aenter__(self) -> Self:
@@ -74,6 +76,12 @@ class HttpServer:
     async def __aexit__(self, *_: object) -> None:
         """Stop it."""
         await self.stop()
+
+
+def key_of(request: web.Request) -> str:
+    """Return the key that a request has, or an empty text."""
+    kind, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
 
 
 def error_response(status: int, message: str, kind: str) -> web.Response:

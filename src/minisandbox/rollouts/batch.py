@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 import time
 import warnings
 from collections import Counter
@@ -12,29 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import (
-    BadAnswer,
-    BudgetExceeded,
-    HostError,
-    InvalidValue,
-    MiniSandboxError,
-    ModelRefused,
-    ModelUnavailable,
-    NotFound,
-    SandboxGone,
-)
-from minisandbox.pool import Threads, WarmPool
+from minisandbox.errors import InvalidValue
+from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets, Progress
-from minisandbox.rollouts.draft import Draft
+from minisandbox.rollouts.database import Packed
+from minisandbox.rollouts.executor import Crew, Executor
 from minisandbox.rollouts.export import export_overview
-from minisandbox.rollouts.line import STAGES, Job, Line
-from minisandbox.rollouts.rollout import finish, make_box, unreached, work
+from minisandbox.rollouts.line import STAGES, Job
 from minisandbox.rollouts.rundir import Config, RunDirectory
 from minisandbox.rollouts.setup import Setup
 from minisandbox.rollouts.summary import Summary
-from minisandbox.sandbox import AsyncSandbox
 from minisandbox.tasks import Task
-from minisandbox.trajectories import Failure, Trajectory
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
@@ -53,7 +40,7 @@ class Batch:
         tasks: the tasks, in the order in which they are begun; those whose image is there go first.
         setup: who works, with what model, within which bounds.
         out: the run directory.
-        image_of: returns a task's image; called in several threads, once for each task.
+        image_of: returns a task's image; called in several threads, once for each task. Not used with a crew.
         attempts: rollouts per task.
         budgets: how many of each go on at once.
         tries: how often a rollout is tried at most, where it fails on our side.
@@ -62,6 +49,7 @@ class Batch:
         drain: seconds that rollouts under way have to end when the batch is told to.
         config: what else describes the run; going on with it needs the same.
         progress: called on the event loop for each rollout, those that were finished before included.
+        crew: what does the rollouts; this process if None.
 
     Raises:
         InvalidValue: a number makes no sense.
@@ -73,7 +61,7 @@ class Batch:
         setup: Setup,
         out: Path,
         *,
-        image_of: Callable[[Task], Image],
+        image_of: Callable[[Task], Image] | None = None,
         attempts: int = 1,
         budgets: Budgets | None = None,
         tries: int = 3,
@@ -82,13 +70,13 @@ class Batch:
         drain: float = DRAIN,
         config: Config | None = None,
         progress: Callable[[Progress], None] | None = None,
+        crew: Crew | None = None,
     ) -> None:
         for name, number in (("attempts", attempts), ("tries", tries)):
             if number < 1:
                 raise InvalidValue(f"{name} is {number}", hint="give 1 or more")
-        self._setup, self._out, self._image_of, self._progress = setup, out, image_of, progress
+        self._out, self._patience, self._progress = out, drain, progress
         self._budgets = budgets or Budgets()
-        self._tries, self._pause, self._jitter, self._patience = tries, pause, jitter, drain
         self._config = {
             **(config or {}), "agent": setup.agent.name, "model": setup.model_name or None, "attempts": attempts,
             "workers": self._budgets.workers, "timeout": setup.timeout,
@@ -96,16 +84,15 @@ class Batch:
         self._jobs = [Job(task, attempt) for task in tasks for attempt in range(attempts)]
         self._summaries: dict[tuple[str, int], Summary] = {}
         self._resumed = 0
-        self._answered = False
         self._draining = False
         self._fault: Exception | None = None
         self._scope: asyncio.Timeout | None = None
         self._began = time.monotonic()
-        self._line = Line(4 * self._budgets.workers)
-        self._room = asyncio.Semaphore(self._budgets.workers + 2 * self._budgets.gradings)
-        self._warm: WarmPool[tuple[str, int]] = WarmPool(self._budgets.warm, self._budgets.starts)
-        self._builders = Threads(self._budgets.builds, "image")
-        self._graders = Threads(self._budgets.gradings, "grade")
+        if crew is None:
+            if image_of is None:
+                raise InvalidValue("a batch without a crew needs image_of", hint="it returns a task's image")
+            crew = Executor(setup, self._budgets, image_of=image_of, tries=tries, pause=pause, jitter=jitter)
+        self._crew = crew
         self._writer = Threads(1, "write")
 
     # --- what others see ---------------------------------------------------------------------------------------------
@@ -143,7 +130,7 @@ class Batch:
         """Begin no more rollouts; those under way have some time to end. Calling it again does nothing."""
         if not self._draining:
             self._draining = True
-            self._line.end(clear=True)
+            self._crew.drain()
             if self._scope is not None:
                 self._scope.reschedule(asyncio.get_running_loop().time() + self._patience)
 
@@ -176,13 +163,12 @@ class Batch:
         await self._take_over()
         todo = [job for job in self._jobs if job.key not in self._summaries]
         self._began = time.monotonic()
+        for job in todo:
+            job.since = self._began
         self._scope = asyncio.timeout(self._patience if self._draining else None)
         try:
-            async with self._scope, asyncio.TaskGroup() as group:
-                self._group = group
-                group.create_task(self._provide_images(todo))
-                for _ in range(min(self._budgets.workers, len(todo))):
-                    group.create_task(self._serve())
+            async with self._scope:
+                await self._crew.run(todo, self)
         except TimeoutError:
             if not self._scope.expired():
                 raise
@@ -203,9 +189,8 @@ class Batch:
 
     async def _let_go(self) -> None:
         """Stop what was made ahead; let what is being written be written."""
-        await self._warm.close()
-        for threads in (self._builders, self._graders, self._writer):
-            threads.close()
+        await self._crew.close()
+        self._writer.close()
 
         def close() -> None:
             self._writer.join(_WRITING)
@@ -213,124 +198,17 @@ class Batch:
 
         await asyncio.get_running_loop().run_in_executor(None, close)
 
-    def _end_by(self, error: Exception) -> None:
+    def end_by(self, error: Exception) -> None:
         """Let what is under way be finished, and then raise an error."""
         self._fault = self._fault or error
         self.drain()
 
-    # --- images ------------------------------------------------------------------------------------------------------
+    # --- what rollouts become ----------------------------------------------------------------------------------------
 
-    async def _provide_images(self, todo: list[Job]) -> None:
-        """Have images made, each once and not too far ahead; the rollouts of each stand in line when it is there."""
-        groups: dict[str, list[Job]] = {}
-        for job in todo:
-            groups.setdefault(job.task.instance_id, []).append(job)
-        slots = asyncio.Semaphore(self._budgets.builds)
-        async with asyncio.TaskGroup() as group:
-            for jobs in groups.values():
-                await slots.acquire()
-                if not await self._line.room():
-                    break
-                group.create_task(self._provide(jobs, slots))
-        self._line.end()
-
-    async def _provide(self, jobs: list[Job], slots: asyncio.Semaphore) -> None:
-        began = time.monotonic()
-        for job in jobs:
-            job.stage = "image"
-        try:
-            image = await self._builders.run(self._image_of, jobs[0].task)
-        except MiniSandboxError as error:
-            times = {"queued": began - self._began, "image": time.monotonic() - began}
-            for job in jobs:
-                one = unreached(job.task, self._setup, job.attempt, error, waited=times)
-                self._note(job, await self._kept(one))
-        except Exception as error:  # noqa: BLE001 - a mistake: what runs is finished, then it is raised
-            self._end_by(error)
-        else:
-            for job in jobs:
-                job.image, job.image_seconds, job.stage = image, time.monotonic() - began, "queued"
-            self._line.put(jobs)
-            self._make_ahead()
-        finally:
-            slots.release()
-
-    # --- rollouts ----------------------------------------------------------------------------------------------------
-
-    async def _serve(self) -> None:
-        """Do one rollout after another: one of the workers."""
-        if self._jitter:
-            await asyncio.sleep(random.uniform(0.0, self._jitter))  # noqa: S311 - it spreads the load
-        while (job := await self._line.take()) is not None:
-            self._make_ahead()
-            await self._room.acquire()  # where grading is slower than agents are, they wait
-            draft = await self._attempted(job)
-            self._group.create_task(self._conclude(job, draft))
-
-    def _make_ahead(self) -> None:
-        """Make sandboxes for the rollouts that are next."""
-        for job in self._line.next(self._budgets.warm):
-            if self._draining or not self._warm.expect(job.key, lambda one=job: self._new_box(one)):  # type: ignore[misc] # this round's
-                return
-
-    async def _new_box(self, job: Job) -> AsyncSandbox:
-        assert job.image is not None
-        return await make_box(job.image, self._setup.limits)
-
-    async def _attempted(self, job: Job) -> Draft:
-        """Let the agent work, again where we fail; returns what came of the last try."""
-        tries: tuple[Failure, ...] = ()
-        times = {"queued": time.monotonic() - self._began, "image": job.image_seconds}
-        assert job.image is not None
-
-        async def take_box() -> AsyncSandbox:
-            box = await self._warm.take(job.key, lambda: self._new_box(job))
-            job.stage = "agent"
-            return box
-
-        while True:
-            job.stage = "sandbox"
-            draft = Draft(
-                job.task, (job.image.name, job.image.key), self._setup, job.attempt, tries=tries, waited=times
-            )
-            await work(draft, take_box)
-            self._look_at(draft)
-            if draft.failure is None or not self._worth_another(draft):
-                return draft
-            tries = (*tries, draft.failure)
-            await asyncio.sleep(self._pause * 2 ** (len(tries) - 1) * random.uniform(0.5, 1.5))  # noqa: S311 - as above
-
-    def _look_at(self, draft: Draft) -> None:
-        """End the batch where none of its rollouts can go on."""
-        if draft.session is not None and draft.session.record.turns:
-            self._answered = True
-        if isinstance(draft.error, BudgetExceeded) or (isinstance(draft.error, ModelRefused) and not self._answered):
-            self._end_by(draft.error)
-
-    def _worth_another(self, draft: Draft) -> bool:
-        """Whether what failed may go well the next time."""
-        assert draft.failure is not None
-        if self._draining or len(draft.tries) + 1 >= self._tries or isinstance(draft.error, InvalidValue | NotFound):
-            return False
-        if draft.failure.phase in ("sandbox", "patch"):
-            return True
-        return isinstance(draft.error, HostError | SandboxGone | ModelUnavailable | BadAnswer)
-
-    async def _conclude(self, job: Job, draft: Draft) -> None:
-        """Grade a rollout whose agent has ended, and keep it."""
-        job.stage = "grade"
-        try:
-            # what has nothing to grade does not wait for what has
-            threads = self._graders if draft.failure is None else self._writer
-            assert job.image is not None
-            one = await threads.run(finish, draft, job.image, tries=self._tries)
-            self._note(job, await self._kept(one))
-        finally:
-            self._room.release()
-
-    async def _kept(self, trajectory: Trajectory) -> Summary:
-        """Write a rollout; a cancellation does not keep it from being written."""
-        return await asyncio.shield(asyncio.wrap_future(self._writer.submit(self._run.write, trajectory)))
+    async def ended(self, job: Job, packed: Packed) -> None:
+        """Keep a rollout that has ended; a cancellation does not keep it from being written."""
+        kept = await asyncio.shield(asyncio.wrap_future(self._writer.submit(self._run.keep, packed)))
+        self._note(job, kept)
 
     def _note(self, job: Job, summary: Summary) -> None:
         job.stage, job.image = "ended", None

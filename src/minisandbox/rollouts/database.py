@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import zstandard
@@ -60,6 +61,45 @@ CREATE TABLE IF NOT EXISTS rollouts (
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A rollout as the database has it: whoever keeps it need not read the trajectory.
+
+    Attributes:
+        summary: its columns.
+        patch: what was submitted; None where nothing could be taken.
+        trajectory: the whole record as JSON, compressed by zstandard.
+    """
+
+    summary: Summary
+    patch: bytes | None
+    trajectory: bytes
+
+
+def pack(trajectory: Trajectory) -> Packed:
+    """Pack a rollout. It takes a while where there are many tokens: not for the event loop's thread."""
+    data = trajectory.to_text(indent=None).encode("ascii")
+    blob = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
+    return Packed(Summary.of(trajectory), trajectory.submission, blob)
+
+
+def unpack(trajectory: bytes, *, name: str) -> Trajectory:
+    """Return a rollout's record.
+
+    Args:
+        trajectory: as :class:`Packed` has it.
+        name: what errors call it.
+
+    Raises:
+        TrajectoryError: it cannot be read.
+    """
+    try:
+        text = zstandard.ZstdDecompressor().decompress(trajectory).decode("ascii")
+    except (zstandard.ZstdError, ValueError, TypeError) as error:
+        raise TrajectoryError(f"{name} cannot be read", reason=f"it is damaged: {error}") from error
+    return Trajectory.from_text(text, name=name)
+
+
 class RolloutDatabase(Database):
     """The rollouts of a run. Several threads may use it at once; other processes may read the file meanwhile.
 
@@ -68,11 +108,11 @@ class RolloutDatabase(Database):
 
     tables = _TABLES
 
-    def put(self, trajectory: Trajectory) -> Summary:
+    def put(self, packed: Packed) -> Summary:
         """Keep a rollout in place of an earlier one, durably, in one transaction.
 
         Args:
-            trajectory: its record.
+            packed: its record.
 
         Returns:
             Its summary.
@@ -81,13 +121,10 @@ class RolloutDatabase(Database):
             DiskFull: the disk is full; what was there is still there.
             RunError: the database cannot be written.
         """
-        summary = Summary.of(trajectory)
-        data = trajectory.to_text(indent=None).encode("ascii")
-        blob = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
         ended = datetime.now(UTC).isoformat(timespec="seconds")
         with self._writing, self._faults():
-            self._database.execute(_PUT, (*_values(summary), ended, trajectory.submission, blob))
-        return summary
+            self._database.execute(_PUT, (*_values(packed.summary), ended, packed.patch, packed.trajectory))
+        return packed.summary
 
     def summaries(self) -> Iterator[Summary]:
         """Return what is there, by task and attempt."""
@@ -112,12 +149,7 @@ class RolloutDatabase(Database):
             row = self._database.execute(query, (instance_id, attempt)).fetchone()
         if row is None:
             return None
-        name = f"{self._path}: {instance_id}, attempt {attempt}"
-        try:
-            text = zstandard.ZstdDecompressor().decompress(row[0]).decode("ascii")
-        except (zstandard.ZstdError, ValueError, TypeError) as error:
-            raise TrajectoryError(f"{name} cannot be read", reason=f"it is damaged: {error}") from error
-        return Trajectory.from_text(text, name=name)
+        return unpack(row[0], name=f"{self._path}: {instance_id}, attempt {attempt}")
 
     def _prepare(self, readonly: bool) -> None:
         self._writing = threading.Lock()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
 
 if TYPE_CHECKING:
@@ -25,16 +27,22 @@ class Job:
     Attributes:
         task: the task.
         attempt: which rollout of it.
+        since: when it began to wait, by :func:`time.monotonic`.
         image: its image, once that is there.
         image_seconds: what waiting for that took.
         stage: one of :data:`STAGES`.
+        moves: how many nodes were lost while it was there.
+        draw: how its answers are drawn, where that is its own.
     """
 
     task: Task
     attempt: int
+    since: float = field(default_factory=time.monotonic)
     image: Image | None = None
     image_seconds: float = 0.0
     stage: str = "queued"
+    moves: int = 0
+    draw: Draw | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -69,12 +77,18 @@ class Line:
 
     async def take(self) -> Job | None:
         """Return the one in front when there is one; None when no more will come."""
-        await self._there.acquire()
-        if not self._jobs:
-            self._there.release()  # the others are to find out too
-            return None
-        self._taken.set()
-        return self._jobs.popleft()
+        while True:
+            await self._there.acquire()
+            if self._jobs:
+                self._taken.set()
+                return self._jobs.popleft()
+            if self._over:  # else the one that was told of has been withdrawn
+                self._there.release()  # the others are to find out too
+                return None
+
+    def withdraw(self, most: int) -> list[Job]:
+        """Return some of those at the end; they are in line no more."""
+        return [self._jobs.pop() for _ in range(min(most, len(self._jobs)))]
 
     async def room(self) -> bool:
         """Wait until there is room for more; returns whether more are wanted at all."""

@@ -96,11 +96,17 @@ async def rollout_async(task: Task, image: Image, setup: Setup, *, attempt: int 
 
 
 def unreached(
-    task: Task, setup: Setup, attempt: int, error: Exception, *, waited: dict[str, float] | None = None
+    task: Task,
+    setup: Setup,
+    attempt: int,
+    error: Exception,
+    *,
+    waited: dict[str, float] | None = None,
+    phase: str = "image",
 ) -> Trajectory:
-    """Return the record of a rollout that could not begin because there is no image."""
+    """Return the record of a rollout that could not begin: because there is no image, by default."""
     draft = Draft(task, ("", ""), setup, attempt, waited=waited)
-    draft.fail("image", error)
+    draft.fail(phase, error)
     return draft.trajectory(None)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from minisandbox.errors import NotFound, RunError
-from minisandbox.rollouts.database import NAME, RolloutDatabase
+from minisandbox.rollouts.database import NAME, Packed, RolloutDatabase, pack
 from minisandbox.rollouts.summary import Summary
 from minisandbox.store import rundir
 from minisandbox.store.rundir import VERSION, Config
@@ -62,7 +62,11 @@ class RunDirectory(rundir.RunDirectory):
             DiskFull: the disk is full; what was there is still there.
             RunError: the database cannot be written.
         """
-        return self._rollouts().put(trajectory)
+        return self.keep(pack(trajectory))
+
+    def keep(self, packed: Packed) -> Summary:
+        """As :meth:`write`, for what is packed already."""
+        return self._rollouts().put(packed)
 
     def close(self) -> None:
         """Let others use the directory; calling it again does nothing."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.rollouts.batch import DRAIN, Batch
 from minisandbox.rollouts.budgets import Budgets, Progress
+from minisandbox.rollouts.cluster import Cluster
 from minisandbox.rollouts.rundir import Config
 from minisandbox.rollouts.setup import Setup
 from minisandbox.rollouts.summary import Summary
@@ -30,7 +31,7 @@ def run_batch(
     setup: Setup,
     out: Path,
     *,
-    image_of: Callable[[Task], Image],
+    image_of: Callable[[Task], Image] | None = None,
     attempts: int = 1,
     budgets: Budgets | None = None,
     tries: int = 3,
@@ -41,6 +42,7 @@ def run_batch(
     progress: Callable[[Progress], None] | None = None,
     notice: Callable[[str], None] | None = None,
     beside: Beside | None = None,
+    cluster: Cluster | None = None,
 ) -> tuple[Summary, ...]:
     """Run a :class:`.Batch` on an event loop of its own; arguments, result and errors are its.
 
@@ -51,7 +53,7 @@ def run_batch(
         tasks: the tasks.
         setup: who works, with what model, within which bounds.
         out: the run directory.
-        image_of: returns a task's image.
+        image_of: returns a task's image; not used with a cluster, whose nodes build what they need.
         attempts: rollouts per task.
         budgets: how many of each go on at once.
         tries: how often a rollout is tried at most, where it fails on our side.
@@ -62,6 +64,7 @@ def run_batch(
         progress: called for each rollout.
         notice: called with what people should know: that it drains.
         beside: what runs on the same event loop, and is cancelled when the batch is over: a display, for example.
+        cluster: the nodes that do the rollouts; this process if None.
 
     Returns:
         A summary of each rollout, task by task.
@@ -69,9 +72,10 @@ def run_batch(
     Raises:
         KeyboardInterrupt: it was drained, or ended, by Ctrl-C.
     """
+    crew = None if cluster is None else cluster.crew(setup, budgets or Budgets(), tries=tries, pause=pause)
     batch = Batch(
         tasks, setup, out, image_of=image_of, attempts=attempts, budgets=budgets, tries=tries, pause=pause,
-        jitter=jitter, drain=drain, config=config, progress=progress,
+        jitter=jitter, drain=drain, config=config, progress=progress, crew=crew,
     )  # fmt: skip
     signals = Signals(batch, notice or (lambda _: None))
     with signals.restored(), _short_turns():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from minisandbox.agents import Agent, AgentLimits
 from minisandbox.errors import InvalidValue
 from minisandbox.models import Model, Sampling
+from minisandbox.models.seeding import SeededModel
 from minisandbox.tasks import Task
 from minisandbox.types import Limits
 
@@ -72,3 +73,21 @@ class Setup:
     def sampling_table(self) -> dict[str, object]:
         """How answers are drawn, as a trajectory has it; empty without a model."""
         return {} if self.model is None else dataclasses.asdict(self.sampling) | {"stop": list(self.sampling.stop)}
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How the answers of one rollout are drawn, where that is its own.
+
+    Attributes:
+        sampling: in place of the setup's.
+        seed: of all of its answers; None: the sampling says.
+    """
+
+    sampling: Sampling
+    seed: int | None = None
+
+    def of(self, setup: Setup) -> Setup:
+        """Return a setup with it."""
+        model = setup.model if setup.model is None or self.seed is None else SeededModel(setup.model, self.seed)
+        return dataclasses.replace(setup, model=model, sampling=self.sampling)

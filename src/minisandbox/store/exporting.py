@@ -11,7 +11,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import IO
@@ -74,21 +74,66 @@ def export_images(
     with store.hold(*keys, frozen=True), store_faults("export images"):
         layers = [pack_layer(store, key) for key in keys]
         sources = _contents(layers)
-        size = sum(entry.size for _, entry in sources.values())
-        with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-            _add(archive, HEAD, _head(images, layers, len(sources), size))
-            for layer in layers:
-                _add(archive, f"{LAYERS}/{layer.record.key}.json", layer.record.to_json())
-                _add(archive, f"{LAYERS}/{layer.record.key}.files", b"".join(_lines(layer.entries)))
-            written = 0
-            for key, entry, content in read_contents(store, sources):
-                _add_content(archive, key, entry, content)
-                written += entry.size
-                if progress is not None:
-                    progress(written, size)
-            _add(archive, END, b"")
+        _write(store, out, images, layers, sources, progress)
+    size = sum(entry.size for _, entry in sources.values())
     total = sum(entry.size for layer in layers for entry in layer.entries if not entry.same)
     return Exported(tuple(image.name for image in images), len(layers), len(sources), size, total)
+
+
+def export_part(
+    store: Store,
+    name: str,
+    out: IO[bytes],
+    *,
+    keys: Collection[str],
+    contents: Collection[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write what somebody lacks of an image: lists of layers, or contents of theirs.
+
+    Args:
+        store: where it is.
+        name: the image.
+        out: where to.
+        keys: the layers.
+        contents: the contents, by hash; None for the lists.
+        progress: as for :func:`export_images`.
+
+    Raises:
+        NotFound: there is no such image, or a layer of it is gone.
+        StoreError: a layer is damaged, or a file of it cannot be read.
+    """
+    image = store.image(name)
+    with store.hold(*keys, frozen=True), store_faults("export images"):
+        layers = [pack_layer(store, key) for key in layers_of([image]) if key in keys]
+        if contents is None:
+            _write(store, out, [image], layers, {}, progress)
+        else:
+            sources = {digest: one for digest, one in _contents(layers).items() if digest in contents}
+            _write(store, out, [image], (), sources, progress)
+
+
+def _write(
+    store: Store,
+    out: IO[bytes],
+    images: Sequence[ImageRecord],
+    listed: Sequence[PackedLayer],
+    sources: Mapping[str, tuple[str, Entry]],
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    size = sum(entry.size for _, entry in sources.values())
+    with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        _add(archive, HEAD, _head(images, listed, len(sources), size))
+        for layer in listed:
+            _add(archive, f"{LAYERS}/{layer.record.key}.json", layer.record.to_json())
+            _add(archive, f"{LAYERS}/{layer.record.key}.files", b"".join(_lines(layer.entries)))
+        written = 0
+        for key, entry, content in read_contents(store, sources):
+            _add_content(archive, key, entry, content)
+            written += entry.size
+            if progress is not None:
+                progress(written, size)
+        _add(archive, END, b"")
 
 
 def _head(images: Sequence[ImageRecord], layers: Sequence[PackedLayer], objects: int, size: int) -> bytes:

@@ -20,7 +20,7 @@ from typing import IO, Protocol, cast
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound, StoreError
 from minisandbox.store import entries as listing
 from minisandbox.store import exporting
-from minisandbox.store.entries import FILE, LINK, Entry
+from minisandbox.store.entries import FILE, LINK, Entry, copy_name
 from minisandbox.store.faults import disk_full, fault_point, store_faults
 from minisandbox.store.growing import Growth, Readable, write_content
 from minisandbox.store.keys import is_key
@@ -80,7 +80,7 @@ def import_stream(
     store.require_writable("import images")
     try:
         with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|") as archive:
-            parcel = _Stream(archive, source, where)
+            parcel = StreamParcel(archive, source, where)
             return _Import(store, parcel, replace, progress).run()
     except MiniSandboxError:  # some of ours are ValueErrors as well; they have said it already
         raise
@@ -122,7 +122,28 @@ def import_store(
         return _Import(store, _Other(source, images), replace, progress).run()
 
 
-class _Parcel(Protocol):
+def import_parcel(store: Store, parcel: Parcel, *, replace: bool = False, progress: Progress | None = None) -> Imported:
+    """Take images over from wherever a parcel comes from, which is asked only for what this store lacks.
+
+    Args:
+        store: where to.
+        parcel: where from.
+        replace: whether an image may take the place of another of the same name.
+        progress: told of (bytes read, bytes of contents needed).
+
+    Returns:
+        What was done.
+
+    Raises:
+        StoreError: the parcel is truncated, damaged or not what an export writes; nothing of it is visible.
+        InvalidValue: there is another image of the same name.
+        DiskFull: the disk is full; layers that were finished before are kept.
+    """
+    store.require_writable("import images")
+    return _Import(store, parcel, replace, progress).run()
+
+
+class Parcel(Protocol):
     """Where an import comes from."""
 
     where: str
@@ -135,8 +156,18 @@ class _Parcel(Protocol):
         """Contents that are wanted, by hash, in whatever order."""
 
 
-class _Stream:
-    """A parcel from a stream."""
+class StreamParcel:
+    """A parcel from a stream.
+
+    Attributes:
+        where: what errors call it.
+        images: the records of its images.
+
+    Args:
+        archive: the stream's archive.
+        source: the stream.
+        where: what errors call it.
+    """
 
     def __init__(self, archive: tarfile.TarFile, source: Readable, where: str) -> None:
         self._archive = archive
@@ -228,7 +259,7 @@ class _Import:
     """One import."""
 
     store: Store
-    parcel: _Parcel
+    parcel: Parcel
     replace: bool
     progress: Progress | None
     owners: int = 0
@@ -292,7 +323,8 @@ class _Import:
             raise disk_full(f"import {needed >> 20} MiB from {self.parcel.where}")
         blobs = work / "contents"
         blobs.mkdir(mode=0o700)
-        waiting, read = set(sizes), 0
+        here = self._take_from_pool(layers, blobs)
+        waiting, read = sizes.keys() - here, 0
         for digest, source in self.parcel.contents(waiting):
             if digest not in waiting:
                 raise unfit(self.parcel.where, f"content {digest[:16]} is there twice")
@@ -307,6 +339,24 @@ class _Import:
             raise unfit(self.parcel.where, f"{len(waiting)} contents of its layers are not in it")
         return read
 
+    def _take_from_pool(self, layers: list[PackedLayer], blobs: Path) -> set[str]:
+        """Copy contents that equal files of this store have; return their hashes."""
+        found: set[str] = set()
+        for entry in (entry for layer in layers for entry in layer.entries):
+            if entry.kind != FILE or entry.digest in found or not entry.size:
+                continue
+            path = blobs / entry.digest
+            try:
+                with self.store.pool.path(copy_name(self._owned(entry).object, 0)).open("rb") as file:
+                    sound = write_content(path, file, entry.digest, entry.size)
+            except FileNotFoundError:
+                continue
+            if sound:
+                found.add(entry.digest)
+            else:  # the sound one comes
+                path.unlink()
+        return found
+
     def _publish(self, layer: PackedLayer, work: Path) -> list[str]:
         record = layer.record
 
@@ -320,13 +370,17 @@ class _Import:
         return [record.key] if new else []
 
     def _local(self, entry: Entry) -> Entry:
+        """An entry as it can be here, counted where it changes."""
+        self.privileges += entry.kind == FILE and bool(entry.mode & _PRIVILEGED)
+        self.owners += os.geteuid() != 0 and (entry.uid, entry.gid) != (0, 0)
+        return self._owned(entry)
+
+    def _owned(self, entry: Entry) -> Entry:
         """An entry as it can be here: an ordinary user's files are its own, and none has privileges."""
         mode, uid, gid = entry.mode, entry.uid, entry.gid
-        if entry.kind == FILE and mode & _PRIVILEGED:
+        if entry.kind == FILE:
             mode &= ~_PRIVILEGED
-            self.privileges += 1
         if os.geteuid() != 0:
-            self.owners += (uid, gid) != (0, 0)
             uid, gid = os.geteuid(), os.getegid()
         if entry.kind == LINK:
             mode = 0o777  # symlink(7): its permissions are these, and never used

@@ -8,7 +8,6 @@ too. A group whose rewards are all the same says nothing; groups of other tasks 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import secrets
 import statistics
@@ -19,6 +18,7 @@ from typing import Protocol
 
 from minisandbox.errors import MiniSandboxError, TrainingError
 from minisandbox.models import TokenRow
+from minisandbox.models.seeding import seed_of
 from minisandbox.train.config import Groups
 from minisandbox.train.rows import TrainingRow
 
@@ -203,12 +203,6 @@ def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tup
     spare = [one for one in tasks if one not in chosen]
     random.Random(f"{seed} spare {step}").shuffle(spare)  # noqa: S311 - the same
     return chosen, spare
-
-
-def seed_of(*parts: object) -> int:
-    """Return a number below 2**63 that depends on nothing but the parts' texts."""
-    text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 @dataclass(slots=True)

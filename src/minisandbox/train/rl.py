@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from minisandbox.errors import InvalidValue, TrainingError
 from minisandbox.models import Model
+from minisandbox.models.seeding import seed_of
 from minisandbox.train.config import RlConfig
 from minisandbox.train.engines import check_engine, open_engine, vllm_arguments
 from minisandbox.train.evaluation import Evaluator, Score
-from minisandbox.train.groups import Gatherer, Rollouts, Step, seed_of, tasks_of_step
+from minisandbox.train.groups import Gatherer, Rollouts, Step, tasks_of_step
 from minisandbox.train.rows import TrainingRow, check_tokens, choose, compare
 from minisandbox.train.running import (
     TrainingRun,

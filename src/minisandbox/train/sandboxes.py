@@ -4,42 +4,62 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from minisandbox.agents import AgentLimits, AgentOptions, open_agent
-from minisandbox.models import Completion, Model, Request, Sampling
+from minisandbox.models import Model, Sampling
+from minisandbox.models.seeding import SeededModel
 from minisandbox.rollouts import ImageOf, RunDirectory, Setup, rollout_async
+from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
 from minisandbox.train.config import Policy, RlConfig
-from minisandbox.train.groups import Result, Rollouts, Wanted, seed_of
+from minisandbox.train.groups import Result, Rollouts, Wanted
+from minisandbox.trajectories import Trajectory
+
+__all__ = ["Place", "SandboxRollouts", "SandboxSetting", "SeededModel", "ThisMachine"]
 
 
-@dataclass(frozen=True, slots=True)
-class SeededModel:
-    """A model whose answers are drawn with a seed of the rollout and the turn, whatever else goes on.
+class Place(Protocol):
+    """Where the sandboxes are."""
 
-    Attributes:
-        model: it.
-        seed: of the rollout.
+    def open(self, setup: Setup) -> None:
+        """Get ready; calling it again, with another sampling, does nothing."""
+
+    async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
+        """Do a rollout.
+
+        Args:
+            task: the task.
+            attempt: which rollout of it.
+            setup: how it is done.
+            seed: of its answers.
+        """
+
+    def close(self) -> None:
+        """Let go of everything; calling it again does nothing."""
+
+
+class ThisMachine:
+    """Sandboxes on this machine.
+
+    Args:
+        image_of: returns a task's image; called in a thread.
     """
 
-    model: Model
-    seed: int
+    def __init__(self, image_of: ImageOf) -> None:
+        self._image_of = image_of
 
-    @property
-    def name(self) -> str:
-        """The model's."""
-        return self.model.name
+    def open(self, setup: Setup) -> None:
+        """Nothing is to be made."""
 
-    async def complete(self, request: Request) -> Completion:
-        """As :meth:`.Model.complete`."""
-        turn = sum(message.role == "assistant" for message in request.messages)
-        sampling = replace(request.sampling, seed=seed_of(self.seed, turn))
-        return await self.model.complete(replace(request, sampling=sampling))
+    async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
+        """As :meth:`Place.rollout`."""
+        image = await asyncio.to_thread(self._image_of, task)
+        return await rollout_async(task, image, Draw(setup.sampling, seed).of(setup), attempt=attempt)
 
-    async def close(self) -> None:
-        """Nothing: the model is its owner's."""
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class SandboxRollouts:
@@ -47,7 +67,7 @@ class SandboxRollouts:
 
     Args:
         tasks: by id.
-        image_of: returns a task's image; called in a thread.
+        place: where the sandboxes are.
         model: what the agent asks; it serves all rollouts.
         policy: how it acts.
         out: the run directory that the trajectories go to; None: they are not kept.
@@ -57,7 +77,7 @@ class SandboxRollouts:
     def __init__(
         self,
         tasks: Mapping[str, Task],
-        image_of: ImageOf,
+        place: Place,
         model: Model,
         policy: Policy,
         *,
@@ -67,7 +87,7 @@ class SandboxRollouts:
         options = AgentOptions(
             action_format=policy.action_format, prompt=Path(policy.prompt) if policy.prompt is not None else None
         )
-        self._tasks, self._image_of = tasks, image_of
+        self._tasks, self._place = tasks, place
         self._setup = Setup(
             agent=open_agent(policy.agent, options if policy.agent == "bash" else None),
             model=model,
@@ -77,15 +97,13 @@ class SandboxRollouts:
             agent_limits=AgentLimits(steps=policy.steps, seconds=policy.seconds, context=policy.context),
             configuration={"agent": policy.agent, "action_format": policy.action_format},
         )
+        place.open(self._setup)
         self._run = None if out is None else RunDirectory.open(out, {"agent": policy.agent, "model": model.name})
 
     async def run(self, wanted: Wanted) -> Result:
         """As :meth:`.Rollouts.run`."""
         task = self._tasks[wanted.task]
-        image = await asyncio.to_thread(self._image_of, task)
-        assert self._setup.model is not None
-        setup = replace(self._setup, model=SeededModel(self._setup.model, wanted.seed))
-        found = await rollout_async(task, image, setup, attempt=wanted.attempt)
+        found = await self._place.rollout(task, wanted.attempt, self._setup, wanted.seed)
         if self._run is not None:
             await asyncio.to_thread(self._run.write, found)
         detail = "" if found.failure is None else f"{found.failure.phase}: {found.failure.kind}: {found.failure.detail}"
@@ -106,13 +124,15 @@ class SandboxSetting:
         config: the experiment.
         tasks: to train on, by id.
         held_out: to evaluate on, by id.
-        image_of: returns a task's image.
+        place: where the sandboxes are: what returns a task's image, for this machine, or nodes of a cluster
+            (:class:`.TrainingNodes`).
     """
 
     def __init__(
-        self, config: RlConfig, tasks: Mapping[str, Task], held_out: Mapping[str, Task], image_of: ImageOf
+        self, config: RlConfig, tasks: Mapping[str, Task], held_out: Mapping[str, Task], place: ImageOf | Place
     ) -> None:
-        self._config, self._image_of = config, image_of
+        self._config = config
+        self._place: Place = ThisMachine(place) if callable(place) else place
         self._tasks, self._held_out = tasks, held_out
         self._opened: list[SandboxRollouts] = []
 
@@ -131,7 +151,7 @@ class SandboxSetting:
         config = self._config
         made = SandboxRollouts(
             self._held_out if held_out else self._tasks,
-            self._image_of,
+            self._place,
             model,
             config.policy,
             out=Path(config.out) / ("evaluation" if held_out else "rollouts"),
@@ -141,6 +161,7 @@ class SandboxSetting:
         return made
 
     def close(self) -> None:
-        """Close the run directories; calling it again does nothing."""
+        """Close the run directories and the place; calling it again does nothing."""
         for one in self._opened:
             one.close()
+        self._place.close()

@@ -20,7 +20,7 @@ from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenRow
 from minisandbox.models.protocol import Completion
 from minisandbox.models.refusals import Failed, error_in
-from minisandbox.models.serving import HttpServer, error_response, stream_of
+from minisandbox.models.serving import HttpServer, error_response, key_of, stream_of
 from minisandbox.models.transport import Answer, Transport
 
 _PREFIX = "ms-"
@@ -69,6 +69,7 @@ class CaptureProxy(HttpServer):
         timeouts: of one request.
         host: the address to listen on.
         port: 0 for any that is free.
+        address: what agents reach it by, where that is not ``host``: on other nodes, for example.
         open_unknown: whether a key that nobody made opens a session of its own; else it is refused.
         session_bytes: what one session may hold; it is refused further answers then.
         admin_key: who has it may read all rows at ``/capture/rows``; "" for nobody.
@@ -83,11 +84,12 @@ class CaptureProxy(HttpServer):
         timeouts: Timeouts | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        address: str = "",
         open_unknown: bool = False,
         session_bytes: int = 256 * 1024 * 1024,
         admin_key: str = "",
     ) -> None:
-        super().__init__(host, port)
+        super().__init__(host, port, address)
         bases = [upstream] if isinstance(upstream, str) else list(upstream)
         if not bases:
             raise InvalidValue("a capture proxy without an engine", hint="give its address: http://localhost:8000/v1")
@@ -161,7 +163,7 @@ class CaptureProxy(HttpServer):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        key = _key_of(request)
+        key = key_of(request)
         if key not in self._sessions:
             if not (self._open_unknown and 0 < len(key) <= _LONGEST_KEY and key.isprintable()):
                 return error_response(401, "this key belongs to no session of this proxy", "authentication_error")
@@ -233,7 +235,7 @@ class CaptureProxy(HttpServer):
 
     async def _rows(self, request: web.Request) -> web.StreamResponse:
         """All rows, or those of ``?session=NAME``, as JSON Lines."""
-        if not self._admin_key or not hmac.compare_digest(_key_of(request).encode(), self._admin_key.encode()):
+        if not self._admin_key or not hmac.compare_digest(key_of(request).encode(), self._admin_key.encode()):
             return error_response(401, "rows are for whoever runs this proxy", "authentication_error")
         wanted = request.query.get("session")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -249,11 +251,6 @@ class CaptureProxy(HttpServer):
         self._sessions[key] = CaptureSession(name, self._session_bytes)
         self._places[key] = _Place(self._made % len(self._upstreams), shown)
         self._made += 1
-
-
-def _key_of(request: web.Request) -> str:
-    kind, _, key = request.headers.get("Authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
 
 
 def _body_of(data: bytes) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import json
 import time
@@ -14,7 +15,7 @@ from minisandbox.errors import ContextExceeded, InvalidValue, ModelError, ModelR
 from minisandbox.models.dialect import answer_body, read_request, wants_tokens
 from minisandbox.models.endpoint import SESSION_HEADER
 from minisandbox.models.protocol import Model, Request
-from minisandbox.models.serving import HttpServer, error_response, stream_of
+from minisandbox.models.serving import HttpServer, error_response, key_of, stream_of
 
 
 class EngineServer(HttpServer):
@@ -27,17 +28,21 @@ class EngineServer(HttpServer):
         model: what answers; closing it is its owner's.
         host: the address to listen on.
         port: 0 for any that is free; :attr:`base_url` says which.
+        name: what clients call the model; its own name if empty.
+        key: who asks has to have it; empty for no key.
     """
 
-    def __init__(self, model: Model, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, model: Model, *, host: str = "127.0.0.1", port: int = 0, name: str = "", key: str = "") -> None:
         super().__init__(host, port)
-        self._model = model
+        self._model, self._name, self._key = model, name or model.name, key
         self._numbers = itertools.count()
         self.route("POST", "/v1/chat/completions", self._complete)
         self.route("GET", "/v1/models", self._models)
         self.route("GET", "/health", self._health)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        if not hmac.compare_digest(key_of(request).encode(), self._key.encode()) and self._key:
+            return error_response(401, "this key is not the server's", "authentication_error")
         try:
             body = json.loads(await request.read())
             asked = self._read(body, unquote(request.headers.get(SESSION_HEADER, "")))
@@ -60,14 +65,14 @@ class EngineServer(HttpServer):
             raise InvalidValue("n: this engine gives one answer to a request", hint="ask several times")
         if body.get("top_logprobs"):
             raise InvalidValue("top_logprobs: this engine has the sampled tokens' log-probabilities only")
-        named = body.get("model", self._model.name)
-        if named != self._model.name:
-            raise InvalidValue(f"The model `{named}` does not exist.", hint=f"here is {self._model.name}")
+        named = body.get("model", self._name)
+        if named != self._name:
+            raise InvalidValue(f"The model `{named}` does not exist.", hint=f"here is {self._name}")
         return Request(asked.messages, asked.tools, asked.sampling, session)
 
     async def _models(self, _request: web.Request) -> web.Response:
         return web.json_response(
-            {"object": "list", "data": [{"id": self._model.name, "object": "model", "owned_by": "local"}]}
+            {"object": "list", "data": [{"id": self._name, "object": "model", "owned_by": "local"}]}
         )
 
     async def _health(self, _request: web.Request) -> web.Response:

@@ -1,0 +1,156 @@
+"""``minisandbox cluster``: nodes for rollouts, as ``ray start`` has them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+from minisandbox.cli import exits
+from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.errors import InvalidValue
+from minisandbox.rollouts.cluster.node import Status
+from minisandbox.rollouts.cluster.on_ray import BUILDS, IO, SANDBOXES, Row, connect, import_ray, offered, statuses
+
+PORT = 6379
+_STORE = 256 << 20  # bytes of shared memory: what travels is in chunks of one MiB
+_MIB = 1 << 20
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    nouns = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    head = nouns.add_parser("head", help="begin a cluster on this machine, as `ray start --head`")
+    head.add_argument("--port", type=int, default=PORT, help=f"where its nodes find it (default: {PORT})")
+    _add_node_options(head)
+    head.set_defaults(run=run_head)
+    worker = nouns.add_parser("worker", help="make this machine a node of a cluster, as `ray start --address`")
+    worker.add_argument("--address", required=True, metavar="HOST:PORT", help="of the cluster's head")
+    _add_node_options(worker)
+    worker.set_defaults(run=run_worker)
+    status = nouns.add_parser("status", help="the nodes, and what they are doing")
+    status.add_argument("--address", default="auto", metavar="HOST:PORT", help="of the head (default: this machine's)")
+    add_json_option(status)
+    status.set_defaults(run=run_status)
+    stop = nouns.add_parser("stop", help="end Ray's processes of this machine, as `ray stop`")
+    stop.set_defaults(run=run_stop)
+
+
+def _add_node_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--node-ip", metavar="ADDRESS", help="of this machine, as the other nodes reach it")
+    parser.add_argument(
+        "--sandboxes", type=int, metavar="N", default=4 * (os.cpu_count() or 1),
+        help="rollouts at once (default: four for each CPU); 0 where only the driver runs",
+    )  # fmt: skip
+    parser.add_argument("--build-slots", type=int, metavar="N", default=1, help="images built at once (default: 1)")
+    parser.add_argument(
+        "--io-budget", type=float, metavar="MIB",
+        help="MiB a second that it reads and writes for images on their way, as files have them (default: no limit)",
+    )  # fmt: skip
+    parser.add_argument("--block", action="store_true", help="stay, and end the node with this command")
+    parser.epilog = "What follows -- goes to `ray start` as it is."
+
+
+def start_command(args: argparse.Namespace, *where: str) -> list[str]:
+    """Return the command of Ray that begins a node.
+
+    Args:
+        args: the options of :func:`configure`.
+        where: the options that say of which cluster.
+
+    Raises:
+        InvalidValue: a number makes no sense.
+    """
+    if args.sandboxes < 0 or args.build_slots < 1 or (args.io_budget is not None and not args.io_budget > 0):
+        raise InvalidValue("--sandboxes, --build-slots and --io-budget are numbers of what a node offers")
+    resources: dict[str, float] = {BUILDS: args.build_slots}
+    if args.sandboxes:
+        resources[SANDBOXES] = args.sandboxes
+    if args.io_budget is not None:
+        resources[IO] = int(args.io_budget * _MIB)
+    return [
+        sys.executable, "-m", "ray.scripts.scripts", "start", *where, "--resources", json.dumps(resources),
+        *(("--node-ip-address", args.node_ip) if args.node_ip else ()),
+        *(("--block",) if args.block else ()),
+        *(() if any(word.startswith("--object-store-memory") for word in args.rest)
+          else ("--object-store-memory", str(_STORE))),
+        "--disable-usage-stats", *args.rest,
+    ]  # fmt: skip
+
+
+def run_head(args: argparse.Namespace) -> int:
+    """Begin a cluster."""
+    return _ray(start_command(args, "--head", "--port", str(args.port)))
+
+
+def run_worker(args: argparse.Namespace) -> int:
+    """Join a cluster."""
+    return _ray(start_command(args, "--address", args.address))
+
+
+def run_stop(_: argparse.Namespace) -> int:
+    """End the node."""
+    return _ray([sys.executable, "-m", "ray.scripts.scripts", "stop"])
+
+
+def _ray(command: list[str]) -> int:
+    import_ray()
+    return subprocess.run(command, check=False).returncode
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """Print the nodes that offer sandboxes."""
+    connect(args.address)
+    nodes = [node for node in import_ray().nodes() if offered(node) is not None]
+    found = asyncio.run(statuses(nodes))
+    rows = [_row(node, found[node["NodeID"]]) for node in nodes]
+    if args.json:
+        print_json(rows)
+        return exits.OK
+    columns = (
+        "node",
+        "sandboxes",
+        "build slots",
+        "I/O budget",
+        "batches",
+        "queued",
+        "live",
+        "grading",
+        "images",
+        "sending",
+        "came",
+        "left",
+    )
+    print_table(
+        [Column(name, number=name not in ("node", "I/O budget"), whole=name == "node") for name in columns],
+        [["none" if value is None else str(value) for value in row.values()] for row in rows],
+    )
+    if not rows:
+        put("no node offers sandboxes: minisandbox cluster worker --address HOST:PORT on each")
+    return exits.OK
+
+
+def _row(node: Row, found: list[Status]) -> dict[str, object]:
+    offer = offered(node)
+    assert offer is not None
+
+    def total(*stages: str) -> int:
+        return sum(one.stages.get(stage, 0) for one in found for stage in stages)
+
+    return {
+        "node": node["NodeManagerAddress"],
+        "sandboxes": offer.sandboxes,
+        "build_slots": offer.builds,
+        "io_budget": offer.io_budget,
+        "batches": len(found),
+        "queued": total("queued"),
+        "live": total("sandbox", "agent"),
+        "grading": total("grade"),
+        "images": max((one.images for one in found), default=None),
+        "sending": sum(one.sending for one in found),
+        "came": sum(one.came for one in found),
+        "left": sum(one.left for one in found),
+    }

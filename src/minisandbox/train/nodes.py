@@ -1,0 +1,92 @@
+"""A cluster's nodes as the place where a trainer's rollouts are done; they ask the trainer's own engine, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from dataclasses import replace
+
+from minisandbox.models import Model, ModelOptions
+from minisandbox.rollouts import Setup
+from minisandbox.rollouts.cluster import Cluster, ClusterRollouts
+from minisandbox.rollouts.setup import Draw
+from minisandbox.tasks import Task
+from minisandbox.trajectories import Trajectory
+
+POLICY = "policy"
+"""What nodes call the model that is trained."""
+_ENDING = 10.0
+
+
+class TrainingNodes:
+    """The nodes of a cluster. It is a :class:`.Place`.
+
+    The engine is served at this machine's address, for those who have a key that is made for this run and sent to the
+    nodes. Its weights are those of the step: nothing is drawn while they change.
+
+    Args:
+        cluster: which; its ``model`` is not looked at.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        cluster.check()
+        self._cluster = cluster
+        self._server: _Server | None = None
+        self._rollouts: ClusterRollouts | None = None
+
+    def open(self, setup: Setup) -> None:
+        """As :meth:`.Place.open`.
+
+        Raises:
+            MissingExtra: Ray is not installed.
+            HostError: there is no such cluster.
+        """
+        if self._rollouts is not None:
+            return
+        cluster = self._cluster
+        if setup.model is not None:
+            from minisandbox.rollouts.cluster.on_ray import connect, own_address  # noqa: PLC0415 - only clusters need Ray
+
+            connect(cluster.address)
+            self._server = _Server(setup.model, own_address())
+            options = ModelOptions(POLICY, self._server.base_url, tokens="yes")
+            cluster = replace(cluster, model=options, api_key=self._server.key)
+        self._rollouts = ClusterRollouts(cluster, setup)
+
+    async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
+        """As :meth:`.Place.rollout`."""
+        assert self._rollouts is not None
+        return await self._rollouts.rollout(task, attempt=attempt, draw=Draw(setup.sampling, seed))
+
+    def close(self) -> None:
+        """As :meth:`.Place.close`."""
+        if self._rollouts is not None:
+            self._rollouts.close()
+        if self._server is not None:
+            self._server.close()
+
+
+class _Server:
+    """An engine behind HTTP, on a thread of its own: the trainer's event loop stands still while it trains."""
+
+    def __init__(self, model: Model, host: str) -> None:
+        from minisandbox.models.engine import EngineServer  # noqa: PLC0415 - an extra
+
+        self.key = secrets.token_urlsafe(24)
+        self._serving = EngineServer(model, host=host, name=POLICY, key=self.key)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="policy", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._serving.start(), self._loop).result()
+        self.base_url = self._serving.base_url
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._serving.stop(), self._loop).result(_ENDING)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_ENDING)
+            self._loop.close()

@@ -1,0 +1,68 @@
+"""Ray is for those who ask for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def without_ray(tmp_path: Path) -> dict[str, str]:
+    """An environment in which Ray is not installed."""
+    (tmp_path / "ray.py").write_text("raise ImportError('no ray here')\n")
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+def test_nothing_imports_ray_unasked(tmp_path: Path) -> None:
+    modules = (
+        "rollouts", "rollouts.cluster", "rollouts.cluster.on_ray", "train.nodes", "cli.rollout", "cli.validate",
+        "cli.train", "cli.cluster", "cli.main",
+    )  # fmt: skip
+    code = "".join(f"import minisandbox.{name}\n" for name in modules) + "import sys; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env=without_ray(tmp_path), timeout=120)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rollout", "quickstart", "--agent", "oracle", "--cluster", "auto", "-o", "run"),
+        ("validate", "quickstart", "--cluster", "auto", "-o", "run"),
+        ("evaluate", "quickstart", "-p", "gold", "--cluster", "auto", "-o", "run"),
+        ("cluster", "status"),
+        ("cluster", "head"),
+        ("cluster", "worker", "--address", "10.0.0.1:6379"),
+        ("cluster", "stop"),
+    ],
+)
+def test_without_ray_one_line_says_how_to_have_it(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisandbox", *words],
+        capture_output=True, text=True, check=False, env=without_ray(tmp_path), cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 18, done.stderr
+    assert "pip install 'swe-minisandbox[ray]'" in done.stderr
+    assert not (tmp_path / "run" / "rollouts.sqlite").exists()
+
+
+def test_what_follows_two_dashes_is_for_ray(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    place = tmp_path / "ray" / "scripts"
+    place.mkdir(parents=True)
+    for file in (tmp_path / "ray" / "__init__.py", place / "__init__.py"):
+        file.touch()
+    (place / "scripts.py").write_text(f"import sys\nopen({str(said)!r}, 'w').write('\\n'.join(sys.argv[1:]))\n")
+    subprocess.run(
+        [
+            sys.executable, "-m", "minisandbox", "cluster", "worker", "--address", "h:1", "--sandboxes", "3",
+            "--build-slots", "2", "--io-budget", "1.5", "--node-ip", "10.0.0.2", "--", "--num-gpus", "0",
+        ],
+        check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=120,
+    )  # fmt: skip
+    words = said.read_text().splitlines()
+    assert words[:3] == ["start", "--address", "h:1"]
+    assert words[-2:] == ["--num-gpus", "0"]
+    assert '{"build_slots": 2, "sandboxes": 3, "io_budget": 1572864}' in words
+    assert "10.0.0.2" in words
