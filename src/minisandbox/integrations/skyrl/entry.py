@@ -26,7 +26,7 @@ from minisandbox.tasks.dialects.skyrl import inner_row
 from minisandbox.train.options import from_mapping
 
 
-@dataclass
+@dataclass(slots=True)
 class SandboxTrainConfig(SkyRLTrainConfig):
     """SkyRL's configuration, with our section; its keys are :class:`.SandboxOptions`'s."""
 
