@@ -24,6 +24,7 @@ from minisandbox.models.testing import ScriptedServer
 from minisandbox.rollouts import Budgets, RunReader, Setup
 from minisandbox.rollouts.cluster import Cluster
 from minisandbox.rollouts.executor import Executor
+from minisandbox.store import remove_tree
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.tasks.dialects.skyrl import row_of
 from minisandbox.tasks.documents import Layout
@@ -266,6 +267,25 @@ def test_a_cluster_s_nodes_do_the_rollouts(
     assert one.address == "auto"
     assert one.model.tokens == "yes"
     assert one.model.api_base.endswith("/v1")
+
+
+def test_rollouts_over_ray_itself(config: SandboxTrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray cluster of one node, begun as SkyRL does: our actor on it asks the engines, builds, works and grades."""
+    import ray  # noqa: PLC0415 - it comes with SkyRL
+
+    monkeypatch.setenv("MINISANDBOX_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 else: nothing moves beside what else a busy machine does
+    config.minisandbox |= {"cluster": "auto"}
+    ray.init(num_cpus=2, resources={"sandboxes": 4}, include_dashboard=False, log_to_driver=False)
+    try:
+        output = generate(config, MIXED, lambda _: pytest.fail("the driver builds nothing"), tasks=1)
+    finally:
+        ray.shutdown()
+        remove_tree(tmp_path / "store")
+    validate_generator_output(4, output, step_wise=True)
+    assert output["stop_reasons"] == ["stop", "stop", "error", "length"]
+    assert output["rewards"][:2] == [1.0, 0.0]
 
 
 def test_what_is_no_step_is_refused(config: SandboxTrainConfig, image_of: Callable[[Task], Image]) -> None:
