@@ -30,7 +30,8 @@ RAY = {
     "RAY_worker_niceness": "0",  # 15 else: nothing moves beside whatever else a busy machine does
     "RAY_enable_metrics_collection": "0",
     "RAY_enable_worker_prestart": "0",
-    "RAY_raylet_start_wait_time_s": "600",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_agent_register_timeout_ms": "120000",  # a raylet ends whose agent takes longer to begin
     "RAY_health_check_failure_threshold": "15",
 }
 
@@ -180,12 +181,18 @@ class Hosts:
         else:
             host.start("worker", "--address", self.head, sandboxes=self.sandboxes, options=self.options)
 
+    def _again(self) -> None:
+        """Begin the nodes once more that have not begun: on a busy machine Ray's own deadlines pass."""
+        for number, host in enumerate(self.all):
+            if host.nodes and host.nodes[-1].poll() is not None:
+                self.start(number)
+
     def wait(self, count: int) -> None:
         """Wait until so many nodes offer sandboxes."""
         script = (
             "import ray, sys, time; ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)\n"
             "def there(): return sum(n['Alive'] and 'sandboxes' in n['Resources'] for n in ray.nodes())\n"
-            "end = time.monotonic() + 300\n"
+            "end = time.monotonic() + 60\n"
             "while there() < int(sys.argv[2]) and time.monotonic() < end: time.sleep(0.2)\n"
             "sys.exit(there() < int(sys.argv[2]))\n"
         )
@@ -197,6 +204,7 @@ class Hosts:
                 said = asking.communicate(timeout=600)[0]
             if asking.returncode == 0:
                 return
+            self._again()
             assert time.monotonic() < give_up, said + "".join(host.log.read_text() for host in self.all)
             time.sleep(0.5)
 

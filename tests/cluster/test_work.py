@@ -18,11 +18,12 @@ DEADLINE = 900.0
 IMAGES = 3
 _ENGINE = """
 import asyncio, sys
+from pathlib import Path
 from minisandbox.models import Script, ScriptedModel
 from minisandbox.models.engine import EngineServer
 
 async def main():
-    script = Script.load(sys.argv[1])
+    script = Script.load(Path(sys.argv[1]))
     async with EngineServer(ScriptedModel(script, name="scripted", tokens=True), host=sys.argv[2], port=8100):
         print("ready", flush=True)
         await asyncio.Event().wait()

@@ -411,7 +411,8 @@ class Fleet(Generic[Done]):
     def _miss(self, seat: _Seat, job: Job, error: NotFound) -> None:
         """An image has gone from a node's store, which others may collect: it is made or taken over again."""
         group = self._groups[job.task.instance_id]
-        self._notice(f"node {seat.node.name} has lost an image: {error}")
+        if seat in group.holders:
+            self._notice(f"node {seat.node.name} has lost an image: {error}")
         group.holders.discard(seat)
         seat.holds.discard(group)
         seat.ready = deque(one for one in seat.ready if one is not group)

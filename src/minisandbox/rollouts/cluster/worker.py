@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from minisandbox.errors import MiniSandboxError, StoreError
+from minisandbox.errors import MiniSandboxError, NotFound, StoreError
 from minisandbox.grade.resumable import Job as Check
 from minisandbox.grade.resumable import serve
 from minisandbox.images import Image, build, load_image
@@ -99,7 +99,6 @@ class Worker:
         self._executor = Executor(
             self._setup, terms.budgets(resources), image_of=self._build, tries=terms.tries, pause=terms.pause
         )
-        self._images: dict[str, Image] = {}
         self._jobs: dict[tuple[str, int], tuple[Job, asyncio.Future[Packed | None]]] = {}
         self._checkers = Threads(terms.gradings or len(os.sched_getaffinity(0)), "check")
         self._checks: list[Future[Result | None]] = []  # that have not ended
@@ -122,9 +121,7 @@ class Worker:
         Raises:
             MiniSandboxError: it cannot be made.
         """
-        image = await self._executor.image(task)
-        self._images[task.instance_id] = image
-        return image.key
+        return (await self._executor.image(task)).key
 
     async def fetch(self, name: str, where: str, source: Source) -> Moved:
         """Take an image over from another node.
@@ -146,7 +143,6 @@ class Worker:
                 reason="it hangs, or the network does",
                 hint="it is tried again",
             ) from error
-        self._images.pop(name, None)
         self._came += done.bytes
         return Moved(done.layers, done.bytes, peer.wire)
 
@@ -235,8 +231,14 @@ class Worker:
     # --- for its executor --------------------------------------------------------------------------------------------
 
     async def ended(self, job: Job, packed: Packed) -> None:
-        """Hand a rollout to whoever waits for it."""
-        _settle(self._jobs[job.key][1], packed)
+        """Hand a rollout to whoever waits for it; one that failed because its image was removed is to be done again."""
+        future = self._jobs[job.key][1]
+        if packed.summary.failed_in and not future.done():
+            try:
+                self._image(job.task)
+            except NotFound as error:
+                future.set_exception(error)
+        _settle(future, packed)
 
     def end_by(self, error: Exception) -> None:
         """Tell the driver that no rollout can go on: by one that waits for it."""
@@ -246,10 +248,7 @@ class Worker:
                 return
 
     def _image(self, task: Task) -> Image:
-        image = self._images.get(task.instance_id)
-        if image is None:
-            image = self._images[task.instance_id] = load_image(self._store, task.instance_id)
-        return image
+        return load_image(self._store, task.instance_id)  # each time: another process may have removed it
 
     def _build(self, task: Task) -> Image:
         try:
