@@ -21,7 +21,10 @@ from minisandbox.errors import BuildError, InvalidValue, ModelRefused, TrainingE
 from minisandbox.images import Image
 from minisandbox.models import client
 from minisandbox.models.testing import ScriptedServer
-from minisandbox.rollouts import RunReader
+from minisandbox.rollouts import Budgets, RunReader, Setup
+from minisandbox.rollouts.cluster import Cluster
+from minisandbox.rollouts.executor import Executor
+from minisandbox.store import remove_tree
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.tasks.dialects.skyrl import row_of
 from minisandbox.tasks.documents import Layout
@@ -243,6 +246,46 @@ def test_what_no_step_can_go_on_from_ends_it_with_the_reason(
         generate(config, {"calc__smith-1": [{"fault": "timeout"}]}, image_of, tasks=1)
     places = sorted(Path(config.minisandbox["out"], "train").iterdir())
     assert [place.name for place in places] == ["step-1", "step-1.1", "step-1.2"]  # a step that is done again
+
+
+def test_a_cluster_s_nodes_do_the_rollouts(
+    config: SandboxTrainConfig, image_of: Callable[[Task], Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node does is done here; tests/cluster has the nodes."""
+    joined: list[Any] = []
+
+    class Node(Cluster):
+        def crew(self, setup: Setup, budgets: Budgets, *, tries: int, pause: float) -> Any:
+            joined.append(self)
+            return Executor(setup, budgets, image_of=image_of, tries=tries, pause=pause)
+
+    monkeypatch.setattr(generator, "Cluster", Node)
+    config.minisandbox |= {"cluster": "auto"}
+    output = generate(config, MIXED, lambda _: pytest.fail("the driver builds nothing"), tasks=1)
+    assert output["rewards"][:2] == [1.0, 0.0]
+    (one,) = joined
+    assert one.address == "auto"
+    assert one.model.tokens == "yes"
+    assert one.model.api_base.endswith("/v1")
+
+
+def test_rollouts_over_ray_itself(config: SandboxTrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray cluster of one node, begun as SkyRL does: our actor on it asks the engines, builds, works and grades."""
+    import ray  # noqa: PLC0415 - it comes with SkyRL
+
+    monkeypatch.setenv("MINISANDBOX_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 else: nothing moves beside what else a busy machine does
+    config.minisandbox |= {"cluster": "auto"}
+    ray.init(num_cpus=2, resources={"sandboxes": 4}, include_dashboard=False, log_to_driver=False)
+    try:
+        output = generate(config, MIXED, lambda _: pytest.fail("the driver builds nothing"), tasks=1)
+    finally:
+        ray.shutdown()
+        remove_tree(tmp_path / "store")
+    validate_generator_output(4, output, step_wise=True)
+    assert output["stop_reasons"] == ["stop", "stop", "error", "length"]
+    assert output["rewards"][:2] == [1.0, 0.0]
 
 
 def test_what_is_no_step_is_refused(config: SandboxTrainConfig, image_of: Callable[[Task], Image]) -> None:

@@ -36,7 +36,9 @@ class SandboxOptions:
     step_deadline: float = option(7200.0, help="seconds of all rollouts of a step; what has not ended a minute later "
                                   "has no reward")  # fmt: skip
     tries: int = option(3, help="tries of a rollout that fails on our side")
-    workers: int = option(128, help="sandboxes with an agent at once")
+    workers: int = option(128, help="sandboxes with an agent at once; with a cluster, what its nodes offer counts")
+    cluster: str | None = option(None, help="auto: rollouts are done by all nodes of SkyRL's Ray cluster that offer "
+                                 "sandboxes; without, by the node of its training loop")  # fmt: skip
     builds: int = option(0, help="images that are built at once; 0: one for each CPU")
     starts: int = option(0, help="sandboxes that are made at once; 0: two for each CPU")
     gradings: int = option(0, help="submissions that are graded at once; 0: one for each CPU")

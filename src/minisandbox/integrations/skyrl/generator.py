@@ -20,6 +20,8 @@ from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions
 from minisandbox.integrations.skyrl.output import Ended, metrics_of, output_of
 from minisandbox.models import ModelOptions, Sampling, open_model
 from minisandbox.rollouts import Batch, Budgets, ImageOf, Progress, RunReader, Setup
+from minisandbox.rollouts.cluster import Cluster
+from minisandbox.rollouts.executor import Crew
 from minisandbox.store import Store
 from minisandbox.tasks import Task, task_from_row
 from minisandbox.train.options import from_mapping
@@ -27,6 +29,7 @@ from minisandbox.train.options import from_mapping
 _KNOWN = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop", "logprobs", "min_p"})
 """What SkyRL says of sampling that we say ourselves."""
 _DRAIN = 60.0
+_PAUSE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,15 @@ class SandboxGenerator(GeneratorInterface):
         output["rollout_metrics"] = _metrics(ended, output)
         return GeneratorOutput(**output)
 
+    def _crew(self, setup: Setup) -> Crew | None:
+        """The nodes that do the rollouts; None for this one. Each opens a client of the engines of its own."""
+        options = self._options
+        if options.cluster is None:
+            return None
+        mirrors = None if options.repo_mirrors is None else Path(options.repo_mirrors)
+        cluster = Cluster(address=options.cluster, model=self._model, mirrors=mirrors)
+        return cluster.crew(setup, _budgets(options), tries=options.tries, pause=_PAUSE)
+
     def _place(self, metadata: Any) -> Path:
         """The run directory of a step. One that is there already is of a run that was cut off: of other weights."""
         phase, step = ("train", 0) if metadata is None else (metadata.training_phase, metadata.global_step or 0)
@@ -152,7 +164,7 @@ class SandboxGenerator(GeneratorInterface):
         )
         batch = Batch(
             asked.tasks, setup, place, image_of=self._image_of, attempts=asked.attempts, budgets=_budgets(options),
-            tries=options.tries, drain=_DRAIN, progress=ended,
+            tries=options.tries, drain=_DRAIN, progress=ended, crew=self._crew(setup),
         )  # fmt: skip
         late = asyncio.get_running_loop().call_later(options.step_deadline, batch.drain)
         try:
