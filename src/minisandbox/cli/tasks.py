@@ -1,10 +1,10 @@
-"""``minisandbox tasks ls|show|filter|unique-images|merge``."""
+"""``minisandbox tasks ls|show|filter|unique-images|merge|mutate``."""
 
 from __future__ import annotations
 
 import argparse
 
-from minisandbox.cli import exits, tasks_filter, tasks_merge
+from minisandbox.cli import exits, tasks_filter, tasks_merge, tasks_mutate
 from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.cli.task_sets import add_source_options, add_tasks_arguments, load
 from minisandbox.errors import clean
@@ -27,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.set_defaults(run=run_show)
     tasks_filter.configure(verbs)
     tasks_merge.configure(verbs)
+    tasks_mutate.configure(verbs)
 
 
 def run_ls(args: argparse.Namespace) -> int:

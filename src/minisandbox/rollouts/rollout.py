@@ -209,11 +209,10 @@ def finish(draft: Draft, image: Image, *, tries: int = 1) -> Trajectory:
 
 
 def _graded(draft: Draft, image: Image, tries: int) -> Grade | None:
-    assert draft.submission is not None
     while True:
         tries -= 1
         try:
-            graded = grade(draft.task, image, draft.submission, timeout=draft.setup.timeout, limits=draft.setup.limits)
+            graded = _grade(draft, image)
         except InvalidValue as error:  # a task that cannot be graded: its row is wrong, and a batch goes on without it
             draft.failure = Failure("grade", type(error).__name__, str(error))
             return None
@@ -224,3 +223,13 @@ def _graded(draft: Draft, image: Image, tries: int) -> Grade | None:
             draft.failure = failure
             return graded
         draft.tries = (*draft.tries, failure)
+
+
+def _grade(draft: Draft, image: Image) -> Grade:
+    task, submission, setup = draft.task, draft.submission, draft.setup
+    assert submission is not None
+
+    def make() -> Grade:
+        return grade(task, image, submission, timeout=setup.timeout, limits=setup.limits)
+
+    return make() if setup.grades is None else setup.grades.of(image.key, task.instance_id, submission, make)
