@@ -35,6 +35,7 @@ class Experiment:
         train: the task set to train on.
         held_out: the task set to evaluate on.
         settings: further `KEY=VALUE` of reinforcement learning.
+        likeliest: whether both models are also evaluated by their likeliest answers.
     """
 
     out: Path
@@ -44,6 +45,7 @@ class Experiment:
     train: str = TRAIN
     held_out: str = HELD_OUT
     settings: Sequence[str] = ()
+    likeliest: bool = True
 
     def run(self) -> None:
         """Do what is not done yet."""
@@ -60,8 +62,9 @@ class Experiment:
                 "steps": self.steps, "seed": seed,
             }  # fmt: skip
             self._train("rl", rl, settings, self.settings)
-            for name, model in ((f"greedy-sft-{seed}", sft), (f"greedy-rl-{seed}", rl)):
-                self._greedy(name, model / "model")
+            if self.likeliest:
+                self._evaluate(f"likeliest-sft-{seed}", sft / "model")
+                self._evaluate(f"likeliest-rl-{seed}", rl / "model")
 
     def _train(self, kind: str, out: Path, settings: dict[str, object], more: Sequence[str]) -> None:
         given = [f"{key}={value}" for key, value in settings.items()]
@@ -69,7 +72,7 @@ class Experiment:
         command = ["minisandbox", "train", kind, f"{kind}-mutations", *options, "-o", str(out)]
         self._stage(out.name, out / "model" / "config.json", command)
 
-    def _greedy(self, name: str, model: Path) -> None:
+    def _evaluate(self, name: str, model: Path) -> None:
         """One rollout of each held-out task, with the likeliest answer."""
         command = [
             "minisandbox", "rollout", self.held_out, "--agent", "word-edit", "--model", f"local:{model}",

@@ -28,6 +28,9 @@ _APART = frozenset({"test", "tests", "testing", "doc", "docs", "examples", "exam
 _LARGEST_SOURCE = MiB
 _DECORATORS = 6
 _MOST_TESTS = 150
+_CPU_SECONDS = 10
+"""What one run of a task's tests may take of a processor: wrong words make loops endless, and seconds of a clock are
+many where a machine is busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +200,11 @@ def mutated_tasks(
         and usable(one, options)
     ]
     tell(f"{clean.instance_id}: {len(project.clean.passed)} tests, {len(chosen)} functions to put bugs into")
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         made = list(pool.map(lambda one: _tasks_of(one, clean, image, project, options), chosen))
+    finally:  # a Ctrl-C too: what has not begun does not
+        pool.shutdown(cancel_futures=True)
     found = [task for tasks in made for task in tasks]
     tell(f"{clean.instance_id}: {len(found)} tasks of {sum(map(bool, made))} functions")
     return found
@@ -217,9 +223,10 @@ def _task(mutant: Mutant, clean: Task, image: Image, project: Survey) -> Iterabl
     """The task of a bug, or nothing where no test finds it."""
     patch = mutant.patch(project.sources[mutant.function.file])
     files = project.files_for(mutant.function)[:2]
+    bounded = replace(clean, test_command=f"ulimit -t {_CPU_SECONDS}; {clean.test_command}")
     try:
         # in this form the reference is what is applied: here the bug
-        buggy = measure(replace(clean, patch=patch), image, reference=True, files=files)
+        buggy = measure(replace(bounded, patch=patch), image, reference=True, files=files)
     except MiniSandboxError:  # a bug may end the sandbox: no task
         return
     if not buggy.believed:
@@ -228,7 +235,7 @@ def _task(mutant: Mutant, clean: Task, image: Image, project: Survey) -> Iterabl
     file = next((one for one in files if _of(one, failing)), None)
     if file is not None:
         yield replace(
-            clean,
+            bounded,
             instance_id=f"{clean.instance_id.removesuffix('clean')}{mutant.function.name}__{mutant.digest}",
             problem_statement=statement(mutant.function),
             patch=patch,

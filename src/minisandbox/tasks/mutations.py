@@ -304,8 +304,10 @@ def mutants(function: Function) -> list[Mutant]:
     original = _tree(function.lines)
     found: dict[WordEdit, Mutant] = {}
     for number, line in enumerate(function.lines, 1):
-        for word in split_words(line):
-            for wrong in replacements(word.text):
+        words = split_words(line)
+        for before, word in zip([None, *words], words, strict=False):
+            named = before is not None and before.text == "def"  # problem statements name the function
+            for wrong in () if named else replacements(word.text):
                 fix = WordEdit(number, wrong, word.text)
                 changed = line[: word.start] + wrong + line[word.end :]
                 lines = (*function.lines[: number - 1], changed, *function.lines[number:])
