@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox.cli.tasks_mutate import write_parts
 from minisandbox.grade import Grade, Reason, Verdict
 from minisandbox.rollouts import KnownGrades
-from minisandbox.tasks import mutations
+from minisandbox.tasks import Form, Task, TaskSet, mutations
 from minisandbox.tasks.mutations import (
     Function,
     WordEdit,
@@ -193,3 +194,24 @@ def test_a_failure_of_ours_is_not_kept() -> None:
         known.of("i", "t", b"p", lambda: (_ for _ in ()).throw(OSError("disk")))
     assert known.of("i", "t", b"p", lambda: graded(Reason.TESTS_NOT_PASSED)).resolved is False
     assert known.of("i", "t", b"p", lambda: graded(Reason.RESOLVED)).resolved is False
+
+
+# --- files of tasks --------------------------------------------------------------------------------------------------
+
+
+def test_a_functions_tasks_are_in_one_file(tmp_path: Path) -> None:
+    tasks = [_task(f"f{number}", digest) for number in range(40) for digest in "ab"]
+    counts = write_parts(tasks, {"train": 0.5, "held-out": 0.3}, 7, tmp_path / "bugs.jsonl")
+    assert set(counts) == {tmp_path / "bugs-train.jsonl", tmp_path / "bugs-held-out.jsonl"}
+    parts = [{place_of(task.problem_statement) for task in TaskSet.load(path)} for path in counts]
+    assert not parts[0] & parts[1]
+    assert [2 * len(part) for part in parts] == list(counts.values())
+    assert 0 < len(parts[1]) < len(parts[0]) < 40
+    write_parts(tasks, {"": 1.0}, 7, tmp_path / "all.jsonl")
+    assert len(TaskSet.load(tmp_path / "all.jsonl")) == 80
+
+
+def _task(name: str, digest: str) -> Task:
+    patch = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-a\n+b\n"
+    shown = Function("m.py", name, (1, 2), ("def f():", "    pass"))
+    return Task(f"a__b.{name}__{digest}", "a/b", "c", statement(shown), patch, "", ("t.py::t",), (), form=Form.SWESMITH)

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         for clean in _projects(load(args)):
             image = builder.image_of(clean)
             found += mutated_tasks(clean, image, options, workers=args.workers or cpus(), tell=progress.note)
-    counts = _write(found, parts, options.seed, args.out)
+    counts = write_parts(found, parts, options.seed, args.out)
     if args.json:
         print_json({str(path): count for path, count in counts.items()})
     return exits.OK
@@ -70,8 +70,18 @@ def _projects(tasks: TaskSet) -> list[Task]:
     return list({task.instance_id: task for task in reversed(list(cleaned))}.values())[::-1]
 
 
-def _write(tasks: Sequence[Task], parts: Mapping[str, float], seed: int, out: Path) -> dict[Path, int]:
-    """Write each part's tasks; a function's tasks are all in one part."""
+def write_parts(tasks: Sequence[Task], parts: Mapping[str, float], seed: int, out: Path) -> dict[Path, int]:
+    """Write tasks to a file for each part; a function's tasks are all in one.
+
+    Args:
+        tasks: of mutated functions.
+        parts: by name the share of the functions; a name that is empty stands for `out` itself.
+        seed: of the division.
+        out: the file that the parts' files are called after.
+
+    Returns:
+        How many tasks each file has.
+    """
     counts, low = {}, 0.0
     for name, width in parts.items():
         chosen = [task for task in tasks if low <= _share(task, seed) < low + width]

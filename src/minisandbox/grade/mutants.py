@@ -28,9 +28,9 @@ _APART = frozenset({"test", "tests", "testing", "doc", "docs", "examples", "exam
 _LARGEST_SOURCE = MiB
 _DECORATORS = 6
 _MOST_TESTS = 150
-_CPU_SECONDS = 10
-"""What one run of a task's tests may take of a processor: wrong words make loops endless, and seconds of a clock are
-many where a machine is busy."""
+_CPU_SECONDS, _PATIENCE = 10, 5
+"""What one run of a task's tests may take of a processor: wrong words make loops endless. So bounded they can have
+several times as many seconds of the clock, of which busy machines take many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,12 @@ def clean_task(task: Task) -> Task:
     return replace(
         task, instance_id=f"{name}.clean", form=Form.SWEBENCH, test_patch="", FAIL_TO_PASS=UNMEASURED, PASS_TO_PASS=()
     )
+
+
+def bounded_task(task: Task) -> Task:
+    """Return a task whose tests end although a wrong word has made a loop endless, on a busy machine no sooner."""
+    command = f"ulimit -t {_CPU_SECONDS}; {task.test_command}"
+    return replace(task, test_command=command, test_timeout=_PATIENCE * task.test_timeout)
 
 
 def survey(clean: Task, image: Image) -> Survey:
@@ -223,7 +229,7 @@ def _task(mutant: Mutant, clean: Task, image: Image, project: Survey) -> Iterabl
     """The task of a bug, or nothing where no test finds it."""
     patch = mutant.patch(project.sources[mutant.function.file])
     files = project.files_for(mutant.function)[:2]
-    bounded = replace(clean, test_command=f"ulimit -t {_CPU_SECONDS}; {clean.test_command}")
+    bounded = bounded_task(clean)
     try:
         # in this form the reference is what is applied: here the bug
         buggy = measure(replace(bounded, patch=patch), image, reference=True, files=files)

@@ -24,6 +24,7 @@ def _note(frame, event, _):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
+    """Note what a test calls, its fixtures included."""
     current[0] = item.nodeid
     sys.setprofile(_note)
     yield
@@ -31,5 +32,6 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_sessionfinish():
+    """Write what was noted."""
     with open(OUT, "w") as file:
         json.dump({place: list(tests) for place, tests in called.items()}, file)
