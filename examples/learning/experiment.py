@@ -41,7 +41,7 @@ class Experiment:
     out: Path
     seeds: Sequence[int] = SEEDS
     rows: int = 40_000
-    steps: int = 60
+    steps: int = 100
     train: str = TRAIN
     held_out: str = HELD_OUT
     settings: Sequence[str] = ()
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="where it all goes; the same directory goes on")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="N")
     parser.add_argument("--rows", type=int, default=40_000, help="bugs that the base learns from")
-    parser.add_argument("--steps", type=int, default=60, help="of reinforcement learning")
+    parser.add_argument("--steps", type=int, default=100, help="of reinforcement learning")
     parser.add_argument("--train", default=TRAIN, metavar="TASKS")
     parser.add_argument("--held-out", default=HELD_OUT, metavar="TASKS")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")

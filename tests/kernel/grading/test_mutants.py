@@ -146,6 +146,7 @@ def test_bugs_are_put_into_modules_only(project: Task, images: Callable[[Task], 
     assert not any(name.startswith("vendor/") for name in found)
 
 
+@pytest.mark.filterwarnings("default")  # those of torch and TRL are theirs
 def test_a_step_of_reinforcement_learning(
     made: Sequence[Task], images: Callable[[Task], Image], tmp_path: Path
 ) -> None:
