@@ -20,6 +20,7 @@ from minisandbox.rollouts import RunReader
 from minisandbox.train.evaluation import Score, draw_curve
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+SHOWN = "![The resolve rate on held-out tasks, by optimiser steps](results.svg)"
 PAGE, CURVE = DOCS / "results.md", DOCS / "results.svg"
 
 
@@ -63,7 +64,11 @@ def main() -> None:
         raise SystemExit(f"{given.run} has no evaluation yet")
     draw_curve({f"seed {one.number}": one.scores for one in seeds}, given.curve)
     page = given.page.read_text()
-    for name, text in (("rates", rates(seeds)), ("course", course(seeds)), ("cost", cost(given.run, seeds))):
+    for name, text in (
+        ("rates", f"{rates(seeds)}\n\n{SHOWN}"),
+        ("course", course(seeds)),
+        ("cost", cost(given.run, seeds)),
+    ):
         page = with_part(page, name, text)
     given.page.write_text(page)
     print(rates(seeds))
