@@ -46,7 +46,7 @@ def test_agents_by_name(tmp_path: Path) -> None:
     ]
     assert [type(one) for one in made] == [BashAgent, OracleAgent, EmptyAgent, ReplayAgent, WordEditAgent]
     assert [one.name for one in made] == list(AGENTS)
-    assert [one.needs_model for one in made] == [True, False, False, False]
+    assert [one.needs_model for one in made] == [True, False, False, False, True]
 
 
 OWN = """
