@@ -13,12 +13,16 @@ KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e tests
 # dev: the tools alone; tests that need an extra are skipped. full: all extras, with torch where TORCH says which.
 ENVIRONMENT ?= dev
 TORCH ?=
+FULL ?= $(VENV)-full
+EXPERIMENT ?= runs/learning
 SOURCES := src tests benchmarks tools examples
 
-.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean
+.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
+	@echo "make train-demo   train a small model by SFT and RL in sandboxes, and print the reward before and after; 20 minutes"
+	@echo "make experiment   the whole experiment of docs/results.md, in EXPERIMENT=$(EXPERIMENT); hours; it goes on where it was"
 	@echo "make test         lint, then all tests (as root: the kernel tests as an ordinary user first)"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"
 	@echo "make test-no-reaper  all tests where the first process reaps no orphans, as in many containers"
@@ -55,6 +59,16 @@ $(VENV)/.dev: pyproject.toml requirements-$(ENVIRONMENT).lock tools/make-venv
 
 quickstart: $(VENV)/.run
 	@"$(BIN)/minisandbox" quickstart
+
+# Both need all extras, and so an environment of their own.
+$(FULL)/.dev: pyproject.toml requirements-full.lock tools/make-venv
+	@TORCH="$(or $(TORCH),torch==2.13.0)" tools/make-venv "$(FULL)" full
+
+train-demo: $(FULL)/.dev
+	@"$(FULL)/bin/python" -m examples.learning.demo runs/train-demo
+
+experiment: $(FULL)/.dev
+	@"$(FULL)/bin/python" -m examples.learning.experiment $(EXPERIMENT)
 
 # In this order, so that the last line printed is pytest's about the whole suite; a failure on the way is the last line too.
 test: $(VENV)/.dev

@@ -1,10 +1,10 @@
-"""``minisandbox tasks ls|show|filter|unique-images|merge|export``."""
+"""``minisandbox tasks ls|show|filter|unique-images|merge|mutate|export``."""
 
 from __future__ import annotations
 
 import argparse
 
-from minisandbox.cli import exits, tasks_export, tasks_filter, tasks_merge
+from minisandbox.cli import exits, tasks_export, tasks_filter, tasks_merge, tasks_mutate
 from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.cli.task_sets import add_source_options, add_tasks_arguments, load
 from minisandbox.errors import clean
@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     tasks_filter.configure(verbs)
     tasks_merge.configure(verbs)
     tasks_export.configure(verbs)
+    tasks_mutate.configure(verbs)
 
 
 def run_ls(args: argparse.Namespace) -> int:

@@ -69,7 +69,7 @@ def run_filter(args: argparse.Namespace) -> int:
         raise InvalidValue("--status without --statuses", hint="name the run: --statuses DIR")
     if args.split and args.out is None:
         raise InvalidValue("--split without --out", hint="say where the parts go: --out tasks.jsonl")
-    fractions = dict(_share(text) for text in args.split or ())
+    fractions = dict(share(text) for text in args.split or ())
     chosen_range = parse_range(args.range)
     tasks = load(args)
     ids = _meeting(tasks, args)
@@ -102,12 +102,13 @@ def run_unique(args: argparse.Namespace) -> int:
 def _write(tasks: TaskSet, ids: Sequence[str], out: Path | None, part: str = "") -> None:
     if out is None:
         return
-    path = out if not part else _part_name(out, part)
+    path = out if not part else part_name(out, part)
     tasks.take(ids).save(path)
     say(f"{path}: {len(ids)} of {len(tasks)} tasks")
 
 
-def _part_name(out: Path, part: str) -> Path:
+def part_name(out: Path, part: str) -> Path:
+    """Return the name of a part's file or folder."""
     if layout_of_name(out) is None:
         return out.with_name(f"{out.name}-{part}")
     stem, dot, endings = out.name.partition(".json" if ".json" in out.name else ".parquet")
@@ -163,10 +164,15 @@ def parse_range(text: str | None) -> slice:
     return slice(*(None if bound is None else int(bound) for bound in match.groups()))
 
 
-def _share(text: str) -> tuple[str, float]:
+def share(text: str) -> tuple[str, float]:
+    """Read ``NAME=SHARE``.
+
+    Raises:
+        InvalidValue: it is none.
+    """
     name, _, share = text.partition("=")
     try:
-        if re.fullmatch(r"[A-Za-z0-9_.]+", name):
+        if re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             return name, float(share)
     except ValueError:
         pass

@@ -239,15 +239,10 @@ def finish(draft: Draft, image: Image, *, tries: int = 1, cancellation: Cancella
 
 
 def _graded(draft: Draft, image: Image, tries: int, cancellation: Cancellation | None) -> Grade | None:
-    assert draft.submission is not None
-    setup = draft.setup
     while True:
         tries -= 1
         try:
-            graded = grade(
-                draft.task, image, draft.submission, timeout=setup.timeout, limits=setup.limits,
-                cancellation=cancellation,
-            )  # fmt: skip
+            graded = _grade(draft, image, cancellation)
         except CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - a wrong row, or a mistake of ours: a batch goes on without this one
@@ -262,3 +257,15 @@ def _graded(draft: Draft, image: Image, tries: int, cancellation: Cancellation |
             draft.failure = failure
             return graded
         draft.tries = (*draft.tries, failure)
+
+
+def _grade(draft: Draft, image: Image, cancellation: Cancellation | None) -> Grade:
+    task, submission, setup = draft.task, draft.submission, draft.setup
+    assert submission is not None
+
+    def make() -> Grade:
+        return grade(
+            task, image, submission, timeout=setup.timeout, limits=setup.limits, cancellation=cancellation
+        )  # fmt: skip
+
+    return make() if setup.grades is None else setup.grades.of(image.key, task.instance_id, submission, make)

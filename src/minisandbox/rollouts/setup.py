@@ -12,6 +12,7 @@ from minisandbox.agents import Agent, AgentLimits
 from minisandbox.errors import InvalidValue
 from minisandbox.models import Model, Sampling
 from minisandbox.models.seeding import SeededModel
+from minisandbox.rollouts.grades import KnownGrades
 from minisandbox.tasks import Task
 from minisandbox.trajectories.codec import to_json
 from minisandbox.types import Limits
@@ -43,6 +44,7 @@ class Setup:
         timeout: seconds the tests may take; each task's own if None.
         deadline: seconds after which the agent is cut off, whatever it waits for; it is graded then.
         configuration: the agent's own, kept with each trajectory.
+        grades: what equal submissions share, where the tasks' tests always do the same; each is graded if None.
     """
 
     agent: Agent
@@ -53,6 +55,7 @@ class Setup:
     timeout: float | None = None
     deadline: float = DEADLINE
     configuration: Mapping[str, object] = field(default_factory=dict)
+    grades: KnownGrades | None = None
 
     def __post_init__(self) -> None:
         """Check that what belongs together is there."""

@@ -176,6 +176,8 @@ class RlConfig:
                          choices=("transformers", "vllm"))  # fmt: skip
     engine_batch: int = option(8, help="answers that transformers draws at once")
     vllm: Vllm = Vllm()
+    reuse_grades: bool = option(False, help="grade equal submissions to a task once in a run: right where its tests "
+                                "always do the same")  # fmt: skip
     check_tokens: str = option("sample", help="which rows' log-probabilities are computed a second time, alone and "
                                "without padding, and compared with the sampler's", choices=CHECKS)  # fmt: skip
     check_rows: int = option(4, help="how many rows of a step `sample` takes")

@@ -10,7 +10,7 @@ from typing import Protocol
 from minisandbox.agents import AgentLimits, AgentOptions, open_agent
 from minisandbox.models import Model, Sampling
 from minisandbox.models.seeding import SeededModel
-from minisandbox.rollouts import ImageOf, RunDirectory, Setup, rollout_async
+from minisandbox.rollouts import ImageOf, KnownGrades, RunDirectory, Setup, rollout_async
 from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
 from minisandbox.train.config import Policy, RlConfig
@@ -72,6 +72,7 @@ class SandboxRollouts:
         policy: how it acts.
         out: the run directory that the trajectories go to; None: they are not kept.
         temperature: of the sampling, where it is not the policy's.
+        grades: those that are known, where equal submissions are graded once.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class SandboxRollouts:
         *,
         out: Path | None = None,
         temperature: float | None = None,
+        grades: KnownGrades | None = None,
     ) -> None:
         options = AgentOptions(
             action_format=policy.action_format, prompt=Path(policy.prompt) if policy.prompt is not None else None
@@ -96,6 +98,7 @@ class SandboxRollouts:
             ),
             agent_limits=AgentLimits(steps=policy.steps, seconds=policy.seconds, context=policy.context),
             configuration={"agent": policy.agent, "action_format": policy.action_format},
+            grades=grades,
         )
         place.open(self._setup)
         self._run = None if out is None else RunDirectory.open(out, {"agent": policy.agent, "model": model.name})
@@ -134,6 +137,7 @@ class SandboxSetting:
         self._config = config
         self._place: Place = ThisMachine(place) if callable(place) else place
         self._tasks, self._held_out = tasks, held_out
+        self._grades = KnownGrades() if config.reuse_grades else None
         self._opened: list[SandboxRollouts] = []
 
     @property
@@ -156,6 +160,7 @@ class SandboxSetting:
             config.policy,
             out=Path(config.out) / ("evaluation" if held_out else "rollouts"),
             temperature=config.evaluation.temperature if held_out else None,
+            grades=self._grades,
         )
         self._opened.append(made)
         return made

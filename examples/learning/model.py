@@ -1,0 +1,91 @@
+"""The policy: a Llama of a million parameters with random weights, and a tokenizer of its own.
+
+The tokenizer is byte-level BPE over code. Every word of the grammar and every line number is one token, so that an edit
+is five: ``< -> <= 7`` and the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from minisandbox.tasks.mutations import PAIRS, WORDS
+
+PAD, USER, AGENT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+VOCABULARY = 2048
+CONTEXT = 1024
+_LINES = 30
+_OFTEN = 3000  # more often than any part of a word: they become tokens
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer for conversations about code like `texts`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_pattern()), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=[PAD, USER, AGENT, END], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train_from_iterator([*texts, *_forced()], trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
+    made.chat_template = TEMPLATE
+    return made
+
+
+def make_model(vocabulary: int, *, width: int = 160, layers: int = 4, seed: int = 0) -> LlamaForCausalLM:
+    """Return a Llama with random weights: heads of 32 columns, which share one of keys and values."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=width * 8 // 3, num_hidden_layers=layers,
+        num_attention_heads=width // 32, num_key_value_heads=1, max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True, attention_dropout=0.0, pad_token_id=0, eos_token_id=3, bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+    """Return a conversation of one turn as tokens, and which of them carry loss: those of the answer and its end."""
+    before = list(tokenizer(f"{USER}{prompt}{END}{AGENT}")["input_ids"])
+    after = list(tokenizer(f" {answer}{END}")["input_ids"])
+    return before + after, [0] * len(before) + [1] * len(after)
+
+
+def _pattern() -> str:
+    """What is never cut or joined across: line numbers and words of the grammar first, then Python's own words."""
+    symbols = sorted({word for word in WORDS if not word[0].isalnum()} | {"**", "->", ":="}, key=len, reverse=True)
+    pairs = sorted(" ".join(pair) for pair in PAIRS)
+    return "|".join(
+        [
+            r"(?:(?<=\n)|^) \d{1,2}(?= )",
+            r" \d{1,2}$",
+            r" ?(?:" + "|".join(map(re.escape, pairs)) + r")(?!\w)",
+            r"\n",
+            r" +(?= )",
+            r" ?(?:" + "|".join(map(re.escape, symbols)) + ")",
+            r" ?[A-Za-z_]\w*",
+            r" ?\d",
+            r"[()\[\]{}:,.]+",
+            r" ?[^\s\w]",
+            r" +",
+        ]
+    )
+
+
+def _forced() -> Iterable[str]:
+    lines = [f" {number} x" for number in range(1, _LINES + 1)]
+    words = (*lines, *WORDS, *(f" {word}" for word in WORDS), "pass", "fail", "error", " submit", " ->")
+    return (text for text in words for _ in range(_OFTEN))
