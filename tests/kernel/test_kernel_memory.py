@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.kernel
 
 MECHANISMS = ("as found", "without control groups")
 LIMITS = Limits(memory="256M")
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
 UNACCEPTED = """
 import contextlib, socket, time
 listener = socket.socket()
@@ -134,3 +136,33 @@ def test_locks_of_a_neighbour_are_its_own(spec: ImageSpec) -> None:
         assert other.exec(["python3", "-c", many], timeout=60).limits_hit == ("memory",)
         here.write("\n")
         assert (here.wait(30).ok, here.wait(30).limits_hit) == (True, ())
+
+
+FLOCKS_OF_THE_DEAD = """
+import fcntl, os, resource, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+open("/tmp/f", "w").close()
+for _ in range({holders}):
+    taker = os.fork()
+    if taker == 0:
+        for descriptor in [os.open("/tmp/f", os.O_RDONLY) for _ in range({each})]:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if os.fork() == 0:
+            time.sleep({pause})
+        os._exit(0)
+    os.waitpid(taker, 0)
+time.sleep({pause})
+"""
+
+
+@pytest.mark.skipif(os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE, reason="shown there alone")
+@pytest.mark.usefixtures("mechanism")
+def test_file_locks_whose_taker_has_ended_are_limited(spec: ImageSpec) -> None:
+    """No list of the sandbox's own shows them."""
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        few = FLOCKS_OF_THE_DEAD.format(holders=2, each=1000, pause=1)
+        assert box.exec(["python3", "-c", few], timeout=60).check().limits_hit == ()
+        many = FLOCKS_OF_THE_DEAD.format(holders=3, each=3000, pause=60)
+        result = box.exec(["python3", "-c", many], timeout=60)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"

@@ -58,6 +58,24 @@ def test_many_small_processes_are_one_memory_bomb(spec: ImageSpec, mechanism: st
         assert box.exec("echo here", timeout=30).limits_hit == ()
 
 
+def test_processes_without_their_first_threads_are_one_memory_bomb(spec: ImageSpec, mechanism: str) -> None:
+    """Such a process looks like a zombie, which holds nothing."""
+    script = """
+import ctypes, os, threading, time
+def hold():
+    held = b"x" * (60 << 20)
+    time.sleep(60)
+for _ in range(6):
+    if os.fork() == 0:
+        threading.Thread(target=hold).start()
+        ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit: this thread alone
+time.sleep(60)
+"""
+    with Sandbox.create(spec, limits=Limits(memory="200M")) as box:
+        assert "memory" in box.exec(["python3", "-c", script], timeout=60).limits_hit
+        assert box.exec("echo here").stdout == "here\n"
+
+
 def test_a_fork_bomb_ends_inside(spec: ImageSpec, mechanism: str) -> None:
     with Sandbox.create(spec, limits=Limits(processes=50)) as box, Sandbox.create(spec) as neighbour:
         bomb = box.exec("bomb() { bomb | bomb & }; bomb; sleep 1", timeout=30)

@@ -11,6 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from minisandbox.cli.model import write_rows
 from minisandbox.errors import InvalidValue, NotFound
@@ -199,6 +201,27 @@ def test_an_agent_that_does_not_wait() -> None:
                     await asyncio.sleep(0.01)
             assert session.errors[0].status == 499
             assert session.rows() == ()
+
+    asyncio.run(run())
+
+
+def test_an_error_that_spells_the_key_in_escapes_does_not_tell_it() -> None:
+    """As encoders of JSON do that escape ``+`` and ``/``."""
+    spelt = "".join(f"\\u{ord(letter):04x}" for letter in SECRET)
+
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=401, text=f'{{"error": {{"message": "bad key {spelt}"}}}}')
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", refuse)
+        async with (
+            TestServer(app) as server,
+            CaptureProxy(str(server.make_url("/v1")), api_key=SECRET) as proxy,
+            aiohttp.ClientSession() as client,
+        ):
+            said = await Foreign(client, proxy.session()).post([USER])
+            assert (said.status, said.body["error"]["message"]) == (401, "bad key ***")
 
     asyncio.run(run())
 

@@ -34,14 +34,14 @@ DOCKER_DENIES = """
     unshare uselib userfaultfd ustat vhangup vserver
 """
 STRICTER = """
-    io_setup
+    io_setup landlock_create_ruleset landlock_add_rule landlock_restrict_self
     adjtimex clock_adjtime epoll_ctl_old epoll_wait_old fanotify_mark listmount memfd_secret modify_ldt
     name_to_handle_at process_mrelease process_vm_readv process_vm_writev setxattrat statmount
 """
 NEEDED = """
     openat2 pidfd_open pidfd_send_signal prctl kill waitid wait4 memfd_create setresuid setresgid setgroups getxattr
     listxattr sched_yield sched_setaffinity close_range recvmsg sendmsg execve restart_syscall rt_sigreturn ppoll
-    landlock_restrict_self seccomp fchmodat2 mseal cachestat futex_waitv rseq getrandom statx ioctl uname
+    seccomp fchmodat2 mseal cachestat futex_waitv rseq getrandom statx ioctl uname
 """
 
 
@@ -409,6 +409,7 @@ def test_prctl(architecture: str) -> None:
     for option in (1, 4, 15, 22, 24, 36, 38, 47, 0x59616D61):
         assert ask(architecture, "prctl", option) == "allowed"
     assert ask(architecture, "prctl", 62 | GARBAGE) == "EINVAL"
+    assert ask(architecture, "prctl", 78 | GARBAGE, 1, 16) == "EINVAL"
 
 
 @both

@@ -2,51 +2,77 @@
 
 It would also take hours to end processes with millions of them: closing a file looks through all locks of it.
 ``/proc/locks`` shows those of the reader's pid namespace, and of open file descriptions (fcntl(2)) those of the whole
-machine, without a process: of these the file systems tell which are the sandbox's.
+machine, without a process: of these the file systems tell which are the sandbox's. A lock of flock(2) whose taker has
+ended while another has the file open still is shown in the first pid namespace alone (fs/locks.c): the host's list is
+read too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 MOST_LOCKS = 4_000
 """So many locks at once are more than any program needs; the kernel's memory for them is 192 bytes each."""
 _LONGEST_LINE = 128
+_PIECE = 1 << 16
+_MOST_SANDBOXES = 100
+"""So many that hold all they may are read through on the host's list."""
 _OWN_SYSTEMS = (b"overlay", b"tmpfs")
 
 
-def open_list(proc: int) -> int:
-    """Open the list of locks of a mount of proc, before it is hidden.
+def open_hosts_list() -> int:
+    """Open the list of the pid namespace of whoever is above this process, for as long as ``/proc`` shows it; or -1."""
+    try:
+        return os.open("/proc/locks", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # a container may hide it
+        return -1
+
+
+def open_lists(proc: int, hosts: int) -> tuple[int, ...]:
+    """Open the list of locks of a mount of proc, before it is hidden, and anew that of the host: others read it too.
 
     Args:
         proc: the mount's descriptor.
+        hosts: as :func:`open_hosts_list` opened it.
+
+    Returns:
+        The first, and the other one if there is any.
 
     Raises:
         OSError: the kernel has none.
     """
-    return os.open("locks", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    shown = [os.open("locks", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)]
+    if hosts != -1:
+        with contextlib.suppress(OSError):
+            shown.append(os.open(f"/proc/self/fd/{hosts}", os.O_RDONLY | os.O_CLOEXEC))
+        os.close(hosts)
+    return tuple(shown)
 
 
-def are_too_many(shown: int, tables: Callable[[], Iterator[str]]) -> bool:
+def are_too_many(lists: Sequence[int], tables: Callable[[], Iterator[str]]) -> bool:
     """Whether the sandbox of the caller, its pid 1, holds more locks than :data:`MOST_LOCKS`.
 
     Args:
-        shown: the list, as :func:`open_list` opened it.
+        lists: as :func:`open_lists` opened them.
         tables: lists the descriptor tables of its processes, as paths below ``/proc``.
     """
+    shown, *others = lists
     ours, unclear = _shown(shown)
-    if ours > MOST_LOCKS:
+    if ours > MOST_LOCKS or any(_shown(other, everybody=True)[0] > MOST_LOCKS for other in others):
         return True
     return ours + unclear > MOST_LOCKS and ours + _held(tables()) > MOST_LOCKS
 
 
-def _shown(shown: int) -> tuple[int, int]:
-    """How many locks are listed that are the sandbox's, and that may be; there may be more of both."""
-    os.lseek(shown, 0, os.SEEK_SET)
-    with open(shown, "rb", closefd=False) as source:
-        lines = source.read(4 * MOST_LOCKS * _LONGEST_LINE).splitlines()
+def _shown(shown: int, *, everybody: bool = False) -> tuple[int, int]:
+    """How many locks are listed that are the sandbox's, and that may be; there may be more of both.
+
+    Args:
+        shown: the list.
+        everybody: whether it is the whole machine's, in which only the file systems tell.
+    """
+    lines = _read(shown, (_MOST_SANDBOXES if everybody else 4) * MOST_LOCKS * _LONGEST_LINE).splitlines()
     if len(lines) <= MOST_LOCKS:  # nearly always: nothing more to find out
         return 0, 0
     systems = frozenset(_own_systems())
@@ -56,11 +82,20 @@ def _shown(shown: int) -> tuple[int, int]:
         words = line.replace(b"-> ", b"").split()
         if len(words) < 6:
             continue
-        if words[4] != b"-1" or words[5].rpartition(b":")[0] in systems:
+        if words[5].rpartition(b":")[0] in systems or (words[4] != b"-1" and not everybody):
             ours += 1
         else:
             unclear += 1
     return ours, unclear
+
+
+def _read(shown: int, most: int) -> bytes:
+    """A list from its beginning; little memory at once, for pid 1 must not want what there is none of."""
+    os.lseek(shown, 0, os.SEEK_SET)
+    found = bytearray()
+    while len(found) < most and (piece := os.read(shown, _PIECE)):
+        found += piece
+    return bytes(found)
 
 
 def _own_systems() -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from .identity import BECOME, Identity, drop_privileges, enter_new_namespace, fa
 from .kernel_memory import KernelMemory
 from .ledger import Ledger
 
-_CONTROL, _LIFELINE, _FIRST_FREE = 3, 4, 5
+_CONTROL, _LIFELINE, _LOCKS = 3, 4, 5
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
 _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
@@ -35,37 +35,40 @@ _FIRST_LOOK, _LONGEST_PAUSE = 1.0, 16.0
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
-def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, group: limits.Group | None) -> None:
+def main(
+    identity: Identity, birth: socket.socket, lifeline: int, locks: int, network: str, group: limits.Group | None
+) -> None:
     """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
 
     Args:
         identity: who it is.
         birth: socket to the maker: it maps the ids of this process, and sends the control socket when all is made.
         lifeline: pipe whose other end only the zygote holds.
+        locks: the host's list of file locks (:func:`.filelocks.open_hosts_list`).
         network: ``off`` or ``host``.
         group: the control group that it joins, if there are any.
     """
     sc.overwrite_arguments("minisandbox-init")
-    _move_descriptors(birth, lifeline)
+    hosts = _move_descriptors(birth, lifeline, locks)
     partner = socket.socket(fileno=os.dup(_CONTROL))
     try:
-        counters, watched, locks = _become(identity, partner, network, group)
+        counters, watched, lists = _become(identity, partner, hosts, network, group)
     except OSError as error:
         partner.send(failure(error))
         partner.recv(1)  # it is read by whoever wants this sandbox
         os._exit(1)
     numbers, door = _await_birth(partner)
     partner.close()
-    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters), watched, locks).serve()
+    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters), watched, lists).serve()
 
 
 def _become(
-    identity: Identity, partner: socket.socket, network: str, group: limits.Group | None
-) -> tuple[list[int], sockets.Sockets | None, int]:
+    identity: Identity, partner: socket.socket, locks: int, network: str, group: limits.Group | None
+) -> tuple[list[int], sockets.Sockets | None, tuple[int, ...]]:
     """Make namespaces and give up every privilege, long before there is a plan.
 
     Returns:
-        The group's counters, the sockets of a network namespace of its own, and the list of file locks.
+        The group's counters, the sockets of a network namespace of its own, and the lists of file locks.
 
     Raises:
         OSError: the kernel refused.
@@ -83,7 +86,7 @@ def _become(
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     enter_new_namespace(identity, partner, proc)
-    locks = filelocks.open_list(proc)
+    lists = filelocks.open_lists(proc, locks)
     os.close(proc)
     drop_privileges(identity)
     # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
@@ -92,7 +95,7 @@ def _become(
     seccomp.install()
     seccomp.verify()
     partner.send(BECOME)
-    return counters, watched, locks
+    return counters, watched, lists
 
 
 def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
@@ -110,13 +113,19 @@ def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketT
     return dict(maker.unpack_numbers(data)), socket.SocketType(fileno=door)
 
 
-def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
-    """Put what is kept at known numbers and /dev/null at the standard ones; everything else is closed."""
-    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (birth.detach(), lifeline)]
+def _move_descriptors(birth: socket.socket, lifeline: int, locks: int) -> int:
+    """Put what is kept at known numbers and /dev/null at the standard ones; everything else is closed.
+
+    Returns:
+        The number of the host's list of file locks; -1 if there is none.
+    """
+    given = [birth.detach(), lifeline, *([] if locks == -1 else [locks])]
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in given]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number, descriptor in enumerate((null, null, null, *kept)):
         os.dup2(descriptor, number, inheritable=number < _CONTROL)
-    sc.close_range(_FIRST_FREE)
+    sc.close_range(_CONTROL + len(kept))
+    return -1 if locks == -1 else _LOCKS
 
 
 def _raise_loopback() -> None:
@@ -135,7 +144,7 @@ class Init:
         numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.maker` gives them.
         ledger: what counts the limits that were met.
         watched: the sockets of its network namespace, if that is its own.
-        locks: the list of file locks in its pid namespace.
+        locks: the lists of file locks.
     """
 
     def __init__(
@@ -145,7 +154,7 @@ class Init:
         numbers: dict[str, int],
         ledger: Ledger,
         watched: sockets.Sockets | None = None,
-        locks: int = -1,
+        locks: tuple[int, ...] = (),
     ) -> None:
         self._control = control
         self._door = door

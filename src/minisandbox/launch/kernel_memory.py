@@ -38,10 +38,10 @@ class KernelMemory:
     Args:
         limit: bytes that its sockets may hold, and that its open directories may.
         sockets: those of its network namespace, or None where that is the host's.
-        locks: the list of file locks (:func:`.filelocks.open_list`).
+        locks: the lists of file locks (:func:`.filelocks.open_lists`).
     """
 
-    def __init__(self, limit: int, sockets: Sockets | None, locks: int) -> None:
+    def __init__(self, limit: int, sockets: Sockets | None, locks: tuple[int, ...]) -> None:
         self._limit = limit
         self._locks = locks
         self._sockets = sockets

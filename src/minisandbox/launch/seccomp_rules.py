@@ -84,7 +84,7 @@ def _has(argument: int, flag: int) -> Test:
 
 _CLONE_NEW = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET; NEWTIME is no flag of clone(2)
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
-_PR_SCHED_CORE, _PR_MERGE, _PR_SET_SECCOMP = 62, 67, 22
+_PR_SCHED_CORE, _PR_MERGE, _PR_SET_SECCOMP, _PR_FUTEX_HASH = 62, 67, 22, 78
 _F_NOTIFY = 1026
 _SECCOMP_MODE_FILTER, _SECCOMP_SET_FILTER = 2, 1
 _SOL_SOCKET, _SO_ATTACH = 1, (26, 50, 51, 52)  # FILTER BPF REUSEPORT_CBPF REUSEPORT_EBPF
@@ -204,6 +204,11 @@ RULES = (
         Clause("PR_SCHED_CORE: would idle cores that others share", (Test(0, (_PR_SCHED_CORE,)),), errno.EINVAL),
         Clause("PR_SET_MEMORY_MERGE: pages shared with others tell of them", (Test(0, (_PR_MERGE,)),), errno.EINVAL),
         Clause(
+            "PR_FUTEX_HASH: a table of as many gigabytes as asked for, which no process shows",
+            (Test(0, (_PR_FUTEX_HASH,)),),
+            errno.EINVAL,
+        ),
+        Clause(
             "PR_SET_SECCOMP with a filter: its code takes of net.core.bpf_jit_limit",
             (Test(0, (_PR_SET_SECCOMP,)), Test(1, (_SECCOMP_MODE_FILTER,))),
             errno.EINVAL,
@@ -221,7 +226,11 @@ RULES = (
     ),
     _allow("uretprobe uprobe", "only the kernel's probe trampolines use these; refused, a probed program would crash"),
     _allow("futex futex_waitv futex_wake futex_wait futex_requeue", "locks"),
-    _allow("landlock_create_ruleset landlock_add_rule landlock_restrict_self", "can only tighten"),
+    _refuse(
+        "landlock_create_ruleset landlock_add_rule landlock_restrict_self",
+        errno.ENOSYS,
+        "a rule set holds any number of rules, in memory that no process shows; as a kernel without Landlock",
+    ),
     _allow(
         "seccomp",
         "can only tighten",

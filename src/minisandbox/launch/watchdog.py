@@ -2,7 +2,7 @@
 
 It is weaker than the kernel's: between two looks a process can take more. What one process may take is therefore
 limited by RLIMIT_DATA too (:mod:`minisandbox.sandbox.plans`). What /proc does not tell it cannot count: shared memory
-that nobody has mapped at the moment, and the kernel's own (sockets, pipes, page tables).
+of which nobody has the pages mapped at the moment, and the kernel's own (sockets, pipes, page tables).
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
         spared: our own.
         ledger: told before anything ends: a worker asks it as soon as its command has ended.
     """
-    pids, kept = list(every_pid()), sum(thing.size for thing in _kept())
+    kept = sum(thing.size for thing in _kept())
     # first a quick look, in which what several share counts for each, and everybody's shared memory is the sandbox's
-    quick = sum(_sum(f"/proc/{pid}/status", _OWN[0]) or 0 for pid in pids)
-    if quick + kept + (_sum("/proc/meminfo", (b"Shmem:",)) or 0) <= limit:
+    sizes = {place: _sum(f"{place}/status", _OWN[0]) for place in map(_place, every_pid())}
+    for place in [place for place, size in sizes.items() if size is None]:
+        if (thread := _other_thread(place)) is not None:
+            sizes[thread] = _sum(f"{thread}/status", _OWN[0])
+    if sum(size or 0 for size in sizes.values()) + kept + (_sum("/proc/meminfo", (b"Shmem:",)) or 0) <= limit:
         return
-    own = sum(_share(pid, _OWN) for pid in pids)
-    if own + kept + max(sum(_share(pid, _COMMON) for pid in pids), _nameless(pids)) <= limit:
+    own = sum(_share(place, _OWN) for place in sizes)
+    if own + kept + max(sum(_share(place, _COMMON) for place in sizes), _nameless(sizes)) <= limit:
         return
     end_all(spared, ledger)
 
@@ -60,23 +63,38 @@ def end_all(spared: Collection[int], ledger: Ledger) -> None:
     _remove(_kept())
 
 
-def _share(pid: int, names: tuple[tuple[bytes, ...], tuple[bytes, ...]]) -> int:
+def _place(pid: int) -> str:
+    """Where a process is shown."""
+    return f"/proc/{pid}"
+
+
+def _other_thread(place: str) -> str | None:
+    """Where a process is shown whose first thread has ended: it shows no memory then, though others use it still."""
+    with contextlib.suppress(OSError):  # it has ended
+        threads = sorted(os.listdir(f"{place}/task"), key=int)
+        for thread in threads if len(threads) > 1 else ():
+            if _sum(f"{place}/task/{thread}/status", _OWN[0]) is not None:
+                return f"{place}/task/{thread}"
+    return None
+
+
+def _share(place: str, names: tuple[tuple[bytes, ...], tuple[bytes, ...]]) -> int:
     """Bytes of a process; of what it has in common with others, such as copies on write, its share only.
 
     Not every process shows that: one that is not dumpable, or another user's, counts as a whole.
     """
     whole, share = names
-    found = _sum(f"/proc/{pid}/smaps_rollup", share)
-    return _sum(f"/proc/{pid}/status", whole) or 0 if found is None else found
+    found = _sum(f"{place}/smaps_rollup", share)
+    return _sum(f"{place}/status", whole) or 0 if found is None else found
 
 
-def _nameless(pids: list[int]) -> int:
+def _nameless(places: Collection[str]) -> int:
     """Bytes of files in memory that have no names (memfd_create(2)), mapped or not."""
     sizes: dict[int, int] = {}
-    for pid in pids:
+    for place in places:
         with contextlib.suppress(OSError):  # it has ended, or does not show them
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                path = f"/proc/{pid}/fd/{name}"
+            for name in os.listdir(f"{place}/fd"):
+                path = f"{place}/fd/{name}"
                 with contextlib.suppress(OSError):  # just closed
                     if os.readlink(path).startswith("/memfd:"):
                         status = os.stat(path)

@@ -20,7 +20,7 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from . import init, limits, maker, seccomp
+from . import filelocks, init, limits, maker, seccomp
 from . import syscalls as sc
 from .identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
 from .plan import INOTIFY, PROCESSES
@@ -53,8 +53,8 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     try:
         seccomp.assemble()
         sc.join_new_session_keyring()
-        identities = _enter_namespaces(connection, lock_directory, mappers)
-        zygote = _Zygote(connection, controller, identities, _make_groups(owner))
+        identities, locks = _enter_namespaces(connection, lock_directory, mappers)
+        zygote = _Zygote(connection, controller, identities, locks, _make_groups(owner))
     except (OSError, ValueError) as error:
         number = getattr(error, "errno", None)
         connection.send(json.dumps({"event": "error", "errno": number, "message": str(error)}).encode())
@@ -90,11 +90,11 @@ def forbid_imports() -> None:
         finders.clear()
 
 
-def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: list[str]) -> Identities:
+def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: list[str]) -> tuple[Identities, int]:
     """Go on as pid 1 of a process namespace, with a private mount namespace; the first process only waits.
 
     Returns:
-        Who sandboxes can be.
+        Who sandboxes can be, and the host's list of file locks.
     """
     mapped = has_privileges()
     count = RANGE_SIZE if mapped else enter_outer_namespace(mappers)
@@ -106,19 +106,26 @@ def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: l
         os._exit(0)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
+    locks = filelocks.open_hosts_list()
     # helpers are named by their pids in the new namespace; the first process, which shares the mounts, is not in it
     sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV)
     sc.overwrite_arguments("minisandbox-zygote")
-    return Identities(mapped=mapped, count=count, lock_directory=lock_directory)
+    return Identities(mapped=mapped, count=count, lock_directory=lock_directory), locks
 
 
 class _Zygote:
     def __init__(
-        self, connection: socket.socket, controller: int, identities: Identities, groups: limits.Groups | None
+        self,
+        connection: socket.socket,
+        controller: int,
+        identities: Identities,
+        locks: int,
+        groups: limits.Groups | None,
     ) -> None:
         self._connection = connection
         self._controller = controller
         self._identities = identities
+        self._locks = locks
         self._groups = groups
         self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._lifeline, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
@@ -332,7 +339,7 @@ class _Zygote:
             if pid == 0:
                 try:
                     signal.set_wakeup_fd(-1)
-                    init.main(identity, birth, self._lifeline, network, group)
+                    init.main(identity, birth, self._lifeline, self._locks, network, group)
                 finally:
                     os._exit(70)
             return pid

@@ -213,6 +213,8 @@ class CaptureProxy(HttpServer):
         text = got.body.decode("utf-8", "replace")
         try:
             body = json.loads(text)
+            # escapes would spell the key in other letters: here there are none but those that JSON needs
+            text = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace").decode()
         except ValueError:
             body = None
         error = error_in(body)
