@@ -68,7 +68,7 @@ def test_training_on_two_nodes_is_training_on_one(tmp_path: Path, capsys: pytest
             found[run] = numbers(config)
             waiting.until(lambda: not live())
     with capsys.disabled():
-        print()
+        print((tmp_path / "two.out").read_text())
         for line in found["two"]["log"]:
             print(line)
     assert found["one"] == found["two"]

@@ -112,9 +112,9 @@ def test_agents_on_all_nodes_are_captured_by_one_proxy(place: Path, cluster: Hos
         with host.popen(sys.executable, "-c", ask, base, key, out=subprocess.PIPE) as asking:
             assert asking.communicate(timeout=DEADLINE)[0] == "hello\n"
     proxy.terminate()
-    assert proxy.wait(DEADLINE) == 0
     engine.kill()
-    engine.wait(DEADLINE)
+    with proxy, engine:  # their ends, and the pipes'
+        assert proxy.wait(DEADLINE) == 0
     rows = [json.loads(line) for line in (place / "rows.jsonl").read_text().splitlines()]
     assert {row["session"] for row in rows} == {"here", "there"}
     assert all(len(row["ids"]) == len(row["mask"]) > sum(row["mask"]) > 0 for row in rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests import waiting
 from tests.cluster.hosts import Command, Hosts, hosts
 from tests.kernel.grading.conftest import BUG, FILES, vendor_pytest
 
@@ -140,40 +140,32 @@ def live() -> list[str]:
 
 
 @contextmanager
-def left_clean() -> Iterator[list[Hosts]]:
-    """See that of the hosts which are put in nothing is left: no process, no link, no mount, no directory."""
+def clean_hosts(place: Path, count: int, sandboxes: int, **more: Any) -> Iterator[Hosts]:
+    """As :func:`.hosts`; nothing is left of them: no process, no link, no mount, no directory, no sandbox."""
     links = _links()
-    them: list[Hosts] = []
-    yield them
-    inodes = {host.namespace.inode for found in them for host in found.all}
-    assert not [pid for pid in _processes() if _network(pid) in inodes], "a host is left behind"
+    inside: list[tuple[int, str]] = []
+    with hosts(place, count, sandboxes, **more) as found:
+        try:
+            yield found
+        finally:
+            inside += [(pid, _began(pid)) for host in found.all for pid in host.namespace.processes()]
+    # numbers of processes and of namespaces come again
+    waiting.until(lambda: not [pid for pid, began in inside if began and _began(pid) == began and waiting.running(pid)])
     assert links == _links()
     mounts = Path("/proc/self/mounts").read_text()
-    for found in them:
-        assert str(found.temp) not in mounts
-        assert not any(str(host.store) in mounts for host in found.all)
-        assert not found.temp.exists()
+    assert str(found.temp) not in mounts
+    assert not any(str(host.store) in mounts for host in found.all)
+    assert not found.temp.exists()
     assert not live()
-
-
-@contextmanager
-def clean_hosts(place: Path, count: int, sandboxes: int, **more: Any) -> Iterator[Hosts]:
-    """As :func:`.hosts`; nothing is left of them."""
-    with left_clean() as them, hosts(place, count, sandboxes, **more) as found:
-        them.append(found)
-        yield found
 
 
 def _links() -> str:
     return subprocess.run(["ip", "-o", "link"], check=True, capture_output=True, text=True).stdout
 
 
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _network(pid: int) -> int:
+def _began(pid: int) -> str:
+    """When a process began, in ticks; empty where it has gone."""
     try:
-        return os.stat(f"/proc/{pid}/ns/net").st_ino
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
-        return 0
+        return ""

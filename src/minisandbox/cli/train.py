@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
-from minisandbox.cli.cluster_options import add_cluster_argument
+from minisandbox.cli.cluster_options import add_cluster_argument, print_nodes
 from minisandbox.cli.output import Progress, add_json_option, print_json, put
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts import ImageOf
@@ -97,7 +97,8 @@ def run_rl(args: argparse.Namespace) -> int:
             raise InvalidValue(
                 f"{both[0]} is trained on and held out", hint="divide the tasks: minisandbox tasks filter"
             )
-        setting = SandboxSetting(config, tasks, held_out, _place(args, progress))
+        place = _place(args, progress)
+        setting = SandboxSetting(config, tasks, held_out, place)
         result = train_rl(config, setting, tell=progress.note)
     if result.scores:
         draw_curve({Path(config.out).name: result.scores}, Path(config.out) / "curve.png")
@@ -107,6 +108,8 @@ def run_rl(args: argparse.Namespace) -> int:
     for one in result.scores:
         put(f"step {one.step}: {one.reward:.1%} of {one.rollouts} held-out rollouts resolved (+- {one.error:.1%})")
     put(f"{result.steps} steps; the model is in {result.model}")
+    if isinstance(place, TrainingNodes):
+        print_nodes(place.reports)
     return exits.OK
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from minisandbox.models import Model, ModelOptions
 from minisandbox.rollouts import Setup
-from minisandbox.rollouts.cluster import Cluster, ClusterRollouts
+from minisandbox.rollouts.cluster import Cluster, ClusterRollouts, NodeReport
 from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Trajectory
@@ -37,6 +37,11 @@ class TrainingNodes:
         self._cluster = cluster
         self._server: _Server | None = None
         self._rollouts: ClusterRollouts | None = None
+
+    @property
+    def reports(self) -> tuple[NodeReport, ...]:
+        """What each node has done, those that are gone included."""
+        return () if self._rollouts is None else self._rollouts.reports
 
     def open(self, setup: Setup) -> None:
         """As :meth:`.Place.open`.
