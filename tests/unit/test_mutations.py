@@ -215,3 +215,17 @@ def _task(name: str, digest: str) -> Task:
     patch = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-a\n+b\n"
     shown = Function("m.py", name, (1, 2), ("def f():", "    pass"))
     return Task(f"a__b.{name}__{digest}", "a/b", "c", statement(shown), patch, "", ("t.py::t",), (), form=Form.SWESMITH)
+
+
+def test_the_bundled_sets_share_no_function() -> None:
+    train, held_out = TaskSet.load("mutations-train"), TaskSet.load("mutations-held-out")
+    places = [{(task.repo, place_of(task.problem_statement)) for task in part} for part in (train, held_out)]
+    assert not places[0] & places[1]
+    assert len(train) > len(held_out) > 10
+    for part, low, high in ((train, 0.0, 0.4), (held_out, 0.4, 0.65)):
+        for task in part:
+            place = place_of(task.problem_statement)
+            assert place is not None
+            assert low <= share_of(task.repo, *place) < high
+            assert task.form is Form.SWESMITH
+            assert task.hidden_files == task.test_files, "a task's tests are those of one file, which is hidden"
