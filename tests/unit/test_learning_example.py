@@ -12,7 +12,7 @@ import pytest
 for _name in ("torch", "transformers", "tokenizers", "matplotlib"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
-from examples.learning import experiment, results  # noqa: E402 - after what they need
+from examples.learning import results  # noqa: E402 - after what they need
 from examples.learning.experiment import Experiment  # noqa: E402 - the same
 from examples.learning.model import encode, train_tokenizer  # noqa: E402 - the same
 
@@ -62,7 +62,7 @@ def test_the_experiments_commands_are_commands_and_what_is_done_is_not_done_agai
         path.touch()
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(experiment.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     one = Experiment(tmp_path, seeds=(1, 2), settings=("groups.size=4",))
     one.run()
     assert len(ran) == 2 + 2 * 4
