@@ -7,14 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from minisandbox.cli import exits
-from minisandbox.cli.builds import Builder
 from minisandbox.cli.output import Progress, add_json_option, print_json, require_positive, say
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.cli.tasks_filter import part_name, share
-from minisandbox.cli.validate import cpus
 from minisandbox.errors import InvalidValue
-from minisandbox.grade.mutants import Mutating, clean_task, mutated_tasks
-from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.tasks.mutations import place_of, share_of
 
@@ -47,6 +43,12 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(args: argparse.Namespace) -> int:
     """Make tasks."""
+    # Only here, so that `tasks ls` need not load what runs sandboxes.
+    from minisandbox.cli.builds import Builder  # noqa: PLC0415
+    from minisandbox.cli.validate import cpus  # noqa: PLC0415
+    from minisandbox.grade.mutants import Mutating, clean_task, mutated_tasks  # noqa: PLC0415
+    from minisandbox.store import Store  # noqa: PLC0415
+
     require_positive(args, "per_function", "tries", "workers")
     parts = dict(share(text) for text in args.split) or {"": 1.0}
     if not 0 < sum(parts.values()) <= 1.0001:
@@ -55,19 +57,16 @@ def run(args: argparse.Namespace) -> int:
     found: list[Task] = []
     with Progress() as progress:
         builder = Builder(Store.open(), progress, args.repo_mirrors)
-        for clean in _projects(load(args)):
+        cleaned: dict[str, Task] = {}  # one task without a bug for each project
+        for task in map(clean_task, load(args)):
+            cleaned.setdefault(task.instance_id, task)
+        for clean in cleaned.values():
             image = builder.image_of(clean)
             found += mutated_tasks(clean, image, options, workers=args.workers or cpus(), tell=progress.note)
     counts = write_parts(found, parts, options.seed, args.out)
     if args.json:
         print_json({str(path): count for path, count in counts.items()})
     return exits.OK
-
-
-def _projects(tasks: TaskSet) -> list[Task]:
-    """One task without a bug for each project of a set."""
-    cleaned = (clean_task(task) for task in tasks)
-    return list({task.instance_id: task for task in reversed(list(cleaned))}.values())[::-1]
 
 
 def write_parts(tasks: Sequence[Task], parts: Mapping[str, float], seed: int, out: Path) -> dict[Path, int]:
