@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.make_validation_page import with_part
+
 from minisandbox.rollouts import RunReader
 from minisandbox.train.evaluation import Score, draw_curve
 
@@ -143,20 +145,6 @@ def machine() -> str:
     memory = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
     size = int(memory[1]) / 2**20 if memory else 0
     return f"{len(os.sched_getaffinity(0))} x {names[0] if names else os.uname().machine}, {size:.0f} GiB, no GPU"
-
-
-def with_part(page: str, name: str, text: str) -> str:
-    """Return a page with a part exchanged.
-
-    Raises:
-        ValueError: the page has no such part.
-    """
-    begin, end = f"<!-- {name}: made -->", f"<!-- {name}: end -->"
-    before, found, rest = page.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found or not found_end:
-        raise ValueError(f"the page has no lines {begin!r} and {end!r}")
-    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
 
 
 def _rate(run: Path) -> float | None:

@@ -15,6 +15,7 @@ for _name in ("torch", "transformers", "tokenizers", "matplotlib"):
 from examples.learning import results  # noqa: E402 - after what they need
 from examples.learning.experiment import Experiment  # noqa: E402 - the same
 from examples.learning.model import encode, train_tokenizer  # noqa: E402 - the same
+from tools.make_validation_page import with_part  # noqa: E402 - the same
 
 from minisandbox.cli.main import parser  # noqa: E402 - the same
 from minisandbox.tasks.mutations import WORDS, WordEdit  # noqa: E402 - the same
@@ -98,6 +99,6 @@ def test_the_page_is_made_of_the_runs(tmp_path: Path) -> None:
     assert "| base | 1.0 | 0.5 |" in results.cost(tmp_path, seeds)
     assert "| seed 1: SFT and RL | 10 | 5 |" in results.cost(tmp_path, seeds)
     page = "a\n<!-- rates: made -->\nold\n<!-- rates: end -->\nb"
-    assert results.with_part(page, "rates", "new") == "a\n<!-- rates: made -->\n\nnew\n\n<!-- rates: end -->\nb"
+    assert with_part(page, "rates", "new") == "a\n<!-- rates: made -->\n\nnew\n\n<!-- rates: end -->\nb"
     with pytest.raises(ValueError, match="no lines"):
-        results.with_part(page, "cost", "new")
+        with_part(page, "cost", "new")
