@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests import waiting
-from tests.cluster import tools
+from tests.cluster import cluster_tools as tools
+from tests.cluster.cluster_tools import check_run, clean_hosts, live, make_tasks, rows, said, told
 from tests.cluster.hosts import Hosts
-from tests.cluster.tools import check_run, clean_hosts, live, make_tasks, rows, said, told
 
 # `make test-cluster` has 300, 12 and 3, `make soak-cluster` ten repetitions
 ROLLOUTS = int(os.environ.get("MINISANDBOX_TEST_CLUSTER_ROLLOUTS", "16"))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests import waiting
-from tests.cluster import tools
+from tests.cluster import cluster_tools as tools
+from tests.cluster.cluster_tools import check_run, clean_hosts, live, make_tasks, rows, said, told
 from tests.cluster.hosts import Host, Hosts
-from tests.cluster.tools import check_run, clean_hosts, live, make_tasks, rows, said, told
 
 DEADLINE = 900.0
 ATTEMPTS = 12

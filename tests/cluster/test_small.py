@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests import waiting
-from tests.cluster.tools import clean_hosts, command, live, make_tasks, results, said
+from tests.cluster.cluster_tools import clean_hosts, command, live, make_tasks, results, said
 
 DEADLINE = 900.0
 

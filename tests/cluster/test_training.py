@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests import waiting
-from tests.cluster.tools import ROOT, begin, clean_hosts, live, make_tasks
+from tests.cluster.cluster_tools import ROOT, begin, clean_hosts, live, make_tasks
 from tests.unit.tiny_model import tiny_model, tiny_tokenizer
 from tests.unit.toy_setting import toy_config
 

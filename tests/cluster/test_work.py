@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests import waiting
+from tests.cluster.cluster_tools import begin, clean_hosts, live, make_tasks
 from tests.cluster.hosts import Hosts
-from tests.cluster.tools import begin, clean_hosts, live, make_tasks
 
 DEADLINE = 900.0
 IMAGES = 3

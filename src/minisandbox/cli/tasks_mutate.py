@@ -43,11 +43,10 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(args: argparse.Namespace) -> int:
     """Make tasks."""
-    # Only here, so that `tasks ls` need not load what runs sandboxes.
-    from minisandbox.cli.builds import Builder  # noqa: PLC0415
-    from minisandbox.cli.validate import cpus  # noqa: PLC0415
-    from minisandbox.grade.mutants import Mutating, clean_task, mutated_tasks  # noqa: PLC0415
-    from minisandbox.store import Store  # noqa: PLC0415
+    from minisandbox.cli.builds import Builder  # noqa: PLC0415 - listing tasks must not load it
+    from minisandbox.cli.validate import cpus  # noqa: PLC0415 - listing tasks must not load it
+    from minisandbox.grade.mutants import Mutating, clean_task, mutated_tasks  # noqa: PLC0415 - listing tasks must not load it
+    from minisandbox.store import Store  # noqa: PLC0415 - listing tasks must not load it
 
     require_positive(args, "per_function", "tries", "workers")
     parts = dict(share(text) for text in args.split) or {"": 1.0}
