@@ -10,7 +10,7 @@ WORKERS ?= $(shell n=$$(nproc); echo $$((n > 3 ? 4 : n + 1)))
 PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
 # What an ordinary user runs when root runs the tests: all that touches the kernel.
 KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e tests/integrations
-# dev: the tools alone; tests that need an extra are skipped. full: all extras, with torch where TORCH says which.
+# dev: the tools and all extras without torch and Ray; tests that need these are skipped. full: all extras, with torch where TORCH says which.
 ENVIRONMENT ?= dev
 TORCH ?=
 FULL ?= $(VENV)-full
@@ -103,7 +103,7 @@ test-rollouts: $(VENV)/.dev
 # Needs Ray: ENVIRONMENT=full, or pip install -e '.[ray]'. What of it also trains needs the extra train
 CLUSTER := MINISANDBOX_TEST_CLUSTER_ROLLOUTS=300 MINISANDBOX_TEST_CLUSTER_IMAGES=12 MINISANDBOX_TEST_CLUSTER_PAUSE=20
 test-cluster: $(VENV)/.dev
-	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=3 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/cluster
+	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=3 MINISANDBOX_TEST_CLUSTER_STEPS=16 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/cluster
 
 soak-cluster: $(VENV)/.dev
 	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=10 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/cluster/test_cluster.py

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +25,7 @@ for _name in ("trl", "peft", "datasets"):
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of torch and TRL are theirs
 DEADLINE = 1800.0
-STEPS = 3
+STEPS = int(os.environ.get("MINISANDBOX_TEST_CLUSTER_STEPS", "3"))
 
 
 def experiment(place: Path, run: str) -> RlConfig:
@@ -72,6 +74,10 @@ def test_training_on_two_nodes_is_training_on_one(tmp_path: Path, capsys: pytest
         for line in found["two"]["log"]:
             print(line)
     assert found["one"] == found["two"]
+    rewards = [float(str(line[2])) for line in found["two"]["log"] if isinstance(line, list) and line[2] is not None]
+    assert len(rewards) == STEPS
+    if STEPS >= 12:  # fewer say nothing
+        assert statistics.fmean(rewards[-4:]) > statistics.fmean(rewards[:4]), rewards
     with RunReader(tmp_path / "two" / "rollouts") as reader:
         kept = list(reader.summaries())
     assert len(kept) >= STEPS * 8
