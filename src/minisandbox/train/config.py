@@ -47,6 +47,8 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         positive(every=self.every)
+        if self.keep < 0:
+            raise InvalidValue(f"checkpoints.keep is {self.keep}", hint="give how many, or 0 for all")
 
 
 @dataclass(frozen=True, slots=True)
