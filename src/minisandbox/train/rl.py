@@ -269,13 +269,7 @@ def _bridge(loop: Loop) -> GRPOTrainer:
     def rollout_func(_prompts: object, trainer: GRPOTrainer) -> dict[str, object]:
         number = trainer.state.global_step
         step = loop.step(number)
-        trainer.stats = {
-            **step.stats(),
-            "staleness": 0,
-            "logprob_gap_max": 0.0,
-            "ratio_max": 0.0,
-            "ratio_min": math.inf,
-        }
+        trainer.stats = step.stats() | {"staleness": 0, "logprob_gap_max": 0.0, "ratio_max": 1.0, "ratio_min": 1.0}
         if config.deterministic:  # TRL shuffles rows: a run that goes on shuffles as it would have
             torch.manual_seed(seed_of(config.seed, "shuffle", number))
         return dict(as_trl_takes_them(loop.rows, places))
