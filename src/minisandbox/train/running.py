@@ -126,8 +126,8 @@ class TrainingRun:
         shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
         try:
             yield part
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)  # where the disk is full, too
+        except BaseException:  # a Ctrl-C too: where the disk is full it takes no more room
+            shutil.rmtree(part, ignore_errors=True)
             raise
         shutil.rmtree(self.model, ignore_errors=True)
         part.rename(self.model)
