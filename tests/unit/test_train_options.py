@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.train.config import RlConfig, SftConfig
+from minisandbox.train.config import Lora, RlConfig, SftConfig
 from minisandbox.train.options import (
     describe,
     differences,
@@ -121,6 +121,11 @@ def test_what_is_stored_is_whole_and_reads_as_the_same(file: Path, tmp_path: Pat
     store(config, tmp_path / "run" / "config.yaml")
     assert load(SftConfig, str(tmp_path / "run" / "config.yaml")) == config
     assert yaml.safe_load(to_yaml(config))["optimizer"]["beta2"] == 0.999
+
+
+def test_a_dropout_that_would_be_ignored_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"lora\.dropout is 0\.1"):
+        RlConfig(model="m", tasks=("t",), out="o", lora=Lora(rank=4, dropout=0.1))
 
 
 def test_differences_name_keys(file: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch
+from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
 
 from minisandbox.errors import DiskFull, RunError, TrainingError
 from minisandbox.train.config import Checkpoints, Lora, Optimizer, SftConfig
@@ -133,6 +136,66 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(config: SftConfig
     assert steps == list(range(1, 11))
 
 
+def test_a_run_that_is_done_is_not_trained_on(config: SftConfig) -> None:
+    """Its ten steps end in the middle of an epoch: transformers would begin with another one."""
+    first = train_sft(config)
+    before = (first.model / "model.safetensors").read_bytes()
+    shutil.rmtree(first.model)  # as if it had been killed before the model was written
+    again = train_sft(config)
+    assert again == first
+    assert (again.model / "model.safetensors").read_bytes() == before
+
+
+def test_killed_while_old_checkpoints_are_removed(config: SftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is kept: until the next one is marked as whole there is no other, and what is half removed is not whole."""
+
+    class Killed(BaseException):
+        pass
+
+    def half(path: Path | str, *_: object, **__: object) -> None:
+        Path(path, "optimizer.pt").unlink()
+        raise Killed
+
+    config = replace(config, checkpoints=Checkpoints(every=5, keep=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(Killed):
+            train_sft(config)
+    with TrainingRun(Path(config.out), config, may_change=("checkpoints.keep",)) as run:
+        last = run.last_checkpoint()
+        assert last is not None
+        assert last.name == "checkpoint-10"
+    assert train_sft(config).steps == 10
+    assert [one.name for one in Path(config.out, "checkpoints").glob("checkpoint-*")] == ["checkpoint-10"]
+
+
+def test_a_model_is_written_whole_or_not_at_all(config: SftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = transformers.PreTrainedTokenizerBase.save_pretrained
+
+    def full(tokenizer: object, place: Path | str, **more: object) -> None:
+        write(tokenizer, place, **more)
+        if "checkpoints" not in str(place):
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.PreTrainedTokenizerBase, "save_pretrained", full)
+        with pytest.raises(DiskFull):
+            train_sft(replace(config, max_steps=1))
+    assert sorted(one.name for one in Path(config.out).iterdir()) == ["checkpoints", "config.yaml", "lock", "log.jsonl"]
+
+
+def test_two_processes_say_it_once(config: SftConfig, tmp_path: Path) -> None:
+    from minisandbox.train.options import to_yaml  # noqa: PLC0415 - for this test alone
+
+    (tmp_path / "experiment.yaml").write_text(to_yaml(replace(config, max_steps=4, held_out_share=0.0)))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*launch, "-m", "minisandbox", "train", "sft", str(tmp_path / "experiment.yaml"), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["steps"] == 4
+    assert len(list(Path(config.out, "checkpoints", "checkpoint-4").glob("rng_state_*"))) == 2
+
+
 def test_a_small_matrix_beside_the_weights(config: SftConfig) -> None:
     result = train_sft(replace(config, lora=Lora(rank=4), max_steps=2, held_out_share=0.0))
     assert (Path(config.out) / "adapter" / "adapter_config.json").is_file()
@@ -163,7 +226,6 @@ def test_longer_rows_are_counted_and_none_left_is_an_error(config: SftConfig) ->
 
 def test_a_full_disk_is_said_so(config: SftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoints lie on a file system without room, or, where none can be mounted, seem to."""
-    import transformers  # noqa: PLC0415 - an extra
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

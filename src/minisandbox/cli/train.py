@@ -68,10 +68,13 @@ def run_sft(args: argparse.Namespace) -> int:
     if args.show_mask is not None:
         _show_masks(config, args.show_mask)
         return exits.OK
-    from minisandbox.train.sft import train_sft  # noqa: PLC0415 - loads what only this needs
+    from minisandbox.train.running import is_first  # noqa: PLC0415 - loads what only this needs
+    from minisandbox.train.sft import train_sft  # noqa: PLC0415 - the same
 
     with Progress() as progress:
         result = train_sft(config, tell=progress.note)
+    if not is_first():  # of several processes one says what came of it
+        return exits.OK
     if args.json:
         print_json(result)
         return exits.OK

@@ -47,6 +47,8 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         positive(every=self.every)
+        if self.keep < 0:
+            raise InvalidValue(f"checkpoints.keep is {self.keep}", hint="give how many, or 0 for all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,12 @@ class RlConfig:
             steps=self.steps, loss_length=self.loss_length, micro_batch=self.micro_batch, workers=self.workers,
             engine_batch=self.engine_batch, tolerance=self.tolerance, check_rows=self.check_rows,
         )  # fmt: skip
+        if self.lora.dropout:  # TRL would turn it off without a word
+            raise InvalidValue(
+                f"lora.dropout is {self.lora.dropout!r}",
+                reason="what is left out while training was not left out while sampling",
+                hint="lora.dropout: 0",
+            )
         if self.groups.tasks * self.groups.size % self.micro_batch:
             raise InvalidValue(
                 f"micro_batch {self.micro_batch} does not divide the {self.groups.tasks * self.groups.size} rollouts "

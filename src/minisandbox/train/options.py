@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
-import tempfile
 import types
 import typing
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.tasks.writing import written_whole
 
 T = TypeVar("T")
 Values = dict[str, object]
@@ -266,9 +265,8 @@ def to_yaml(config: object) -> str:
 def store(config: object, path: Path) -> None:
     """Write a configuration, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(to_yaml(config))
-    os.replace(file.name, path)
+    with written_whole(path) as part:
+        part.write_text(to_yaml(config), encoding="utf-8")
 
 
 def describe(kind: type, prefix: str = "", default_of: object = None) -> Iterator[Described]:

@@ -29,6 +29,7 @@ from minisandbox.train.running import (
     quiet,
     require_training,
     run_callback,
+    step_of,
     told_in_our_words,
 )
 from minisandbox.train.sft import Tell, common_arguments, lora_of, save_policy
@@ -121,7 +122,7 @@ def train_rl(config: RlConfig, setting: Setting, *, tell: Tell = lambda _: None)
         )
     with TrainingRun(Path(config.out), config, may_change=MAY_CHANGE) as run, asyncio.Runner() as runner:
         checkpoint = run.last_checkpoint()
-        begun = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+        begun = step_of(checkpoint)
         for file in ("log.jsonl", "rollouts.jsonl", "scores.jsonl"):
             run.forget_after(begun, file=file)
         if checkpoint:
@@ -268,13 +269,7 @@ def _bridge(loop: Loop) -> GRPOTrainer:
     def rollout_func(_prompts: object, trainer: GRPOTrainer) -> dict[str, object]:
         number = trainer.state.global_step
         step = loop.step(number)
-        trainer.stats = {
-            **step.stats(),
-            "staleness": 0,
-            "logprob_gap_max": 0.0,
-            "ratio_max": 0.0,
-            "ratio_min": math.inf,
-        }
+        trainer.stats = step.stats() | {"staleness": 0, "logprob_gap_max": 0.0, "ratio_max": 1.0, "ratio_min": 1.0}
         if config.deterministic:  # TRL shuffles rows: a run that goes on shuffles as it would have
             torch.manual_seed(seed_of(config.seed, "shuffle", number))
         return dict(as_trl_takes_them(loop.rows, places))
@@ -287,7 +282,7 @@ def _bridge(loop: Loop) -> GRPOTrainer:
         model=model, reward_funcs=outcome, args=_arguments(config, loop.run), processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": [str(one) for one in range(config.groups.tasks)]}),
         peft_config=lora_of(config.lora), rollout_func=rollout_func,
-        callbacks=[run_callback(loop.run, loop.tell), _pacer(loop)],
+        callbacks=[run_callback(loop.run, loop.tell, keep=config.checkpoints.keep), _pacer(loop)],
     )  # fmt: skip
     quiet(made)
     return made

@@ -8,12 +8,12 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from minisandbox.errors import DiskFull, InvalidValue, MissingExtra, RunError, TrainingError
+from minisandbox.tasks.writing import written_whole
 from minisandbox.train.options import differences, load, store
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ _COMPLETE = "complete"
 def is_first() -> bool:
     """Whether this is the first of the processes that train together: the one that writes."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def step_of(checkpoint: Path | None) -> int:
+    """Return the optimiser steps that a checkpoint has; 0 for none."""
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
 class TrainingRun:
@@ -88,12 +93,44 @@ class TrainingRun:
 
     def last_checkpoint(self) -> Path | None:
         """Return the latest checkpoint that is whole, or None; what was cut off while it was written is removed."""
-        found = [one for one in self.checkpoints.glob("checkpoint-*") if one.name.rpartition("-")[2].isdigit()]
-        whole = [one for one in found if (one / _COMPLETE).exists()]
+        whole = self._whole()
         if is_first():
-            for one in set(found) - set(whole):
+            for one in set(self._begun()) - set(whole):
                 shutil.rmtree(one)
-        return max(whole, key=lambda one: int(one.name.rpartition("-")[2]), default=None)
+        return whole[-1] if whole else None
+
+    def checkpoint_written(self, step: int, keep: int) -> None:
+        """Mark a checkpoint as whole, and only then remove those that it takes the place of.
+
+        Args:
+            step: its own.
+            keep: how many of the latest stay; 0: all.
+        """
+        (self.checkpoints / f"checkpoint-{step}" / _COMPLETE).touch()
+        for one in self._whole()[:-keep] if keep else ():
+            (one / _COMPLETE).unlink()  # the first to go: one that is half removed is not whole
+            shutil.rmtree(one)
+
+    def _begun(self) -> list[Path]:
+        """The checkpoints that there are, the latest last; what people have given other names is theirs."""
+        found = [one for one in self.checkpoints.glob("checkpoint-*") if one.name.removeprefix("checkpoint-").isdigit()]
+        return sorted(found, key=step_of)
+
+    def _whole(self) -> list[Path]:
+        return [one for one in self._begun() if (one / _COMPLETE).exists()]
+
+    @contextlib.contextmanager
+    def new_model(self) -> Iterator[Path]:
+        """A directory for the result; it takes the place of an earlier one where the block ends well."""
+        part = self.path / "model.part"
+        shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+        try:
+            yield part
+        except BaseException:  # a Ctrl-C too: where the disk is full it takes no more room
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        shutil.rmtree(self.model, ignore_errors=True)
+        part.rename(self.model)
 
     def append(self, line: Mapping[str, object], *, file: str = "log.jsonl") -> None:
         """Append a line to a log."""
@@ -115,9 +152,8 @@ class TrainingRun:
         if not is_first():
             return
         kept = [line for line in self.lines(file) if isinstance(n := line.get("step"), int) and n <= step]
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=self.path, delete=False) as new:
-            new.writelines(json.dumps(line) + "\n" for line in kept)
-        os.replace(new.name, self.path / file)
+        with written_whole(self.path / file) as new:
+            new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
     def close(self) -> None:
         """Let others train there; calling it again does nothing."""
@@ -193,8 +229,14 @@ def quiet(trainer: Trainer) -> None:
     trainer.remove_callback(PrinterCallback)
 
 
-def run_callback(run: TrainingRun, tell: Callable[[str], object]) -> TrainerCallback:
-    """Return what writes a run's log, tells it, and marks its checkpoints as whole."""
+def run_callback(run: TrainingRun, tell: Callable[[str], object], *, keep: int) -> TrainerCallback:
+    """Return what writes a run's log, tells it, and marks its checkpoints as whole.
+
+    Args:
+        run: its directory.
+        tell: is told each line of the log.
+        keep: how many of the latest checkpoints stay; 0: all.
+    """
     from transformers import TrainerCallback  # noqa: PLC0415 - an extra
 
     class Keeper(TrainerCallback):  # type: ignore[misc] # transformers is not looked at for types
@@ -208,7 +250,7 @@ def run_callback(run: TrainingRun, tell: Callable[[str], object]) -> TrainerCall
 
         def on_save(self, _args: object, state: TrainerState, _control: object, **__: object) -> None:
             if is_first():
-                (run.checkpoints / f"checkpoint-{state.global_step}" / _COMPLETE).touch()
+                run.checkpoint_written(state.global_step, keep)
 
     return Keeper()
 

@@ -18,6 +18,7 @@ from minisandbox.train.running import (
     quiet,
     require_training,
     run_callback,
+    step_of,
     told_in_our_words,
 )
 
@@ -116,16 +117,32 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
             left = f"; {data.left_out} longer ones were left out" if data.left_out else ""
             begin = f", from {checkpoint.name}" if checkpoint else ""
             tell(f"training on {len(data.train)} rows{left}{begin}")
-        run.forget_after(int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1)
+        run.forget_after(step_of(checkpoint))
         with told_in_our_words(run):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            held = trainer.evaluate()["eval_loss"] if data.held_out else None
+            _train(trainer, checkpoint, config.max_steps)
+            held = _held_out_loss(trainer) if data.held_out else None
             save_policy(trainer, run)
         losses = [float(str(line["loss"])) for line in run.lines() if "loss" in line]
         return SftResult(
             run.model, trainer.state.global_step, losses[0] if losses else None, losses[-1] if losses else None, held,
             len(data.train), data.left_out,
         )  # fmt: skip
+
+
+def _train(trainer: SFTTrainer, checkpoint: Path | None, max_steps: int) -> None:
+    """Train what is left. Of a run that has done its steps in the middle of an epoch transformers would do one more."""
+    if max_steps and step_of(checkpoint) >= max_steps:
+        trainer._load_from_checkpoint(str(checkpoint))
+        trainer.state.global_step = step_of(checkpoint)
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def _held_out_loss(trainer: SFTTrainer) -> float:
+    """The loss of the rows held out, after the last step; it is measured where that was not done."""
+    last = [one for one in trainer.state.log_history if one["step"] == trainer.state.global_step]
+    known = [one["eval_loss"] for one in last if "eval_loss" in one] or [trainer.evaluate()["eval_loss"]]
+    return float(known[-1])
 
 
 def make_trainer(config: SftConfig, data: SftData, run: TrainingRun, tell: Tell = lambda _: None) -> SFTTrainer:
@@ -163,7 +180,7 @@ def make_trainer(config: SftConfig, data: SftData, run: TrainingRun, tell: Tell 
         eval_dataset=dataset_of(data.held_out) if data.held_out else None,
         processing_class=tokenizer,
         peft_config=lora_of(config.lora),
-        callbacks=[run_callback(run, tell)],
+        callbacks=[run_callback(run, tell, keep=config.checkpoints.keep)],
     )
     quiet(made)
     return made
@@ -192,7 +209,6 @@ def common_arguments(config: SftConfig | RlConfig, run: TrainingRun, optimizer: 
         "dataloader_pin_memory": not cpu,
         "save_strategy": "steps",
         "save_steps": config.checkpoints.every,
-        "save_total_limit": config.checkpoints.keep or None,
         "report_to": config.report_to,
         "seed": config.seed,
         "disable_tqdm": True,
@@ -226,5 +242,6 @@ def save_policy(trainer: Trainer, run: TrainingRun) -> None:
     if hasattr(model, "merge_and_unload"):
         model.save_pretrained(run.path / "adapter")
         model = model.merge_and_unload()
-    model.save_pretrained(run.model)
-    trainer.processing_class.save_pretrained(run.model)
+    with run.new_model() as place:
+        model.save_pretrained(place)
+        trainer.processing_class.save_pretrained(place)
