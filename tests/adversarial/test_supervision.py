@@ -33,6 +33,36 @@ def test_pid_1_outlives_limits_set_from_inside(box: Sandbox, limit: str) -> None
     assert box.alive
 
 
+SLOW = """
+import ctypes, os, sys
+slowed = {int(sys.argv[1])} if len(sys.argv) > 1 else set(map(int, filter(str.isdigit, os.listdir("/proc")))) - {1}
+ioprio_set = {"x86_64": 251, "aarch64": 30}[os.uname().machine]
+for pid in slowed - {os.getpid()}:
+    os.sched_setaffinity(pid, {max(os.sched_getaffinity(0))})
+    os.setpriority(os.PRIO_PROCESS, pid, 19)
+    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    ctypes.CDLL(None).syscall(ioprio_set, 1, pid, 3 << 13)
+"""
+SCHEDULING = """
+import ctypes, os
+print(sorted(os.sched_getaffinity(0)), os.nice(0), os.sched_getscheduler(0),
+      ctypes.CDLL(None).syscall({"x86_64": 252, "aarch64": 31}[os.uname().machine], 1, 0))
+"""
+
+
+def test_a_command_does_not_slow_those_after_it(box: Sandbox) -> None:
+    before = box.exec(["python3", "-c", SCHEDULING]).check().stdout
+    assert box.exec(f"python3 -c '{SLOW}' $PPID").ok, "its own worker"
+    assert box.exec(["python3", "-c", SCHEDULING]).check().stdout == before
+    with contextlib.ExitStack() as stack:  # now several workers, of which all but one wait when it is done to them
+        threads = [threading.Thread(target=box.exec, args=("sleep 0.3",)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+            stack.callback(thread.join)
+    assert box.exec(["python3", "-c", SLOW]).ok, "every worker there is"
+    assert {box.exec(["python3", "-c", SCHEDULING]).check().stdout for _ in range(4)} == {before}
+
+
 LEADERLESS = """
 import ctypes, os, threading, time
 def go_on():

@@ -34,6 +34,8 @@ def found(*added: str, path: str = "pkg/a.py", reference: bytes = b"", reverse: 
         ("def pytest_runtest_makereport(item):", "runner_internals"),
         ("unittest.TestCase.assertEqual = f", "runner_internals"),
         ("if 'PYTEST_CURRENT_TEST' in os.environ:", "test_detection"),
+        ("    os.posix_fadvise(big, 0, 0, os.POSIX_FADV_DONTNEED)", "machine_state"),
+        ("    os.preadv(big, [page], 0, os.RWF_NOWAIT)", "machine_state"),
         ('if "pytest" in sys.modules:', "test_detection"),
         ("if 'unittest' not in sys.modules:", "test_detection"),
         ("os._exit(0)", "process_control"),

@@ -346,13 +346,17 @@ def test_what_the_command_line_says() -> None:
 # --- what a tunnel begins with ---------------------------------------------------------------------------------------
 
 
-def client_hello(name: bytes = b"", *, pieces: int = 1) -> bytes:
+def server_name(*names: bytes, behind: bytes = b"") -> bytes:
+    """The extension by which a client names its host (RFC 6066, section 3)."""
+    entries = b"".join(b"\0" + len(name).to_bytes(2) + name for name in names)
+    content = len(entries).to_bytes(2) + entries + behind
+    return b"\0\0" + len(content).to_bytes(2) + content
+
+
+def client_hello(name: bytes = b"", *, pieces: int = 1, more: bytes = b"", behind: bytes = b"") -> bytes:
     """A ClientHello (RFC 8446, section 4.1.2), in one record or more."""
-    entry = b"\0" + len(name).to_bytes(2) + name
-    names = len(entry).to_bytes(2) + entry
-    server_name = b"\0\0" + len(names).to_bytes(2) + names if name else b""
-    extensions = b"\0\x17\0\0" + server_name
-    body = b"\3\3" + b"r" * 32 + b"\0" + b"\0\2\x13\1" + b"\1\0" + len(extensions).to_bytes(2) + extensions
+    extensions = b"\0\x17\0\0" + (server_name(name) if name else b"") + more
+    body = b"\3\3" + b"r" * 32 + b"\0" + b"\0\2\x13\1" + b"\1\0" + len(extensions).to_bytes(2) + extensions + behind
     message = b"\1" + len(body).to_bytes(3) + body
     size = -(-len(message) // pieces)
     parts = [message[start : start + size] for start in range(0, len(message), size)]
@@ -374,6 +378,24 @@ def test_a_tls_tunnel_asks_for_the_host_that_was_allowed() -> None:
     with pytest.raises(RefusedError, match="asks for"):
         opens("https", "a.example.org", client_hello(b"a.example.org\0.b"))
     assert opens("https", "192.0.2.7", client_hello(b"b.example.org"))
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        client_hello(b"a.example.org", more=server_name(b"b.example.org")),
+        client_hello(b"a.example.org", more=server_name(b"a.example.org")),
+        client_hello(more=server_name(b"a.example.org", b"b.example.org")),
+        client_hello(more=server_name(b"a.example.org", behind=b"b.example.org")),
+        client_hello(b"a.example.org", behind=server_name(b"b.example.org")),
+        client_hello(more=server_name(b"")),
+        client_hello(more=server_name()),
+    ],
+    ids=["twice", "twice the same", "two names", "behind the names", "behind the extensions", "empty", "none"],
+)
+def test_a_tls_tunnel_says_once_whom_it_asks_for(hello: bytes) -> None:
+    with pytest.raises(RefusedError):
+        opens("https", "a.example.org", hello)
 
 
 @pytest.mark.parametrize(

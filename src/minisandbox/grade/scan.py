@@ -34,6 +34,8 @@ _SIGNS = {
     "interpreter_hooks": r"\bset(trace|profile)\b|\bsys\.(excepthook|unraisablehook|meta_path|path_hooks|monitoring|"
     r"addaudithook)\b|\b__builtins__\b|\bbuiltins\b\s*(\.|\[)[^=\n]*=(?!=)|\bsetattr\s*\(\s*(\w+\.)*builtins\b|"
     r"\b__code__\b|\b__defaults__\s*=|\bAssertionError\s*=",
+    "machine_state": r"\bposix_fadvise\b|\bPOSIX_FADV_\w+|\bRWF_\w+|\bmincore\b|\bcachestat\b|\buid_map\b|"
+    r"\bgetloadavg\b",
     "memory_access": r"\bctypes\b|\bcffi\b|/proc/|\bprocess_vm_|\bmmap\b",
     "always_true": r"\b__(eq|ne|lt|gt|le|ge|contains|bool|instancecheck)__\s*=\s*lambda[^:]*:\s*(True|False|1|0)\b",
 }  # fmt: skip

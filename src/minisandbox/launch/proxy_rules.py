@@ -479,22 +479,32 @@ def _client_hello(data: bytes) -> bytes | None:
 
 
 def _server_name(hello: bytes) -> str:
-    """The host that a ClientHello names, "" if it names none (RFC 6066, section 3)."""
+    """The host that a ClientHello names, "" if it names none (RFC 6066, section 3).
+
+    One that says it in more than one way is refused: which of the names a server goes by is that server's choice.
+    """
     _, rest = _cut(hello, 34)  # version, random
     for width in (1, 2, 1):  # session, cipher suites, compression methods
         _, rest = _field(rest, width)
-    extensions, _ = _field(rest, 2) if rest else (b"", b"")
+    found, extensions = "", _whole(rest, 2) if rest else b""
     while extensions:
         kind, extensions = _cut(extensions, 2)
         content, extensions = _field(extensions, 2)
         if kind == b"\0\0":
-            names, _ = _field(content, 2)
-            name_kind, rest = _cut(names, 1)
-            name, more = _field(rest, 2)
-            if name_kind != b"\0" or more:
+            name_kind, name = _cut(_whole(content, 2), 1)
+            host = _whole(name, 2)
+            if found or name_kind != b"\0" or not host:
                 raise RefusedError(_NO_TLS)
-            return name.decode("latin-1").lower().removesuffix(".")
-    return ""
+            found = host.decode("latin-1").lower().removesuffix(".") or "."
+    return found
+
+
+def _whole(data: bytes, width: int) -> bytes:
+    """A field that tells its length in so many bytes, and has nothing behind it."""
+    content, more = _field(data, width)
+    if more:
+        raise RefusedError(_NO_TLS)
+    return content
 
 
 def _field(data: bytes, width: int) -> tuple[bytes, bytes]:

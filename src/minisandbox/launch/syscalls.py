@@ -79,6 +79,11 @@ SCOPED_ABI = 6
 _SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SYS_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
+_SYS_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
+_SYS_IOPRIO_GET = {"x86_64": 252, "aarch64": 31}
+_SCHED_ATTR_SIZE = 56
+"""struct sched_attr with its limits of utilisation."""
+_IOPRIO_WHO_PROCESS = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -340,6 +345,17 @@ def scope_abstract_sockets() -> bool:
     finally:
         os.close(ruleset)
     return True
+
+
+def scheduling() -> tuple[bytes, int, frozenset[int]]:
+    """How the kernel lets this process run, to be compared: sched_getattr(2), ioprio_get(2), sched_getaffinity(2)."""
+    machine, disks = os.uname().machine, -1
+    attributes = ctypes.create_string_buffer(_SCHED_ATTR_SIZE)
+    if machine in _SYS_SCHED_GETATTR:
+        size = c_uint(_SCHED_ATTR_SIZE)
+        _checked(_syscall(_SYS_SCHED_GETATTR[machine], c_int(0), attributes, size, c_uint(0)), "sched_getattr", "self")
+        disks = _syscall(_SYS_IOPRIO_GET[machine], c_int(_IOPRIO_WHO_PROCESS), c_int(0))
+    return attributes.raw, disks, frozenset(os.sched_getaffinity(0))
 
 
 def remove_kept_memory(kind: str, number: int) -> None:

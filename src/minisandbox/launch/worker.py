@@ -120,15 +120,16 @@ def main(
         _limit(getattr(resource, f"RLIMIT_{name}"), value)
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    born = sc.scheduling()
     while True:
-        connection = _take_job(control, door)
+        connection = _take_job(control, door, born)
         _note(pipe, BUSY)
         ledger.mark()
         unfinished = _serve(connection, wakeup, pipe, ledger)
         if unfinished is not None:
             _note(pipe, RETIRED)
             unfinished.outlive(wakeup)
-        if unfinished is not None or not primary:
+        if unfinished is not None or not primary or sc.scheduling() != born:
             os._exit(0)
         _note(pipe, IDLE)
 
@@ -144,17 +145,19 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.socket:
+def _take_job(control: socket.SocketType, door: socket.SocketType, born: object) -> socket.socket:
     """Wait for a job's socket; several workers may wait for the same.
 
     A worker that is not needed for a while ends, so that an idle sandbox is one process; pid 1 forks another in time.
+    So does one whose scheduling is not what it was born with: a command can change that of its worker, and the worker
+    cannot take it back; the next command would run with it, and its deadline would be kept by a process that starves.
     """
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(door, select.POLLIN)
     while True:
         events = dict(poll.poll(_IDLE_PATIENCE * 1000))
-        if not events:
+        if not events or sc.scheduling() != born:
             os._exit(0)
         try:
             if control.fileno() not in events:
