@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,22 @@ def test_tokens_that_were_not_sampled_stop_the_run(config: RlConfig) -> None:
         with pytest.raises(TokenMismatch):
             train_rl(config, ToySetting(wrap=Lying))
     train_rl(replace(config, check_tokens="off", steps=1), ToySetting(wrap=Lying))
+
+
+@pytest.mark.parametrize(("says", "error"), [(None, "no mask of our env_mask"), (1, r"__\d+, token \d+: TRL's loss")])
+def test_context_that_would_carry_loss_stops_the_run(
+    config: RlConfig, monkeypatch: pytest.MonkeyPatch, says: int | None, error: str
+) -> None:
+    """A TRL that calls the mask something else looks to us as one that gets none, or one that is all ones."""
+
+    def other(rows: Sequence[TrainingRow], slots: int) -> dict[str, Any]:
+        found = as_trl_takes_them(rows, slots)
+        masks = found.pop("env_mask")
+        return found if says is None else found | {"env_mask": [[says] * len(mask) for mask in masks]}
+
+    monkeypatch.setattr(rl, "as_trl_takes_them", other)
+    with pytest.raises(TrainingError, match=error):
+        train_rl(config, ToySetting())
 
 
 def test_a_run_without_any_reward_stops_and_goes_on(config: RlConfig) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -314,6 +315,7 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
         def _get_per_token_logps_and_entropies(self, *args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
             found: tuple[torch.Tensor, ...] = super()._get_per_token_logps_and_entropies(*args, **kwargs)
             if self.batch is not None:
+                _check_masks(loop.rows, self.batch)
                 _compare(loop, self.stats, self.batch, found[0].detach())
             return found
 
@@ -325,6 +327,33 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
             super().log(logs, *args, **kwargs)
 
     return Bridge
+
+
+def _check_masks(rows: Sequence[TrainingRow], batch: Mapping[str, torch.Tensor]) -> None:
+    """Check that TRL's loss counts the tokens that carry loss and no others.
+
+    Args:
+        rows: of the step.
+        batch: what TRL's loss is given; ``number`` says the row of each of its own.
+
+    Raises:
+        TrainingError: it counts others; without any mask, all of them.
+    """
+    advice = "rollout_func is experimental in TRL: install the version that requirements-full.lock names"
+    if "tool_mask" not in batch:
+        raise TrainingError("context would carry loss", reason="this TRL made no mask of our env_mask", hint=advice)
+    masks = (batch["completion_mask"] * batch["tool_mask"]).tolist()
+    for place, mask in zip(batch["number"].tolist(), masks, strict=True):
+        row = rows[place] if place < len(rows) else None  # places without a row carry no loss
+        ours = list(row.mask[row.prompt_length :]) if row else []
+        differing = [one for one, (a, b) in enumerate(zip_longest(mask, ours, fillvalue=0)) if a != b]
+        if differing:
+            name, start = (row.rollout, row.prompt_length) if row else ("a place without a row", 0)
+            raise TrainingError(
+                f"{name}, token {start + differing[0]}: TRL's loss and our mask say different things",
+                reason="this TRL does something else with env_mask",
+                hint=advice,
+            )
 
 
 def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor], logprobs: torch.Tensor) -> None:
