@@ -78,7 +78,8 @@ class SftData:
         """Read what a configuration names.
 
         Raises:
-            InvalidValue: a file cannot be read.
+            InvalidValue: a file is not there.
+            TaskFileError: it cannot be read.
             TrainingError: a row cannot be trained on, or none is left.
         """
         everything = [row for name in config.data for row in read_rows(Path(name))]
@@ -103,7 +104,8 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
 
     Raises:
         MissingExtra: the extra ``train`` is not installed.
-        InvalidValue: the model or the rows cannot be read.
+        InvalidValue: the model cannot be read, or a file of rows is not there.
+        TaskFileError: a file of rows cannot be read.
         TrainingError: a row cannot be trained on.
         RunError: the directory belongs to another experiment, or another process trains there.
         DiskFull: a checkpoint cannot be written.
