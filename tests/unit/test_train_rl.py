@@ -279,6 +279,19 @@ def test_it_learns(config: RlConfig) -> None:
     assert sum(rewards[-4:]) / 4 > sum(rewards[:3]) / 3 + 0.2, rewards
 
 
+def test_a_run_that_cannot_begin_lets_go_of_everything(config: RlConfig) -> None:
+    class Failing(ToySetting):
+        def rollouts(self, model: Model, *, held_out: bool) -> Rollouts:
+            if held_out:
+                raise SandboxCreationError("no room for a sandbox")
+            return super().rollouts(model, held_out=held_out)
+
+    setting = Failing()
+    with pytest.raises(SandboxCreationError):
+        train_rl(config, setting)
+    assert setting.closed == [True]
+
+
 def test_fewer_tasks_than_a_step_has(config: RlConfig) -> None:
     with pytest.raises(InvalidValue, match="a step has 2 tasks, and there are 1"):
         train_rl(config, ToySetting(tasks=("add",)))

@@ -8,6 +8,7 @@ a rollout, and as many rows in every step; places without a row are filled with 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -157,17 +158,21 @@ class Loop:
     ) -> None:
         self.config, self.run, self._setting, self._runner, self.tell = config, run, setting, runner, tell
         self.rows: list[TrainingRow] = []
-        self.trainer = _bridge(self)
-        if self.trainer.accelerator.num_processes > 1:
-            raise TrainingError(
-                f"{self.trainer.accelerator.num_processes} processes train",
-                reason="the engine shares the module of one process",
-                hint="start it without accelerate launch; several GPUs and nodes train with SkyRL",
-            )
-        self.engine = open_engine(self.trainer, config)
-        self._gatherer = self._gathering(held_out=False, seed=config.seed if config.deterministic else None)
-        held = self._gathering(held_out=True, seed=config.seed)
-        self.evaluator = Evaluator(config.evaluation, setting.held_out, held, run, tell)
+        with contextlib.ExitStack() as closing:  # what fails leaves no node and no run directory open
+            closing.callback(setting.close)
+            self.trainer = _bridge(self)
+            if self.trainer.accelerator.num_processes > 1:
+                raise TrainingError(
+                    f"{self.trainer.accelerator.num_processes} processes train",
+                    reason="the engine shares the module of one process",
+                    hint="start it without accelerate launch; several GPUs and nodes train with SkyRL",
+                )
+            self.engine = open_engine(self.trainer, config)
+            closing.callback(lambda: runner.run(self.engine.close()))
+            self._gatherer = self._gathering(held_out=False, seed=config.seed if config.deterministic else None)
+            held = self._gathering(held_out=True, seed=config.seed)
+            self.evaluator = Evaluator(config.evaluation, setting.held_out, held, run, tell)
+            self._closing = closing.pop_all()
 
     def _gathering(self, *, held_out: bool, seed: int | None) -> Gatherer:
         config = self.config
@@ -201,8 +206,7 @@ class Loop:
 
     def close(self) -> None:
         """End the engine and let go of the rollouts."""
-        self._runner.run(self.engine.close())
-        self._setting.close()
+        self._closing.close()
 
 
 def _arguments(config: RlConfig, run: TrainingRun) -> object:
