@@ -292,6 +292,12 @@ def test_a_run_that_cannot_begin_lets_go_of_everything(config: RlConfig) -> None
     assert setting.closed == [True]
 
 
+def test_several_gpus_of_one_process_are_refused(config: RlConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", 2)
+    with pytest.raises(TrainingError, match=r"2 GPUs are visible .* CUDA_VISIBLE_DEVICES=0"):
+        train_rl(config, ToySetting())
+
+
 def test_fewer_tasks_than_a_step_has(config: RlConfig) -> None:
     with pytest.raises(InvalidValue, match="a step has 2 tasks, and there are 1"):
         train_rl(config, ToySetting(tasks=("add",)))

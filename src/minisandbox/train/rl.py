@@ -111,7 +111,7 @@ def train_rl(config: RlConfig, setting: Setting, *, tell: Tell = lambda _: None)
     Raises:
         MissingExtra: the extra ``train`` is not installed.
         InvalidValue: the model cannot be opened, or there are fewer tasks than a step has.
-        TrainingError: a step has no rollout with a reward, or several processes train.
+        TrainingError: a step has no rollout with a reward, or several processes or GPUs would train.
         TokenMismatch: what is trained on is not what was sampled.
         RunError: the directory belongs to another experiment, or another process trains there.
         DiskFull: a checkpoint cannot be written.
@@ -150,7 +150,7 @@ class Loop:
         tell: is told what goes on.
 
     Raises:
-        TrainingError: several processes train.
+        TrainingError: several processes or GPUs would train.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ def _arguments(config: RlConfig, run: TrainingRun) -> object:
     from trl import GRPOConfig  # noqa: PLC0415 - an extra
 
     slots = config.groups.tasks * config.groups.size
-    return GRPOConfig(
+    made = GRPOConfig(
         **common_arguments(config, run, config.optimizer),
         **vllm_arguments(config),
         max_steps=config.steps,
@@ -230,6 +230,13 @@ def _arguments(config: RlConfig, run: TrainingRun) -> object:
         disable_dropout=True,
         logging_steps=1,
     )
+    if made.n_gpu > 1:
+        raise TrainingError(
+            f"{made.n_gpu} GPUs are visible to this process, and one trains",
+            reason="with several, transformers trains copies of the module (DataParallel); the engine shares one",
+            hint="name one: CUDA_VISIBLE_DEVICES=0; several GPUs and nodes train with SkyRL",
+        )
+    return made
 
 
 def as_trl_takes_them(rows: Sequence[TrainingRow], slots: int) -> dict[str, list[list[int]] | list[list[float]]]:
