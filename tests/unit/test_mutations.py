@@ -5,12 +5,18 @@ from __future__ import annotations
 import ast
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from minisandbox.cli.tasks_mutate import write_parts
+from minisandbox.cli.tasks_mutate import collect, write_parts
+from minisandbox.errors import DiskFull, GradingError, SandboxCreationError, SandboxGone
 from minisandbox.grade import Grade, Reason, Verdict
+from minisandbox.grade import mutants as grade_mutants
+from minisandbox.grade.measurement import Measurement
+from minisandbox.grade.mutants import Mutating, Survey, clean_task, mutated_tasks
 from minisandbox.rollouts import KnownGrades
 from minisandbox.tasks import Form, Task, TaskSet, mutations
 from minisandbox.tasks.mutations import (
@@ -209,6 +215,66 @@ def test_a_functions_tasks_are_in_one_file(tmp_path: Path) -> None:
     assert 0 < len(parts[1]) < len(parts[0]) < 40
     write_parts(tasks, {"": 1.0}, 7, tmp_path / "all.jsonl")
     assert len(TaskSet.load(tmp_path / "all.jsonl")) == 80
+
+
+def test_what_was_made_until_a_failure_is_kept(tmp_path: Path) -> None:
+    def cut_off() -> Iterator[Task]:
+        yield _task("f", "a")
+        raise KeyboardInterrupt
+
+    (tmp_path / "bugs.jsonl").write_text("of before")
+    with pytest.raises(KeyboardInterrupt):
+        collect(cut_off(), tmp_path / "bugs.jsonl")
+    assert [one.instance_id for one in TaskSet.load(tmp_path / "bugs-unfinished.jsonl")] == ["a__b.f__a"]
+    assert (tmp_path / "bugs.jsonl").read_text() == "of before"
+
+
+def measured(outcome: str, reason: Reason | None = None) -> Measurement:
+    return Measurement((("tests/t.py::t", outcome),), (), reason, "", 0, 0.0, "", "")
+
+
+def mutate(monkeypatch: pytest.MonkeyPatch, buggy: Measurement | Exception, told: list[str]) -> list[Task]:
+    """Make tasks of a module of twelve functions, whose tests do with a bug what is said here."""
+    text = "".join(f"def f{n}(a, b):\n    if a < b and a > 0:\n        return a\n    return b\n" for n in range(12))
+    calls = {("m.py", 1 + 4 * number): ("tests/t.py::t",) for number in range(12)}
+
+    def measure(*_: object, **__: object) -> Measurement:
+        if isinstance(buggy, Exception):
+            raise buggy
+        return buggy
+
+    image: Any = None  # no sandbox is made
+    monkeypatch.setattr(grade_mutants, "survey", lambda *_: Survey({"m.py": text}, calls, measured("passed")))
+    monkeypatch.setattr(grade_mutants, "measure", measure)
+    return list(mutated_tasks(clean_task(_task("f", "a")), image, Mutating(), tell=told.append))
+
+
+def test_it_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    assert len(mutate(monkeypatch, measured("failed"), told)) == 24
+    assert [one.partition(": ")[2] for one in told] == [
+        "1 tests, 12 functions to put bugs into", "10 of 12 functions, 20 tasks", "24 tasks of 12 functions",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("buggy", [SandboxGone("it has ended"), measured("failed", Reason.TIMEOUT), measured("passed")])
+def test_a_bug_that_is_no_task(monkeypatch: pytest.MonkeyPatch, buggy: Measurement | Exception) -> None:
+    assert mutate(monkeypatch, buggy, []) == []
+
+
+@pytest.mark.parametrize(
+    ("buggy", "error"),
+    [
+        (DiskFull("the store is full"), DiskFull),
+        (SandboxCreationError("no sandbox"), SandboxCreationError),
+        (measured("failed", Reason.RESTORE_FAILED), GradingError),
+    ],
+)
+def test_a_failure_of_ours_is_told(
+    monkeypatch: pytest.MonkeyPatch, buggy: Measurement | Exception, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        mutate(monkeypatch, buggy, [])
 
 
 def _task(name: str, digest: str) -> Task:

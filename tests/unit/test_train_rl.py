@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,22 @@ def test_tokens_that_were_not_sampled_stop_the_run(config: RlConfig) -> None:
     train_rl(replace(config, check_tokens="off", steps=1), ToySetting(wrap=Lying))
 
 
+@pytest.mark.parametrize(("says", "error"), [(None, "no mask of our env_mask"), (1, r"__\d+, token \d+: TRL's loss")])
+def test_context_that_would_carry_loss_stops_the_run(
+    config: RlConfig, monkeypatch: pytest.MonkeyPatch, says: int | None, error: str
+) -> None:
+    """A TRL that calls the mask something else looks to us as one that gets none, or one that is all ones."""
+
+    def other(rows: Sequence[TrainingRow], slots: int) -> dict[str, Any]:
+        found = as_trl_takes_them(rows, slots)
+        masks = found.pop("env_mask")
+        return found if says is None else found | {"env_mask": [[says] * len(mask) for mask in masks]}
+
+    monkeypatch.setattr(rl, "as_trl_takes_them", other)
+    with pytest.raises(TrainingError, match=error):
+        train_rl(config, ToySetting())
+
+
 def test_a_run_without_any_reward_stops_and_goes_on(config: RlConfig) -> None:
     setting = ToySetting(rule=lambda wanted, text: None if wanted.attempt >= 16 else few_letters(wanted, text))
     with pytest.raises(TrainingError, match="step 2: none of"):
@@ -260,6 +277,25 @@ def test_it_learns(config: RlConfig) -> None:
     train_rl(config, ToySetting())
     rewards = [line["reward"] for line in lines(config)]
     assert sum(rewards[-4:]) / 4 > sum(rewards[:3]) / 3 + 0.2, rewards
+
+
+def test_a_run_that_cannot_begin_lets_go_of_everything(config: RlConfig) -> None:
+    class Failing(ToySetting):
+        def rollouts(self, model: Model, *, held_out: bool) -> Rollouts:
+            if held_out:
+                raise SandboxCreationError("no room for a sandbox")
+            return super().rollouts(model, held_out=held_out)
+
+    setting = Failing()
+    with pytest.raises(SandboxCreationError):
+        train_rl(config, setting)
+    assert setting.closed == [True]
+
+
+def test_several_gpus_of_one_process_are_refused(config: RlConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", 2)
+    with pytest.raises(TrainingError, match=r"2 GPUs are visible .* CUDA_VISIBLE_DEVICES=0"):
+        train_rl(config, ToySetting())
 
 
 def test_fewer_tasks_than_a_step_has(config: RlConfig) -> None:

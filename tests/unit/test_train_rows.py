@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from tests.unit.tiny_model import tiny_engine
 
-from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
+from minisandbox.errors import InvalidValue, TaskFileError, TokenMismatch, TrainingError
 from minisandbox.models import Message, Request, Sampling, TokenGraph
 from minisandbox.train.rows import TrainingRow, check_tokens, choose, collate, held_out, read_rows, shown_mask
+from minisandbox.trajectories.writing import write_rows
 
 
 def row(ids: list[int], mask: list[int], name: str = "t__0", task: str = "") -> TrainingRow:
@@ -111,7 +112,7 @@ def test_rows_of_files(tmp_path: Path) -> None:
     first, second = read_rows(tmp_path / "rows.jsonl")
     assert (first.rollout, first.task, first.mask, first.labels) == ("a__b-1.0#2", "a__b-1", b"\0\1\1", [-100, 2, 3])
     assert (second.logprobs, second.mask) == (None, b"\0\1")
-    assert "row 2" in second.rollout
+    assert "line 2" in second.rollout
 
 
 def test_rows_of_parquet(tmp_path: Path) -> None:
@@ -124,20 +125,36 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line", ["{", "[]", "{}", '{"input_ids": [1, 2], "labels": [-100, 2], "loss_mask": [1, 1]}',
+             '{"input_ids": [1, 2, 3], "labels": [-100, 3, -100]}', '{"input_ids": [1, 2, 3], "labels": [-100, 3, 1]}',
+             '{"input_ids": [1, 2], "labels": [-100, 2, -100], "loss_mask": [0, 1]}',
              '{"input_ids": [99999999999], "labels": [1]}', '{"input_ids": [1, 2], "labels": [-100, -100]}']
 )  # fmt: skip
 def test_damaged_files_name_the_row(tmp_path: Path, line: str) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(BODY) + "\n" + line + "\n")
-    with pytest.raises(TrainingError, match="row 2"):
+    with pytest.raises((TrainingError, TaskFileError), match="line 2"):
         list(read_rows(tmp_path / "rows.jsonl"))
 
 
 def test_no_file_of_rows(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="no such file"):
         list(read_rows(tmp_path / "x.jsonl"))
-    (tmp_path / "x.txt").touch()
-    with pytest.raises(InvalidValue, match="jsonl"):
-        list(read_rows(tmp_path / "x.txt"))
+
+
+def test_files_that_are_damaged(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more")
+    (tmp_path / "rows.jsonl").write_bytes(json.dumps(BODY).encode() + b'\n{"traj_id": "\xff"}\n')
+    found = {"rows.parquet": "cannot be read as Parquet", "rows.jsonl": "line 2: byte 14 is not UTF-8"}
+    for name, said in found.items():
+        with pytest.raises(TaskFileError, match=said):
+            list(read_rows(tmp_path / name))
+
+
+def test_rows_of_a_folder_of_datasets(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    write_rows(tmp_path / "rows", [BODY], "tokens")
+    (one,) = read_rows(tmp_path / "rows")
+    assert (one.rollout, one.labels) == ("a__b-1.0#2", [-100, 2, 3])
 
 
 def test_a_tasks_rows_are_held_out_together() -> None:

@@ -80,7 +80,17 @@ def test_the_loss_falls_and_a_model_comes_of_it(config: SftConfig) -> None:
     assert (result.model / "tokenizer.json").is_file()
     assert (Path(config.out) / "config.yaml").is_file()
     assert said[0] == "training on 10 rows"
+    assert not any("warning" in one for one in said)
     assert any(one.startswith("step 10 of 10: loss ") for one in said)
+
+
+def test_tasks_that_are_trained_on_and_held_out_are_told(
+    config: SftConfig, rows: list[dict[str, object]], tmp_path: Path
+) -> None:
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (rows[1], rows[2])))
+    said: list[str] = []
+    train_sft(replace(config, held_out=(str(tmp_path / "held.jsonl"),), max_steps=1), tell=said.append)
+    assert said[1].startswith("warning: 2 tasks, for instance t1, are trained on and held out")
 
 
 def gradient(config: SftConfig, rows: list[TrainingRow], place: Path, *, packing: bool = False) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from minisandbox.cli import exits
@@ -38,7 +40,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )  # fmt: skip
     mutate.add_argument("--workers", type=int, metavar="N", help="bugs that are tried at once (default: one per CPU)")
     add_json_option(mutate)
-    mutate.set_defaults(run=run, kept="finished layers are kept")
+    mutate.set_defaults(run=run, kept="finished layers are kept, and tasks in FILE-unfinished")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,19 +55,38 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < sum(parts.values()) <= 1.0001:
         raise InvalidValue(f"the parts add up to {sum(parts.values()):g}", hint="give more than 0, and at most 1")
     options = Mutating(seed=args.seed, per_function=args.per_function, tries=args.tries, shares=sum(parts.values()))
-    found: list[Task] = []
     with Progress() as progress:
         builder = Builder(Store.open(), progress, args.repo_mirrors)
         cleaned: dict[str, Task] = {}  # one task without a bug for each project
         for task in map(clean_task, load(args)):
             cleaned.setdefault(task.instance_id, task)
-        for clean in cleaned.values():
-            image = builder.image_of(clean)
-            found += mutated_tasks(clean, image, options, workers=args.workers or cpus(), tell=progress.note)
+        work = functools.partial(mutated_tasks, options=options, workers=args.workers or cpus(), tell=progress.note)
+        made = (work(clean, builder.image_of(clean)) for clean in cleaned.values())
+        found = collect(chain.from_iterable(made), args.out)
     counts = write_parts(found, parts, options.seed, args.out)
     if args.json:
         print_json({str(path): count for path, count in counts.items()})
     return exits.OK
+
+
+def collect(tasks: Iterable[Task], out: Path) -> list[Task]:
+    """Return tasks; where making them fails or is interrupted, those that there are are written beside the output.
+
+    Args:
+        tasks: as they are made.
+        out: the output, which stays as it was.
+    """
+    found: list[Task] = []
+    try:
+        for task in tasks:
+            found.append(task)  # noqa: PERF402 - what there is stays where the next one fails
+    except BaseException:  # a Ctrl-C too
+        if found:
+            path = part_name(out, "unfinished")
+            TaskSet(found, name=path.name).save(path)
+            say(f"{path}: {len(found)} tasks that were made until then")
+        raise
+    return found
 
 
 def write_parts(tasks: Sequence[Task], parts: Mapping[str, float], seed: int, out: Path) -> dict[Path, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -176,12 +177,14 @@ def run_balance(args: argparse.Namespace) -> int:
 
 
 def _reward(text: str) -> float | None:
+    wrong = InvalidValue(f"--min-reward {text!r}: not a number", hint="for instance --min-reward 1, or none")
     try:
-        return None if text == "none" else float(text)
+        found = None if text == "none" else float(text)
     except ValueError:
-        raise InvalidValue(
-            f"--min-reward {text!r}: not a number", hint="for instance --min-reward 1, or none"
-        ) from None
+        raise wrong from None
+    if found is not None and math.isnan(found):  # no reward is below it
+        raise wrong
+    return found
 
 
 def _write(args: argparse.Namespace, examples: Iterable[Example], report: Report) -> int:

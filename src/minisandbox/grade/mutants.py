@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import FileAccessError, GradingError, InvalidValue, MiniSandboxError
+from minisandbox.errors import FileAccessError, GradingError, InvalidValue, SandboxGone
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
+from minisandbox.grade.verdict import Reason
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Form, Task, file_of
 from minisandbox.tasks.mutations import Function, Mutant, draw_mutants, functions, mutants, share_of, statement
@@ -31,6 +32,10 @@ _MOST_TESTS = 150
 _CPU_SECONDS, _PATIENCE = 10, 5
 """What one run of a task's tests may take of a processor: wrong words make loops endless. So bounded they can have
 several times as many seconds of the clock, of which busy machines take many."""
+_OURS = frozenset({Reason.PATCH_INVALID, Reason.PATCH_STEP_FAILED, Reason.RESTORE_FAILED})
+"""What no bug can cause: it happens before its tests run."""
+_TOLD = 10
+"""After so many functions it is told how far the work is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +184,7 @@ def mutated_tasks(
     *,
     workers: int = 1,
     tell: Callable[[str], object] = lambda _: None,
-) -> list[Task]:
+) -> Iterator[Task]:
     """Make tasks of a project: of each function that its tests call, bugs that these tests find.
 
     A task's tests are those of one file: of the files in which a bug shows, the one with fewest tests. With one seed
@@ -192,9 +197,12 @@ def mutated_tasks(
         workers: bugs that are tried at once.
         tell: is told what goes on.
 
+    Yields:
+        The tasks, as they are found.
+
     Raises:
-        GradingError: the project's tests cannot be believed without any bug.
-        MiniSandboxError: a sandbox could not be made, or ended.
+        GradingError: the project's tests cannot be believed without any bug, or cannot be run with one.
+        MiniSandboxError: a sandbox could not be made, or ended before the tests of a bug ran.
     """
     project = survey(clean, image)
     chosen = [
@@ -206,14 +214,17 @@ def mutated_tasks(
         and usable(one, options)
     ]
     tell(f"{clean.instance_id}: {len(project.clean.passed)} tests, {len(chosen)} functions to put bugs into")
-    pool = ThreadPoolExecutor(workers)
+    pool, count, fruitful = ThreadPoolExecutor(workers), 0, 0
     try:
-        made = list(pool.map(lambda one: _tasks_of(one, clean, image, project, options), chosen))
+        made = pool.map(lambda one: _tasks_of(one, clean, image, project, options), chosen)
+        for number, tasks in enumerate(made, start=1):
+            yield from tasks
+            count, fruitful = count + len(tasks), fruitful + bool(tasks)
+            if number % _TOLD == 0:
+                tell(f"{clean.instance_id}: {number} of {len(chosen)} functions, {count} tasks")
     finally:  # a Ctrl-C too: what has not begun does not
         pool.shutdown(cancel_futures=True)
-    found = [task for tasks in made for task in tasks]
-    tell(f"{clean.instance_id}: {len(found)} tasks of {sum(map(bool, made))} functions")
-    return found
+    tell(f"{clean.instance_id}: {count} tasks of {fruitful} functions")
 
 
 def _tasks_of(function: Function, clean: Task, image: Image, project: Survey, options: Mutating) -> list[Task]:
@@ -233,8 +244,12 @@ def _task(mutant: Mutant, clean: Task, image: Image, project: Survey) -> Iterabl
     try:
         # in this form the reference is what is applied: here the bug
         buggy = measure(replace(bounded, patch=patch), image, reference=True, files=files)
-    except MiniSandboxError:  # a bug may end the sandbox: no task
+    except SandboxGone:  # a bug may end the sandbox: no task
         return
+    if buggy.reason in _OURS:
+        raise GradingError(
+            f"{clean.instance_id}: the tests of a bug in {mutant.function.name} did not run: {buggy.detail}"
+        )
     if not buggy.believed:
         return
     failing, passing = derive_test_lists([project.clean], [buggy])

@@ -56,7 +56,7 @@ class SftConfig:
     """Fine-tuning on rows of tokens."""
 
     model: str = required("the directory of a model, or its name on the Hugging Face hub")
-    data: tuple[str, ...] = required("files of rows, as `trajectories export` writes them: JSON Lines or Parquet")
+    data: tuple[str, ...] = required("files or folders of rows, as `trajectories export --to tokens` writes them")
     out: str = required("the run's directory")
     held_out: tuple[str, ...] = option((), help="files of rows that are not trained on; their loss is measured")
     held_out_share: float = option(0.0, help="without such files: the part of the tasks whose rows are held out")

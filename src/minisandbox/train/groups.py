@@ -184,8 +184,9 @@ def advantages(rewards: Sequence[float | None], scale: str = "none") -> list[flo
 def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tuple[list[str], list[str]]:
     """Return a step's tasks, and those that may take the places of silent groups, in their order.
 
-    Every task comes once before any comes again. It depends on nothing but the arguments: a run that goes on takes
-    the tasks that it would have taken.
+    Every task comes once in an epoch, and none twice in a step: where an epoch ends in the middle of one, the next
+    epoch may have a few of its tasks twice and as many not at all. It depends on nothing but the arguments: a run that
+    goes on takes the tasks that it would have taken.
 
     Args:
         tasks: all of them.
@@ -199,7 +200,7 @@ def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tup
         epoch, start = divmod(place + len(chosen), len(tasks))
         order = random.Random(f"{seed} {epoch}").sample(list(tasks), len(tasks))  # noqa: S311 - an order, no secret
         # where an epoch ends in the middle of a step, the next one begins with others than those
-        chosen += [one for one in order[start:] if one not in chosen][: count - len(chosen)] or order[start : start + 1]
+        chosen += [one for one in order[start:] if one not in chosen][: count - len(chosen)]
     spare = [one for one in tasks if one not in chosen]
     random.Random(f"{seed} spare {step}").shuffle(spare)  # noqa: S311 - the same
     return chosen, spare

@@ -8,10 +8,12 @@ a rollout, and as many rows in every step; places without a row are filled with 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -109,7 +111,7 @@ def train_rl(config: RlConfig, setting: Setting, *, tell: Tell = lambda _: None)
     Raises:
         MissingExtra: the extra ``train`` is not installed.
         InvalidValue: the model cannot be opened, or there are fewer tasks than a step has.
-        TrainingError: a step has no rollout with a reward, or several processes train.
+        TrainingError: a step has no rollout with a reward, or several processes or GPUs would train.
         TokenMismatch: what is trained on is not what was sampled.
         RunError: the directory belongs to another experiment, or another process trains there.
         DiskFull: a checkpoint cannot be written.
@@ -148,7 +150,7 @@ class Loop:
         tell: is told what goes on.
 
     Raises:
-        TrainingError: several processes train.
+        TrainingError: several processes or GPUs would train.
     """
 
     def __init__(
@@ -156,17 +158,21 @@ class Loop:
     ) -> None:
         self.config, self.run, self._setting, self._runner, self.tell = config, run, setting, runner, tell
         self.rows: list[TrainingRow] = []
-        self.trainer = _bridge(self)
-        if self.trainer.accelerator.num_processes > 1:
-            raise TrainingError(
-                f"{self.trainer.accelerator.num_processes} processes train",
-                reason="the engine shares the module of one process",
-                hint="start it without accelerate launch; several GPUs and nodes train with SkyRL",
-            )
-        self.engine = open_engine(self.trainer, config)
-        self._gatherer = self._gathering(held_out=False, seed=config.seed if config.deterministic else None)
-        held = self._gathering(held_out=True, seed=config.seed)
-        self.evaluator = Evaluator(config.evaluation, setting.held_out, held, run, tell)
+        with contextlib.ExitStack() as closing:  # what fails leaves no node and no run directory open
+            closing.callback(setting.close)
+            self.trainer = _bridge(self)
+            if self.trainer.accelerator.num_processes > 1:
+                raise TrainingError(
+                    f"{self.trainer.accelerator.num_processes} processes train",
+                    reason="the engine shares the module of one process",
+                    hint="start it without accelerate launch; several GPUs and nodes train with SkyRL",
+                )
+            self.engine = open_engine(self.trainer, config)
+            closing.callback(lambda: runner.run(self.engine.close()))
+            self._gatherer = self._gathering(held_out=False, seed=config.seed if config.deterministic else None)
+            held = self._gathering(held_out=True, seed=config.seed)
+            self.evaluator = Evaluator(config.evaluation, setting.held_out, held, run, tell)
+            self._closing = closing.pop_all()
 
     def _gathering(self, *, held_out: bool, seed: int | None) -> Gatherer:
         config = self.config
@@ -200,8 +206,7 @@ class Loop:
 
     def close(self) -> None:
         """End the engine and let go of the rollouts."""
-        self._runner.run(self.engine.close())
-        self._setting.close()
+        self._closing.close()
 
 
 def _arguments(config: RlConfig, run: TrainingRun) -> object:
@@ -209,7 +214,7 @@ def _arguments(config: RlConfig, run: TrainingRun) -> object:
     from trl import GRPOConfig  # noqa: PLC0415 - an extra
 
     slots = config.groups.tasks * config.groups.size
-    return GRPOConfig(
+    made = GRPOConfig(
         **common_arguments(config, run, config.optimizer),
         **vllm_arguments(config),
         max_steps=config.steps,
@@ -225,6 +230,13 @@ def _arguments(config: RlConfig, run: TrainingRun) -> object:
         disable_dropout=True,
         logging_steps=1,
     )
+    if made.n_gpu > 1:
+        raise TrainingError(
+            f"{made.n_gpu} GPUs are visible to this process, and one trains",
+            reason="with several, transformers trains copies of the module (DataParallel); the engine shares one",
+            hint="name one: CUDA_VISIBLE_DEVICES=0; several GPUs and nodes train with SkyRL",
+        )
+    return made
 
 
 def as_trl_takes_them(rows: Sequence[TrainingRow], slots: int) -> dict[str, list[list[int]] | list[list[float]]]:
@@ -314,6 +326,7 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
         def _get_per_token_logps_and_entropies(self, *args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
             found: tuple[torch.Tensor, ...] = super()._get_per_token_logps_and_entropies(*args, **kwargs)
             if self.batch is not None:
+                _check_masks(loop.rows, self.batch)
                 _compare(loop, self.stats, self.batch, found[0].detach())
             return found
 
@@ -325,6 +338,33 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
             super().log(logs, *args, **kwargs)
 
     return Bridge
+
+
+def _check_masks(rows: Sequence[TrainingRow], batch: Mapping[str, torch.Tensor]) -> None:
+    """Check that TRL's loss counts the tokens that carry loss and no others.
+
+    Args:
+        rows: of the step.
+        batch: what TRL's loss is given; ``number`` says the row of each of its own.
+
+    Raises:
+        TrainingError: it counts others; without any mask, all of them.
+    """
+    advice = "rollout_func is experimental in TRL: install the version that requirements-full.lock names"
+    if "tool_mask" not in batch:
+        raise TrainingError("context would carry loss", reason="this TRL made no mask of our env_mask", hint=advice)
+    masks = (batch["completion_mask"] * batch["tool_mask"]).tolist()
+    for place, mask in zip(batch["number"].tolist(), masks, strict=True):
+        row = rows[place] if place < len(rows) else None  # places without a row carry no loss
+        ours = list(row.mask[row.prompt_length :]) if row else []
+        differing = [one for one, (a, b) in enumerate(zip_longest(mask, ours, fillvalue=0)) if a != b]
+        if differing:
+            name, start = (row.rollout, row.prompt_length) if row else ("a place without a row", 0)
+            raise TrainingError(
+                f"{name}, token {start + differing[0]}: TRL's loss and our mask say different things",
+                reason="this TRL does something else with env_mask",
+                hint=advice,
+            )
 
 
 def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor], logprobs: torch.Tensor) -> None:

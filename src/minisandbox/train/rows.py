@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from array import array
@@ -12,8 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minisandbox.errors import InvalidValue, MissingExtra, TokenMismatch, TrainingError
+from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
 from minisandbox.models import TokenRow
+from minisandbox.tasks.reading import open_source
 
 if TYPE_CHECKING:
     import torch
@@ -96,68 +96,44 @@ class TrainingRow:
 
 
 def read_rows(path: Path) -> Iterator[TrainingRow]:
-    """Read rows from JSON Lines or Parquet, as ``trajectories export`` writes them.
+    """Read rows from JSON Lines, Parquet or a folder of ``datasets``, as ``trajectories export`` writes them.
 
     Columns: ``input_ids``; ``loss_mask`` or ``labels``; and ``logprobs``, ``traj_id``, ``row``, ``instance_id`` where
     they are known.
 
     Raises:
-        InvalidValue: there is no such file, or it is of another format.
-        MissingExtra: Parquet needs ``pyarrow``.
-        TrainingError: a line is no row; the message names the file and the line.
+        InvalidValue: there is no such file.
+        TaskFileError: it cannot be read; the message names the file and, where there is one, the line.
+        MissingExtra: a package that it takes is not installed.
+        TrainingError: a line is no row of tokens, or cannot be trained on; the message names the file and the line.
     """
-    for number, body in enumerate(_bodies(path), start=1):
-        place = f"{path}, row {number}"
+    if not path.exists():
+        raise InvalidValue(f"{path}: no such file", hint="minisandbox trajectories export writes rows")
+    for one in open_source(path).rows:
         try:
-            row = _row(body, place)
+            row = _row(one.values, one.place)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TrainingError(
-                f"{place} is no row of tokens",
+                f"{one.place} is no row of tokens",
                 reason=f"{type(error).__name__}: {error}",
                 hint="minisandbox trajectories export --to tokens writes such files",
             ) from error
-        row.check()
         yield row
 
 
-def _bodies(path: Path) -> Iterator[Mapping[str, object]]:
-    if not path.is_file():
-        raise InvalidValue(f"{path}: no such file", hint="minisandbox trajectories export writes rows")
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-    elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise TrainingError(f"{path}, row {number} is no JSON", reason=str(error)) from error
-    else:
-        raise InvalidValue(f"{path}: rows are in .jsonl or .parquet files")
-
-
-def _parquet(path: Path) -> Iterator[Mapping[str, object]]:
-    try:
-        import pyarrow.parquet  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise MissingExtra(
-            "the package pyarrow is not installed", hint="pip install 'swe-minisandbox[data]'"
-        ) from error
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64):
-        yield from batch.to_pylist()
-
-
 def _row(body: Mapping[str, Any], place: str) -> TrainingRow:
-    ids = array("i", body["input_ids"])
+    ids, labels = array("i", body["input_ids"]), body.get("labels")
     marks = body.get("loss_mask")
     if marks is None:
         marks = [label != IGNORED for label in body["labels"]]
-    elif body.get("labels") is not None and [label != IGNORED for label in body["labels"]] != [bool(m) for m in marks]:
-        raise ValueError("its loss_mask and its labels say different things")
     logprobs = body.get("logprobs")
     name = f"{body['traj_id']}#{body.get('row', 0)}" if body.get("traj_id") else place
     found = None if logprobs is None else array("d", logprobs)
-    return TrainingRow(name, ids, bytes(map(int, marks)), found, 1.0, str(body.get("instance_id") or ""))
+    row = TrainingRow(name, ids, bytes(map(int, marks)), found, 1.0, str(body.get("instance_id") or ""))
+    row.check()
+    if labels is not None and list(labels) != row.labels:
+        raise ValueError("its labels are not its tokens where it carries loss and -100 elsewhere; none is shifted")
+    return row
 
 
 def held_out(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:

@@ -73,12 +73,18 @@ class SftData:
     held_out: Sequence[TrainingRow]
     left_out: int
 
+    @property
+    def shared_tasks(self) -> frozenset[str]:
+        """The tasks of which rows are on both sides."""
+        return frozenset(row.task for row in self.train if row.task) & {row.task for row in self.held_out}
+
     @classmethod
     def load(cls, config: SftConfig) -> SftData:
         """Read what a configuration names.
 
         Raises:
-            InvalidValue: a file cannot be read.
+            InvalidValue: a file is not there.
+            TaskFileError: it cannot be read.
             TrainingError: a row cannot be trained on, or none is left.
         """
         everything = [row for name in config.data for row in read_rows(Path(name))]
@@ -103,7 +109,8 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
 
     Raises:
         MissingExtra: the extra ``train`` is not installed.
-        InvalidValue: the model or the rows cannot be read.
+        InvalidValue: the model cannot be read, or a file of rows is not there.
+        TaskFileError: a file of rows cannot be read.
         TrainingError: a row cannot be trained on.
         RunError: the directory belongs to another experiment, or another process trains there.
         DiskFull: a checkpoint cannot be written.
@@ -117,6 +124,9 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
             left = f"; {data.left_out} longer ones were left out" if data.left_out else ""
             begin = f", from {checkpoint.name}" if checkpoint else ""
             tell(f"training on {len(data.train)} rows{left}{begin}")
+            if shared := data.shared_tasks:
+                which = f"{len(shared)} tasks, for instance {min(shared)}"
+                tell(f"warning: {which}, are trained on and held out: the held-out loss is not that of unseen tasks")
         run.forget_after(step_of(checkpoint))
         with told_in_our_words(run):
             _train(trainer, checkpoint, config.max_steps)

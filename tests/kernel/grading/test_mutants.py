@@ -72,7 +72,8 @@ def project(smith: Task, tmp_path_factory: pytest.TempPathFactory) -> Task:
 @pytest.fixture(scope="module")
 def made(project: Task, images: Callable[[Task], Image]) -> Sequence[Task]:
     told: list[str] = []
-    found = mutated_tasks(project, images(project), Mutating(per_function=2, tries=6), workers=2, tell=told.append)
+    options = Mutating(per_function=2, tries=6)
+    found = list(mutated_tasks(project, images(project), options, workers=2, tell=told.append))
     assert "1 functions to put bugs into" in told[0], "one that no test calls was taken"
     return found
 

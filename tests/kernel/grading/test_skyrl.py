@@ -304,6 +304,7 @@ def test_sampling_is_what_skyrl_says() -> None:
     assert (found.temperature, found.top_k, found.stop, found.max_tokens) == (1.0, 40, ("END",), 1024)
     assert found.extra["repetition_penalty"] == 1.1
     assert found.extra["include_stop_str_in_output"] is True
+    assert sampling_of({"stop": "END"}).stop == ("END",)
 
 
 # --- the entry point -------------------------------------------------------------------------------------------------

@@ -183,13 +183,14 @@ def sampling_of(params: Mapping[str, object]) -> Sampling:
     """
     given: dict[str, Any] = dict(params)
     passed = {"min_p": given["min_p"]} if given.get("min_p") else {}
+    stop = given.get("stop") or ()
     extra = {key: value for key, value in given.items() if key not in _KNOWN and value is not None} | passed
     return Sampling(
         temperature=float(given.get("temperature", 1.0)),
         top_p=float(given.get("top_p", 1.0)),
         top_k=max(0, int(given.get("top_k", 0))),
         max_tokens=given.get("max_tokens"),
-        stop=tuple(given.get("stop") or ()),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         extra=extra,
     )
 
