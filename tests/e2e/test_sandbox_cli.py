@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Iterator
@@ -353,14 +354,18 @@ def test_prune(store: Path, spec: ImageSpec, tmp_path: Path, monkeypatch: pytest
     groups = [Path(place, f"{limits.PREFIX}{dead}") for _, place in limits.find_places().directories]
     for group in {*groups}:
         (group / "1").mkdir(parents=True)
+    hidden = Path(tempfile.gettempdir(), f"minisandbox-scratch-{dead}-x")
+    (hidden / "tests").mkdir(parents=True)
+    (hidden / "tests").chmod(0o500)
     with Sandbox.create(spec) as box:
         would = sandbox(store, "prune", "--dry-run")
         assert f"would remove records {records}\n" in would.stdout.decode()
-        assert (would.returncode, records.exists()) == (0, True)
+        assert f"would remove directory {hidden}\n" in would.stdout.decode()
+        assert (would.returncode, records.exists(), hidden.exists()) == (0, True, True)
         done = sandbox(store, "prune")
         assert f"\nremoved records {records}\n" in f"\n{done.stdout.decode()}"
         assert done.returncode == 0
-        assert not any(path.exists() for path in (records, *groups))
+        assert not any(path.exists() for path in (records, hidden, *groups))
         assert box.exec("echo alive").stdout == "alive\n"
     assert str(records) not in sandbox(store, "prune").stdout.decode()
 

@@ -26,7 +26,7 @@ from minisandbox.cli.streams import follow, has_terminal, window
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.host import reaper
 from minisandbox.images import host_image, load_image
-from minisandbox.sandbox import Sandbox, live_sandboxes
+from minisandbox.sandbox import Sandbox, live_sandboxes, scratch
 from minisandbox.store import Store
 from minisandbox.types import ImageSpec, SandboxInfo
 
@@ -208,7 +208,7 @@ def run_kill(args: argparse.Namespace) -> int:
 def run_prune(args: argparse.Namespace) -> int:
     """Remove what dead owners left behind, and name it; exit status 1 where some of it stays."""
     runtime = reaper.runtime_directory()
-    found = list(reaper.leftovers(runtime))
+    found = [*reaper.leftovers(runtime), *scratch.leftovers()]
     stays = 0
     rows: list[dict[str, object]] = []
     for one in found:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from minisandbox.sandbox.scratch import scratch
 from minisandbox.types import Mount
 
 HIDDEN = PurePosixPath("/hidden")
@@ -69,8 +69,8 @@ def lay_out(
     if hidden is None:
         yield LaidOut()
         return
-    with tempfile.TemporaryDirectory(prefix="minisandbox-tests-") as directory:
-        rest, fixed = Path(directory, "rest"), Path(directory, "fixed")
+    with scratch() as directory:
+        rest, fixed = directory / "rest", directory / "fixed"
         shutil.copytree(hidden, rest, symlinks=True)
         named = {**hidden_files(hidden, names), **edited}
         mounts: list[Mount] = []

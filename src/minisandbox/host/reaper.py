@@ -204,7 +204,7 @@ class Leftover:
     """Something that nobody alive owns.
 
     Attributes:
-        kind: ``records`` or ``control group``.
+        kind: ``records``, ``control group`` or ``directory``.
         path: where it lies.
         owner: the dead owner's name.
     """

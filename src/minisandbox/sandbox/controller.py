@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import HostError
 from minisandbox.host import reaper
+from minisandbox.sandbox import scratch
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.network import Gateway
 from minisandbox.store.leases import Holder
@@ -37,6 +38,7 @@ class Controller:
                 f"no runtime directory: {error}", hint="set MINISANDBOX_RUNTIME to a private directory"
             ) from error
         reaper.reap(runtime)
+        scratch.reap()
         self.pid = os.getpid()
         self.launcher = Launcher(runtime)
         self.gateway = Gateway()

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import filecmp
 import os
 import stat
 import subprocess
-import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import HostError
-from minisandbox.host import reaper
 from minisandbox.sandbox.filecalls import FILE_TYPES
+from minisandbox.sandbox.scratch import new_scratch
 from minisandbox.store.trees import remove_tree
 from minisandbox.types import Change, ChangeKind, FileType
-
-_PREFIX = "minisandbox-fake-"
 
 
 class Copy:
@@ -35,7 +31,7 @@ class Copy:
     @classmethod
     def of(cls, *sources: Path) -> Copy:
         """Copy directories over each other; those that do not exist are left out."""
-        copy = cls(new_directory())
+        copy = cls(new_scratch())
         copy.path.chmod(0o755)
         for source in sources:
             if source.is_dir():
@@ -47,19 +43,6 @@ class Copy:
         remove(target)
         target.mkdir()
         _copy(self.path, target)
-
-
-def new_directory() -> Path:
-    """An empty temporary directory of this process."""
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{reaper.owner_name()}-")).resolve()
-
-
-def reap() -> None:
-    """Remove the directories that owners which were killed left behind."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*-*"):
-        if reaper.is_dead(path.name.removeprefix(_PREFIX).rpartition("-")[0]):
-            with contextlib.suppress(OSError):  # somebody else's, or removed by somebody else
-                remove(path)
 
 
 def _copy(source: Path, target: Path) -> None:

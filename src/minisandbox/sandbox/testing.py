@@ -35,7 +35,7 @@ import minisandbox
 from minisandbox.errors import HostError, InvalidValue, NotFound, SandboxGone
 from minisandbox.host import doors, reaper
 from minisandbox.launch.maker import LIFETIME
-from minisandbox.sandbox import fakefiles
+from minisandbox.sandbox import fakefiles, scratch
 from minisandbox.sandbox.aio import AsyncSandbox
 from minisandbox.sandbox.aio_drive import kept_or_undone
 from minisandbox.sandbox.attached import AttachedCore
@@ -170,7 +170,7 @@ class FakeCore:
         self._changing = threading.Lock()
         self._stopped = False
         self._pid = os.getpid()
-        self._place = fakefiles.new_directory()
+        self._place = scratch.new_scratch()
         lives: list[_Life] = []
         self._lives = lives
         self._close = weakref.finalize(self, _clean_up, self._pid, lives, self._place)
@@ -189,7 +189,7 @@ class FakeCore:
     @classmethod
     def create(cls, image: ImageSpec | Snapshot, settings: _Settings) -> FakeCore:
         """A fake over an image or a snapshot of a fake."""
-        fakefiles.reap()
+        scratch.reap()
         if isinstance(image, Snapshot):
             if not isinstance(image, FakeSnapshot):
                 raise InvalidValue(f"snapshot {image.id} is of a real sandbox", hint="a fake takes those of fakes")

@@ -1,0 +1,51 @@
+"""Temporary directories outlive their owners until the next one starts."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minisandbox.sandbox import scratch
+
+HOLD = """
+import time
+from minisandbox.sandbox.scratch import scratch
+with scratch() as place:
+    (place / "tests").mkdir()
+    (place / "tests/test_hidden.py").touch()
+    (place / "tests").chmod(0o500)
+    print(place, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def test_it_ends_with_its_use() -> None:
+    with scratch.scratch() as place:
+        (place / "x").touch()
+        assert place.stat().st_mode & 0o777 == 0o700
+        assert not list(scratch.leftovers())
+    assert not place.exists()
+
+
+def test_what_a_killed_owner_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        place = Path(owner.stdout.readline().strip())
+        scratch.reap()
+        alive = place.is_dir()
+        owner.send_signal(signal.SIGKILL)
+    assert alive
+    assert (place / "tests/test_hidden.py").exists()
+    assert [one.path for one in scratch.leftovers()] == [place]
+    scratch.reap()
+    assert not list(tmp_path.iterdir())
