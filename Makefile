@@ -5,11 +5,11 @@ SHELL := /bin/bash
 VENV ?= .venv-$(shell id -u)
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-# How many processes share the tests: one more than there are processors, up to four. Much of a test is waiting.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n > 3 ? 4 : n + 1)))
+# How many processes share the tests: two more than there are processors, up to four. Much of a test is waiting.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n > 2 ? 4 : n + 2)))
 PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
 # What an ordinary user runs when root runs the tests: all that touches the kernel.
-KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e tests/integrations
+KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
 # dev: the tools and all extras without torch and Ray; tests that need these are skipped. full: all extras, with torch where TORCH says which.
 ENVIRONMENT ?= dev
 TORCH ?=
