@@ -146,7 +146,7 @@ verdict-parity: $(VENV)/.dev
 
 # VALIDATION_PAGE: [DIR --rows FILE...] [--parity DIR]
 validation-page: $(VENV)/.dev
-	@"$(BIN)/python" tools/make_validation_page.py $(VALIDATION_PAGE)
+	@"$(BIN)/python" -m tools.make_validation_page $(VALIDATION_PAGE)
 
 lint: $(VENV)/.dev
 	"$(BIN)/ruff" check .

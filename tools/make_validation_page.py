@@ -1,6 +1,6 @@
 """Write the tables of ``docs/validation.md`` from run directories; what people wrote around them stays.
 
-    python tools/make_validation_page.py [VALIDATION... --rows FILE...] [--parity DIR]
+    python -m tools.make_validation_page [VALIDATION... --rows FILE...] [--parity DIR]
 
 VALIDATION is a directory of ``minisandbox validate -o``. The rows are those of the data, with a column ``validation``
 where somebody has validated them elsewhere: those should be valid here. The other directory is one of
@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tools.pages import with_part
 
 OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "validation.md"
 MB = 1e6
@@ -107,20 +109,6 @@ def unexplained(page: str, rows: Sequence[str]) -> list[str]:
     """Return those of some rows that the page does not name outside its tables."""
     written = re.sub(r"<!-- (\w+): made -->.*?<!-- \1: end -->", "", page, flags=re.DOTALL)
     return [row for row in rows if row not in written]
-
-
-def with_part(page: str, name: str, text: str) -> str:
-    """Return a page with another text in one of its made parts.
-
-    Raises:
-        ValueError: the page has no such part.
-    """
-    begin, end = f"<!-- {name}: made -->", f"<!-- {name}: end -->"
-    before, found, rest = page.partition(begin)
-    _, ended, after = rest.partition(end)
-    if not found or not ended:
-        raise ValueError(f"the page has no lines {begin!r} and {end!r}")
-    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.make_validation_page import with_part
+from tools.pages import with_part
 
 from minisandbox.rollouts import RunReader
 from minisandbox.train.evaluation import Score, draw_curve

@@ -15,7 +15,7 @@ for _name in ("torch", "transformers", "tokenizers", "matplotlib"):
 from examples.learning import results  # noqa: E402 - after what they need
 from examples.learning.experiment import Experiment  # noqa: E402 - the same
 from examples.learning.model import encode, train_tokenizer  # noqa: E402 - the same
-from tools.make_validation_page import with_part  # noqa: E402 - the same
+from tools.pages import with_part  # noqa: E402 - the same
 
 from minisandbox.cli.main import parser  # noqa: E402 - the same
 from minisandbox.tasks.mutations import WORDS, WordEdit  # noqa: E402 - the same

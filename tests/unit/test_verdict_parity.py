@@ -207,12 +207,13 @@ def make_page(tmp_path: Path, verdict: str, text: str) -> tuple[int, str]:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"instance_id": "t-1", "validation": {"python": "3.11.7"}}) + "\n")
     page = tmp_path / "page.md"
     page.write_text(f"before\n<!-- validation: made -->\nold t-1\n<!-- validation: end -->\n{text}\n")
-    command = [sys.executable, str(ROOT / "tools" / "make_validation_page.py"), str(tmp_path)]
+    command = [sys.executable, "-m", "tools.make_validation_page", str(tmp_path)]
     done = subprocess.run(
         [*command, "--rows", str(tmp_path / "rows.jsonl"), "--page", str(page)],
         check=False,
         timeout=60,
         capture_output=True,
+        cwd=ROOT,
     )
     return done.returncode, page.read_text()
 
