@@ -6,6 +6,7 @@ so that a program can read them and the command line can lay them out.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -345,16 +346,25 @@ class TokenMismatch(TrainingError):
     Attributes:
         rollout: whose row it is.
         position: the token's index in the row.
+        gap: how far they differ there.
     """
 
     exit_code = 51
 
     def __init__(
-        self, what: str, *, rollout: str = "", position: int = -1, reason: str | None = None, hint: str | None = None
+        self,
+        what: str,
+        *,
+        rollout: str = "",
+        position: int = -1,
+        gap: float = math.inf,
+        reason: str | None = None,
+        hint: str | None = None,
     ) -> None:
         super().__init__(what, reason=reason, hint=hint)
         self.rollout = rollout
         self.position = position
+        self.gap = gap
 
 
 # --- clusters (60) ----------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import math
 import subprocess
 import sys
 from array import array
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,17 +214,24 @@ def test_a_step_that_says_nothing_leaves_the_weights_alone(config: RlConfig, mod
     json.dumps(log, allow_nan=False)  # an infinite ratio is no JSON
 
 
+@dataclass
+class Lying:
+    """Says other log-probabilities than the sampler, of some rollouts."""
+
+    inner: Rollouts
+    by: float = 0.01
+    about: Container[str] | None = None
+
+    async def run(self, wanted: Wanted) -> Result:
+        found = await self.inner.run(wanted)
+        if self.about is not None and wanted.name not in self.about:
+            return found
+        (row,) = found.rows
+        logprobs = array("d", (one - self.by if m else 0.0 for one, m in zip(row.logprobs, row.mask, strict=True)))
+        return replace(found, rows=(replace(row, logprobs=logprobs),))
+
+
 def test_tokens_that_were_not_sampled_stop_the_run(config: RlConfig) -> None:
-    class Lying:
-        def __init__(self, inner: Rollouts) -> None:
-            self.inner = inner
-
-        async def run(self, wanted: Wanted) -> Result:
-            found = await self.inner.run(wanted)
-            (row,) = found.rows
-            logprobs = array("d", (one - 0.01 if m else 0.0 for one, m in zip(row.logprobs, row.mask, strict=True)))
-            return replace(found, rows=(replace(row, logprobs=logprobs),))
-
     for check in ("all", "sample"):
         with pytest.raises(TokenMismatch, match=r"__\d+, token \d+ ") as caught:
             train_rl(replace(config, check_tokens=check, check_rows=1), ToySetting(wrap=Lying))
@@ -234,6 +241,28 @@ def test_tokens_that_were_not_sampled_stop_the_run(config: RlConfig) -> None:
         with pytest.raises(TokenMismatch):
             train_rl(config, ToySetting(wrap=Lying))
     train_rl(replace(config, check_tokens="off", steps=1), ToySetting(wrap=Lying))
+
+
+@pytest.mark.parametrize("seen_by", ["the check", "the loss"])
+def test_one_row_of_fifty_may_be_rounded(config: RlConfig, monkeypatch: pytest.MonkeyPatch, seen_by: str) -> None:
+    if seen_by == "the loss":
+        monkeypatch.setattr(rl, "choose", lambda *_: [])
+    config = replace(config, groups=Groups(tasks=4, size=16), micro_batch=16, steps=1)
+    told: list[str] = []
+
+    def train(name: str, by: float, *about: str) -> Path:
+        setting = ToySetting(wrap=lambda inner: Lying(inner, by, about), tasks=("add", "sub", "mul", "div"))
+        return train_rl(replace(config, out=f"{config.out}-{name}"), setting, tell=told.append).model
+
+    one, none = train("one", 3e-4, "add__5"), train("none", 0.0)
+    (line,) = lines(replace(config, out=f"{config.out}-one"))
+    assert (line["rows_rounded"], line["logprob_gap_max"] < 1e-4) == (1, True)
+    assert len([text for text in told if text.startswith("left out, for rounding: add__5, token ")]) == 1
+    assert not equal(one, none)
+    with pytest.raises(TokenMismatch, match="add__5"):  # too much
+        train("much", 2e-3, "add__5")
+    with pytest.raises(TokenMismatch, match="__5"):  # too many
+        train("many", 3e-4, "add__5", "sub__5")
 
 
 @pytest.mark.parametrize(("says", "error"), [(None, "no mask of our env_mask"), (1, r"__\d+, token \d+: TRL's loss")])

@@ -17,14 +17,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from minisandbox.errors import InvalidValue, TrainingError
+from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
 from minisandbox.models import Model
 from minisandbox.models.seeding import seed_of
 from minisandbox.train.config import RlConfig
 from minisandbox.train.engines import check_engine, open_engine, vllm_arguments
 from minisandbox.train.evaluation import Evaluator, Score
 from minisandbox.train.groups import Gatherer, Rollouts, Step, tasks_of_step
-from minisandbox.train.rows import TrainingRow, check_tokens, choose, compare
+from minisandbox.train.rows import Rounding, TrainingRow, check_tokens, choose, compare
 from minisandbox.train.running import (
     TrainingRun,
     open_policy,
@@ -158,6 +158,7 @@ class Loop:
     ) -> None:
         self.config, self.run, self._setting, self._runner, self.tell = config, run, setting, runner, tell
         self.rows: list[TrainingRow] = []
+        self.rounding = Rounding(0, config.tolerance)
         with contextlib.ExitStack() as closing:  # what fails leaves no node and no run directory open
             closing.callback(setting.close)
             self.trainer = _bridge(self)
@@ -190,13 +191,27 @@ class Loop:
         with self.engine.drawing():
             step = self._runner.run(self._gatherer.gather(number, tasks, spare))
             self.rows = step.rows(groups.scale)
-            checked = choose(self.rows, self.config.check_tokens, self.config.check_rows, number)
-            options = {"temperature": self.config.policy.temperature, "tolerance": self.config.tolerance}
-            check_tokens(self.engine.module, checked, **options)
+            self.rounding = Rounding(len(self.rows), self.config.tolerance)
+            self._check(number)
         for row in self.rows:
             line = {"step": number + 1, "rollout": row.rollout, "advantage": row.weight, "tokens": row.loss_tokens}
             self.run.append(line, file="rollouts.jsonl")
         return step
+
+    def _check(self, number: int) -> None:
+        """Compute what is said of some rows once more, and leave out those in which float32 is not enough."""
+        options = {"temperature": self.config.policy.temperature, "tolerance": self.config.tolerance}
+        for row in choose(self.rows, self.config.check_tokens, self.config.check_rows, number):
+            try:
+                check_tokens(self.engine.module, [row], **options)
+            except TokenMismatch as error:
+                self.leave_out(error)
+                self.rows = [one for one in self.rows if one is not row]
+
+    def leave_out(self, error: TokenMismatch) -> None:
+        """Count a row as left out, and say so; raises the error where it may not be."""
+        self.rounding.take(error)
+        self.tell(f"left out, for rounding: {error}")
 
     def evaluate(self, number: int) -> None:
         """Evaluate on held-out tasks, unless that was done."""
@@ -281,7 +296,10 @@ def _bridge(loop: Loop) -> GRPOTrainer:
     def rollout_func(_prompts: object, trainer: GRPOTrainer) -> dict[str, object]:
         number = trainer.state.global_step
         step = loop.step(number)
-        trainer.stats = step.stats() | {"staleness": 0, "logprob_gap_max": 0.0, "ratio_max": 1.0, "ratio_min": 1.0}
+        trainer.stats = step.stats() | {
+            "staleness": 0, "logprob_gap_max": 0.0, "ratio_max": 1.0, "ratio_min": 1.0,
+            "rows_rounded": len(loop.rounding.rollouts),
+        }  # fmt: skip
         if config.deterministic:  # TRL shuffles rows: a run that goes on shuffles as it would have
             torch.manual_seed(seed_of(config.seed, "shuffle", number))
         return dict(as_trl_takes_them(loop.rows, places))
@@ -327,7 +345,8 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
             found: tuple[torch.Tensor, ...] = super()._get_per_token_logps_and_entropies(*args, **kwargs)
             if self.batch is not None:
                 _check_masks(loop.rows, self.batch)
-                _compare(loop, self.stats, self.batch, found[0].detach())
+                kept = torch.tensor(_compare(loop, self.stats, self.batch, found[0].detach())).to(found[0].device)
+                found = tuple(one if one is None else torch.where(kept[:, None], one, one.detach()) for one in found)
             return found
 
         def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
@@ -367,23 +386,35 @@ def _check_masks(rows: Sequence[TrainingRow], batch: Mapping[str, torch.Tensor])
             )
 
 
-def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor], logprobs: torch.Tensor) -> None:
+def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor], logprobs: torch.Tensor) -> list[bool]:
     """Compare the loss's own log-probabilities with the sampler's, row by row.
+
+    Returns:
+        Which rows may carry loss: all but those in which float32 is not enough.
 
     Raises:
         TokenMismatch: they differ.
     """
     tolerance = math.inf if loop.config.check_tokens == "off" else loop.config.tolerance
-    for place, values in zip(batch["number"].tolist(), logprobs.float().tolist(), strict=True):
+    kept = [True] * len(logprobs)
+    for number, (place, values) in enumerate(zip(batch["number"].tolist(), logprobs.float().tolist(), strict=True)):
         if place >= len(loop.rows):
             continue
         row = loop.rows[place]
         start = row.prompt_length
         again = [0.0] * start + values[: len(row.ids) - start]
-        stats["logprob_gap_max"] = max(stats["logprob_gap_max"], compare(row, again, tolerance))
+        try:
+            gap = compare(row, again, tolerance)
+        except TokenMismatch as error:
+            loop.leave_out(error)
+            kept[number] = False
+            stats["rows_rounded"] = len(loop.rounding.rollouts)
+            continue
+        stats["logprob_gap_max"] = max(stats["logprob_gap_max"], gap)
         assert row.logprobs is not None
         ratios = [math.exp(b - a) for a, b, m in zip(row.logprobs, again, row.mask, strict=True) if m]
         stats["ratio_max"], stats["ratio_min"] = max(stats["ratio_max"], *ratios), min(stats["ratio_min"], *ratios)
+    return kept
 
 
 def _pacer(loop: Loop) -> object:
