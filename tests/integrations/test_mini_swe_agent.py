@@ -168,7 +168,8 @@ def test_a_directory_that_the_agent_removed_is_its_own_doing(make: Make) -> None
 def test_a_command_that_no_program_can_get_is_its_own_doing(make: Make, command: str) -> None:
     environment = make(image="host")
     failed = environment.execute({"command": command})
-    assert (failed["returncode"], failed["extra"]["exception_type"]) == (-1, "InvalidValue")
+    assert failed["returncode"] == -1
+    assert "InvalidValue" in str(failed["extra"])
     assert environment.execute({"command": "echo fine"})["output"] == "fine\n"
 
 

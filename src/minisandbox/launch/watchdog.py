@@ -36,6 +36,13 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
         spared: our own.
         ledger: told before anything ends: a worker asks it as soon as its command has ended.
     """
+    # what ended since it was looked at, and what it left is freed, must not count against who came after it
+    if all(_is_too_much(limit) for _ in range(2)):
+        end_all(spared, ledger)
+
+
+def _is_too_much(limit: int) -> bool:
+    """Whether processes and what outlives them hold more than the limit."""
     kept = sum(thing.size for thing in _kept())
     # first a quick look, in which what several share counts for each, and everybody's shared memory is the sandbox's
     sizes = {place: _sum(f"{place}/status", _OWN[0]) for place in map(_place, every_pid())}
@@ -43,10 +50,8 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
         if (thread := _other_thread(place)) is not None:
             sizes[thread] = _sum(f"{thread}/status", _OWN[0])
     if sum(size or 0 for size in sizes.values()) + kept + (_sum("/proc/meminfo", (b"Shmem:",)) or 0) <= limit:
-        return
-    if _held(sizes, limit - kept) <= limit - kept:
-        return
-    end_all(spared, ledger)
+        return False
+    return _held(sizes, limit - kept) > limit - kept
 
 
 def end_all(spared: Collection[int], ledger: Ledger) -> None:
