@@ -237,6 +237,30 @@ async def case_bad_arguments(box: AsyncSandbox) -> None:
     assert not (await box.exec(["test", "-e", "ran"])).ok
 
 
+@case("half of a surrogate pair, which JSON can spell, is refused, and said to be no fate of the command")
+async def case_half_a_pair(box: AsyncSandbox) -> None:
+    half = "a\ud800"
+    for command in (f"touch ran; {half}", ["touch", "ran", half]):
+        with raises(InvalidValue, "surrogate"):
+            await box.exec(command)
+        with raises(InvalidValue, "surrogate"):
+            await box.start(command)
+    for options in ({"cwd": half}, {"env": {"A": half}}, {"env": {half: "a"}}, {"stdin": half}):
+        with raises(InvalidValue, "surrogate"):
+            await box.exec("touch ran", **options)
+    async with await box.shell() as shell:
+        with raises(InvalidValue, "surrogate"):
+            await shell.run(f"touch ran; {half}")
+        assert (await shell.run("echo fine")).stdout == "fine\n"
+    async with await box.start("cat") as process:
+        with raises(InvalidValue, "surrogate"):
+            await process.write(half)
+    with raises(InvalidValue, "surrogate"):
+        await box.files.write_text("ran", half)
+    assert not (await box.exec(["test", "-e", "ran"])).ok
+    assert (await box.exec(["printf", "%s", "\udcff"])).stdout_bytes == b"\xff"
+
+
 @case("a command of bytes, or with something else in it, is refused")
 async def case_bad_types(box: AsyncSandbox) -> None:
     for command in (b"true", ["a", 1], [b"true"], 5, None):

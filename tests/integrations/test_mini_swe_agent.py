@@ -164,6 +164,15 @@ def test_a_directory_that_the_agent_removed_is_its_own_doing(make: Make) -> None
     assert "/tmp/here" in str(output["exception_info"])
 
 
+@pytest.mark.parametrize("command", ["echo a\0b", "echo \ud800"])
+def test_a_command_that_no_program_can_get_is_its_own_doing(make: Make, command: str) -> None:
+    environment = make(image="host")
+    failed = environment.execute({"command": command})
+    assert failed["returncode"] == -1
+    assert "InvalidValue" in str(failed["extra"])
+    assert environment.execute({"command": "echo fine"})["output"] == "fine\n"
+
+
 def test_submitting(make: Make) -> None:
     from minisweagent.exceptions import Submitted  # noqa: PLC0415 - it may not be installed
 

@@ -95,6 +95,69 @@ def test_a_server_with_hundreds_of_connections_works(spec: ImageSpec) -> None:
         assert box.exec(["python3", "-c", SERVED], timeout=120).check().stdout == "300\n"
 
 
+DISCONNECTED = """
+import ctypes, socket, struct, time
+SO_MEMINFO, ANY = 55, struct.pack("=H14x", socket.AF_UNSPEC)
+def held(one):
+    return struct.unpack("=9I", one.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36))[0]
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+kept, total = [], 0
+while total < {total} and len(kept) < 4000:
+    one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 212992)
+    one.sendto(b"", ("127.0.0.1", 9))  # this gives it a port
+    before = -1
+    while held(one) > before:
+        before = held(one)
+        out.sendto(bytes(60000), ("127.0.0.1", one.getsockname()[1]))
+    assert ctypes.CDLL(None).connect(one.fileno(), ANY, len(ANY)) == 0
+    total += held(one)
+    kept.append(one)
+time.sleep({pause})
+print(len(kept) > 0)
+"""
+
+
+@pytest.mark.usefixtures("mechanism")
+def test_datagrams_of_sockets_that_nothing_shows_are_limited(spec: ImageSpec) -> None:
+    """A UDP socket that is disconnected loses its port, and is in no list; what it has not read it keeps."""
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        few = DISCONNECTED.format(total=1 << 20, pause=1)
+        assert box.exec(["python3", "-c", few], timeout=60).check().limits_hit == ()
+        result = box.exec(["python3", "-c", DISCONNECTED.format(total=150 << 20, pause=60)], timeout=90)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"
+
+
+UNDONE = """
+import ctypes, os, struct, time
+kernel = ctypes.CDLL(None, use_errno=True)
+up = struct.pack("HhH", 0, 1, 0x1000)  # SEM_UNDO
+sets = [kernel.semget(0, {semaphores}, 0o1600) for _ in range({sets})]
+assert min(sets) >= 0
+for _ in range({processes}):
+    if os.fork() == 0:
+        for number in sets:
+            kernel.semop(number, up, 1)
+        time.sleep({pause})
+        os._exit(0)
+time.sleep({pause})
+print(len(sets))
+"""
+
+
+@pytest.mark.usefixtures("mechanism")
+def test_what_the_kernel_has_to_undo_when_processes_end_is_limited(spec: ImageSpec) -> None:
+    """330 processes with as many sets did not end in 30 s, and held more than the limit of memory."""
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        few = UNDONE.format(sets=8, semaphores=250, processes=20, pause=1)
+        assert box.exec(["python3", "-c", few], timeout=60).check().limits_hit == ()
+        many = UNDONE.format(sets=30, semaphores=32000, processes=30, pause=60)
+        result = box.exec(["python3", "-c", many], timeout=90)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"
+
+
 LOCKS = """
 import fcntl, os, struct, time
 OFD_SETLK = 37

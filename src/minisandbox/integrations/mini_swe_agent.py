@@ -169,6 +169,10 @@ class SandboxEnvironment:
             return _as_output(self._box.exec(argv, cwd=cwd or None, timeout=timeout), command, timeout)
         except FileAccessError as error:  # the agent has removed the directory that its commands start in
             return _failed("", type(error).__name__, str(error))
+        except InvalidValue as error:
+            if _can_be_said(command):
+                raise
+            return _failed("", type(error).__name__, str(error))
 
     def _check_finished(self, output: Mapping[str, object]) -> None:
         lines = str(output["output"]).lstrip().splitlines(keepends=True)
@@ -225,6 +229,14 @@ def _end(box: Sandbox, write_patch: Callable[[], None]) -> None:
         _LOG.error("the patch was not written: %s", error)
     finally:
         box.stop()
+
+
+def _can_be_said(command: str) -> bool:
+    """Whether a program can get it: a model may answer with a NUL in it, or with half of a surrogate pair."""
+    try:
+        return b"\0" not in command.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
 
 
 def _unbound() -> InvalidValue:

@@ -3,7 +3,8 @@
 Of sockets the kernel tells it (:mod:`.sockets`). An open directory of an overlay keeps a copy of its names as they were
 when it was first read (fs/overlayfs/readdir.c), in memory that no account sees and nothing shows. What shows is that
 the machine's such memory grows, how many directories are open here, and how many names there can be. File locks are
-counted (:mod:`.filelocks`).
+counted (:mod:`.filelocks`). So are semaphores: for each set and each process that wants its operations undone
+(SEM_UNDO, semop(2)) the kernel keeps two bytes for each semaphore, and looks through all of them when it ends.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _NAMES_BELOW = 20_000
 _IN_FLIGHT = 4096
 """So many directories may be under way where descriptors are: nothing shows what they are of."""
 _MOST_LOOKED_AT = 20_000
+_MOST_UNDONE = 16_000_000
+"""Semaphores of all sets, as often as there are processes: to end takes them 0.3 s of a processor; 32 MB."""
+_SET = 48
+"""A set counts as so many semaphores more."""
 
 
 class KernelMemory:
@@ -71,6 +76,8 @@ class KernelMemory:
         # sockets that come and go between two tables of one look count for what they are not: it must be so twice
         if self._sockets and all(self._sockets.held() > self._limit for _ in range(2)):
             return True
+        if _undone(spared) > _MOST_UNDONE:
+            return True
         return filelocks.are_too_many(self._locks, lambda: _tables(spared)) or self._directories_are_too_many(spared)
 
     def _directories_are_too_many(self, spared: Collection[int]) -> bool:
@@ -92,6 +99,15 @@ class KernelMemory:
             self._lowest = now
             return False
         return now - self._lowest > self._limit
+
+
+def _undone(spared: Collection[int]) -> int:
+    """How many semaphores there are, as often as there are processes: as many may have to be set back at their end."""
+    semaphores = 0
+    with contextlib.suppress(OSError), open("/proc/sysvipc/sem", "rb") as source:  # a kernel without them
+        source.readline()
+        semaphores = sum(int(line.split()[3]) + _SET for line in source)
+    return semaphores * sum(1 for _ in _tables(spared)) if semaphores else 0
 
 
 def _open_directories(spared: Collection[int], enough: int) -> int:

@@ -1,8 +1,8 @@
 """What the sockets of a network namespace hold of the kernel's memory: no control group counts all of it.
 
 Data of a connection that nobody has accepted, unread replies of netlink, and error queues are in no account; without
-control groups nothing is. The kernel tells it of each socket (sock_diag(7)); of those that it does not show, such as
-one that was reset before it was accepted, it tells how many there are.
+control groups nothing is. The kernel tells it of each socket (sock_diag(7)). Of those that it does not show, such as
+one that was reset, or one of UDP that was disconnected (connect(2) with AF_UNSPEC), it tells how many there are.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _ATTRIBUTE = struct.Struct("=HH")  # struct rtattr
 _MEMORY = struct.Struct("=9I")  # SK_MEMINFO_*, linux/sock_diag.h
 _QUEUE = struct.Struct("=I")  # the first of struct unix_diag_rqlen
 _UNIX_SIZE, _UNIX_QUEUE, _DGRAM = 16, 4, 2
+_NETLINK_SIZE = 28
+_PORT = struct.Struct("=4xI")  # of struct netlink_diag_msg: 0 for the kernel's own, which no count has
 _DATAGRAMS = 11
 """So many can wait for one reader (net.unix.max_dgram_qlen), of which the kernel tells the first one's size."""
 _ANSWER = 1 << 15
@@ -30,8 +32,8 @@ _FEW = 4
 """So many sockets are not looked at."""
 _UNSEEN = 32
 """So many that the kernel does not show do not count: they have just been made, or are just being closed."""
-_FULL, _OPTIONS = 6 << 20, 1 << 17
-"""Bytes of data and of options that one may hold, where nobody has set other numbers."""
+_FULL, _OPTIONS, _ERRORS = 6 << 20, 1 << 17, 212_992
+"""Bytes of data, of options and of errors (half of them) that one may hold, where nobody has set other numbers."""
 
 
 def _internet(family: int, protocol: int) -> bytes:
@@ -44,7 +46,7 @@ _Dump = tuple[bytes, int, int]
 _DUMPS_WITHOUT_TCP: tuple[_Dump, ...] = (
     *((_internet(family, _UDP), 72, 7) for family in _INTERNET),
     (struct.pack("=BBHIII8x", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, 0x30), 16, 5),
-    (struct.pack("=BBHII8x", socket.AF_NETLINK, _EVERY_NETLINK, 0, 0, 1), 28, 0),
+    (struct.pack("=BBHII8x", socket.AF_NETLINK, _EVERY_NETLINK, 0, 0, 1), _NETLINK_SIZE, 0),
 )
 # these two look through a table of the whole machine, 0.25 ms each
 _DUMPS = (*((_internet(family, _TCP), 72, 7) for family in _INTERNET), *_DUMPS_WITHOUT_TCP)
@@ -67,18 +69,20 @@ class Sockets:
     def held(self) -> int:
         """Bytes that they hold, or 0 for few.
 
-        A socket that the kernel does not show has options, and counts as a full one, but for a few; together they
-        cannot hold more data than TCP does on the whole machine, and what unix sockets that are closed have sent.
+        A socket that the kernel does not show has options and errors, and counts as a full one, but for a few; together
+        they cannot hold more data than TCP and UDP do on the whole machine, and what unix sockets that are closed have
+        sent.
         """
-        used, tcp, here = _statistics()
+        used, data, here = _statistics()
         if used <= _FEW:
             return 0
         shown, unread, count = 0, 0, 0
         for memory, waiting in self._shown(_DUMPS if here else _DUMPS_WITHOUT_TCP):
             shown, unread, count = shown + memory, unread + waiting, count + 1
-        hidden = max(0, used - count - _UNSEEN)
-        full = max(2 * _number("core/rmem_max", 0), _FULL)
-        return shown + hidden * _number("core/optmem_max", _OPTIONS) + min(hidden * full, tcp + unread)
+        hidden = max(0, min(used, _statistics()[0]) - count - _UNSEEN)  # those that were closed meanwhile are gone
+        largest = _number("core/rmem_max", _ERRORS)
+        own = _number("core/optmem_max", _OPTIONS) + 2 * min(largest, _ERRORS)
+        return shown + hidden * own + min(hidden * max(2 * largest, _FULL), data + unread)
 
     def _shown(self, dumps: tuple[_Dump, ...]) -> Iterator[tuple[int, int]]:
         for request, size, attribute in dumps if self._diag else ():
@@ -89,6 +93,8 @@ class Sockets:
             with contextlib.suppress(OSError):  # the kernel has no such table, or no memory for an answer
                 self._diag.send(header + request)
                 for message in self._answers():
+                    if size == _NETLINK_SIZE and not _PORT.unpack_from(message)[0]:
+                        continue
                     unix = size == _UNIX_SIZE
                     yield from _memory(message[size:], attribute, _DATAGRAMS if unix and message[1] == _DGRAM else unix)
 
@@ -123,14 +129,15 @@ def _memory(attributes: memoryview, wanted: int, unread: int) -> Iterator[tuple[
 
 
 def _statistics() -> tuple[int, int, bool]:
-    """How many sockets this network namespace has, open or not; bytes that TCP has on the machine; if any is here."""
+    """How many sockets this network namespace has, open or not; bytes of TCP and UDP on the machine; if TCP is here."""
     here = False
     with contextlib.suppress(OSError), open("/proc/net/sockstat6", "rb") as source:
         here = source.readline().split()[2] != b"0"
     with contextlib.suppress(OSError), open("/proc/net/sockstat", "rb") as source:
-        used, tcp = source.readline().split(), source.readline().split()
+        used, tcp, udp = (source.readline().split() for _ in range(3))
         here = here or tcp[2] != b"0"
-        return int(used[2]), int(tcp[tcp.index(b"mem") + 1]) * os.sysconf("SC_PAGESIZE"), here
+        pages = sum(int(line[line.index(b"mem") + 1]) for line in (tcp, udp))
+        return int(used[2]), pages * os.sysconf("SC_PAGESIZE"), here
     return 0, 0, True
 
 

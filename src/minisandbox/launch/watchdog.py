@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from . import syscalls as sc
@@ -19,6 +20,8 @@ from .ledger import Ledger
 
 INTERVAL = 0.05
 """Seconds between two looks while commands run."""
+_LONGEST_LOOK, _LONGEST_WAIT = 0.5, 5.0
+"""Seconds of a processor, and seconds, after which what processes share is looked at no more."""
 _OWN = (b"RssAnon:", b"VmSwap:"), (b"Pss_Anon:", b"SwapPss:")
 _COMMON = (b"RssShmem:",), (b"Pss_Shmem:",)
 _MESSAGE, _SEMAPHORE = 64, 64
@@ -33,6 +36,13 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
         spared: our own.
         ledger: told before anything ends: a worker asks it as soon as its command has ended.
     """
+    # what ended since it was looked at, and what it left is freed, must not count against who came after it
+    if all(_is_too_much(limit) for _ in range(2)):
+        end_all(spared, ledger)
+
+
+def _is_too_much(limit: int) -> bool:
+    """Whether processes and what outlives them hold more than the limit."""
     kept = sum(thing.size for thing in _kept())
     # first a quick look, in which what several share counts for each, and everybody's shared memory is the sandbox's
     sizes = {place: _sum(f"{place}/status", _OWN[0]) for place in map(_place, every_pid())}
@@ -40,11 +50,8 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
         if (thread := _other_thread(place)) is not None:
             sizes[thread] = _sum(f"{thread}/status", _OWN[0])
     if sum(size or 0 for size in sizes.values()) + kept + (_sum("/proc/meminfo", (b"Shmem:",)) or 0) <= limit:
-        return
-    own = sum(_share(place, _OWN) for place in sizes)
-    if own + kept + max(sum(_share(place, _COMMON) for place in sizes), _nameless(sizes)) <= limit:
-        return
-    end_all(spared, ledger)
+        return False
+    return _held(sizes, limit - kept) > limit - kept
 
 
 def end_all(spared: Collection[int], ledger: Ledger) -> None:
@@ -78,22 +85,44 @@ def _other_thread(place: str) -> str | None:
     return None
 
 
-def _share(place: str, names: tuple[tuple[bytes, ...], tuple[bytes, ...]]) -> int:
-    """Bytes of a process; of what it has in common with others, such as copies on write, its share only.
+def _held(places: Collection[str], allowed: int) -> int:
+    """Bytes of processes together; of what several have in common, such as copies on write, the share of each only.
 
-    Not every process shows that: one that is not dumpable, or another user's, counts as a whole.
+    Not every process shows that: one that is not dumpable, or another user's, counts as a whole. So do those that
+    decide nothing any more, and those that are left when it has taken too long, the smallest: areas and descriptors
+    without number would keep us looking.
     """
-    whole, share = names
-    found = _sum(f"{place}/smaps_rollup", share)
-    return _sum(f"{place}/status", whole) or 0 if found is None else found
+    begun = time.process_time(), time.monotonic()
+
+    def late() -> bool:
+        return time.process_time() - begun[0] > _LONGEST_LOOK or time.monotonic() - begun[1] > _LONGEST_WAIT
+
+    wholes = {place: _whole(place) for place in places}
+    own = common = 0
+    rest = sum(map(sum, wholes.values()))
+    for place in sorted(wholes, key=lambda place: sum(wholes[place]), reverse=True):
+        undecided = allowed - rest < own + common <= allowed
+        shares: tuple[int, ...] = wholes[place]
+        if undecided and not late():  # one that has ended since then holds nothing any more
+            shares = _sums(f"{place}/smaps_rollup", (_OWN[1], _COMMON[1])) or _whole(place)
+        own, common, rest = own + shares[0], common + shares[1], rest - sum(wholes[place])
+    return own + max(common, _nameless(places, late))
 
 
-def _nameless(places: Collection[str]) -> int:
-    """Bytes of files in memory that have no names (memfd_create(2)), mapped or not."""
+def _whole(place: str) -> tuple[int, int]:
+    """Bytes of a process, and of the memory that it shares by agreement, as if nobody else had them."""
+    own, common = _sums(f"{place}/status", (_OWN[0], _COMMON[0])) or (0, 0)
+    return own, common
+
+
+def _nameless(places: Collection[str], late: Callable[[], bool]) -> int:
+    """Bytes of files in memory that have no names (memfd_create(2)), mapped or not; all there is if it gets late."""
     sizes: dict[int, int] = {}
     for place in places:
         with contextlib.suppress(OSError):  # it has ended, or does not show them
             for name in os.listdir(f"{place}/fd"):
+                if late():
+                    return _sum("/proc/meminfo", (b"Shmem:",)) or 0
                 path = f"{place}/fd/{name}"
                 with contextlib.suppress(OSError):  # just closed
                     if os.readlink(path).startswith("/memfd:"):
@@ -104,12 +133,21 @@ def _nameless(places: Collection[str]) -> int:
 
 def _sum(path: str, names: tuple[bytes, ...]) -> int | None:
     """The sum of some rows of a table in bytes, or None if it does not have them."""
+    found = _sums(path, (names,))
+    return None if found is None else found[0]
+
+
+def _sums(path: str, groups: tuple[tuple[bytes, ...], ...]) -> tuple[int, ...] | None:
+    """The sums of groups of rows of a table in bytes, or None if it does not have them all."""
     try:
         with open(path, "rb") as source:
-            rows = [line.split() for line in source if line.startswith(names)]
+            lines = source.readlines()
     except OSError:
         return None
-    return sum(int(row[1]) for row in rows) * 1024 if len(rows) == len(names) else None
+    rows = [[int(line.split()[1]) for line in lines if line.startswith(names)] for names in groups]
+    if any(len(found) != len(names) for found, names in zip(rows, groups, strict=True)):
+        return None
+    return tuple(sum(found) * 1024 for found in rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from minisandbox.sandbox import transfers
 from minisandbox.sandbox.aio_drive import carry_out
 from minisandbox.sandbox.handles import SandboxCore
+from minisandbox.sandbox.wire import encoded
 from minisandbox.types import FileInfo, GiB, MiB, Transfer
 
 
@@ -38,7 +39,7 @@ class AsyncFiles:
 
     async def write_text(self, path: str | PurePosixPath, text: str, *, mode: int | None = None) -> None:
         """As :meth:`.Files.write_text`."""
-        await self.write_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode)
+        await self.write_bytes(path, encoded(text), mode=mode)
 
     async def list(self, path: str | PurePosixPath | None = None) -> tuple[FileInfo, ...]:
         """As :meth:`.Files.list`."""

@@ -18,7 +18,7 @@ from minisandbox.sandbox.core import info_of
 from minisandbox.sandbox.patching import PATCH_SCRIPT, checked_patch
 from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
 from minisandbox.sandbox.snapshots import Snapshot
-from minisandbox.sandbox.wire import Call, ExecCall, Operation, environment_for
+from minisandbox.sandbox.wire import Call, ExecCall, Operation, encoded, environment_for
 from minisandbox.types import Change, ExecResult, ImageSpec, Limits, Refusals, SandboxInfo, Terminal
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ def live_sandboxes(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxI
 
 def directory(core: SandboxCore, path: str | PurePosixPath | None) -> str:
     """Where a command starts."""
-    if path is not None and "\0" in str(path):
+    if path is not None and b"\0" in encoded(str(path)):
         raise InvalidValue(f"cwd is {str(path)!r}", reason="it has a NUL character", hint="give a directory inside")
     return str(core.image.workdir if path is None else core.image.workdir / path)
 
@@ -176,7 +176,7 @@ def run(
         env=environment_for(core.environment, env, user),
         cwd=directory(core, cwd),
         timeout=timeout,
-        stdin=stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin,
+        stdin=encoded(stdin) if isinstance(stdin, str) else stdin,
         output=core.limits.output,
         user=user,
     )

@@ -12,6 +12,7 @@ from minisandbox.errors import InvalidValue, MiniSandboxError, SandboxGone, Wait
 from minisandbox.sandbox import rights
 from minisandbox.sandbox.handles import SandboxCore
 from minisandbox.sandbox.processes import ProcessChannel
+from minisandbox.sandbox.wire import encoded
 
 Channel = TypeVar("Channel", bound="AnyChannel")
 MOST_UNREAD = 256
@@ -237,7 +238,7 @@ def has_room(channel: ProcessChannel, deadline: float | None = None) -> bool:
 
 def as_bytes(data: bytes | str) -> bytes:
     """What was given to be written."""
-    return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else bytes(data)
+    return encoded(data) if isinstance(data, str) else bytes(data)
 
 
 def still_runs(channel: ProcessChannel, timeout: float | None) -> WaitTimeout:

@@ -376,8 +376,7 @@ class ShellChannel(_Channel):
         wire.check_command(script or ":", {}, timeout)
         self._number += 1
         self._running[self._number] = script
-        data = script.encode("utf-8", "surrogateescape")
-        self._say({"verb": "run", "run": self._number, "timeout": timeout}, data)
+        self._say({"verb": "run", "run": self._number, "timeout": timeout}, wire.encoded(script))
         return self._number
 
     def interrupt(self, run: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from minisandbox.sandbox import transfers
 from minisandbox.sandbox.handles import SandboxCore
 from minisandbox.sandbox.sync_drive import carry_out
+from minisandbox.sandbox.wire import encoded
 from minisandbox.types import FileInfo, GiB, MiB, Transfer
 
 
@@ -63,7 +64,7 @@ class Files:
 
     def write_text(self, path: str | PurePosixPath, text: str, *, mode: int | None = None) -> None:
         """Replace the content of a file by text as UTF-8. Raises as :meth:`write_bytes`."""
-        self.write_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode)
+        self.write_bytes(path, encoded(text), mode=mode)
 
     def list(self, path: str | PurePosixPath | None = None) -> tuple[FileInfo, ...]:
         """What a directory holds, sorted by name; directories in it are not entered.

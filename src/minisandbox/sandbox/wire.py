@@ -252,11 +252,27 @@ def check_command(command: str | tuple[str, ...], env: Mapping[str, str], timeou
     parts = (command,) if isinstance(command, str) else command
     if not parts or not all(isinstance(part, str) for part in parts) or not parts[0]:
         raise InvalidValue(f"command {command!r} is empty or not text", hint="give a string or a list of strings")
-    if any("\0" in part for part in (*parts, *env.keys(), *env.values())):
+    if any(b"\0" in encoded(part) for part in (*parts, *env.keys(), *env.values())):
         raise InvalidValue("a NUL character in a command or its environment", hint="pass such data by stdin or a file")
     if any(not name or "=" in name for name in env):
         raise InvalidValue("an environment variable's name is empty or contains '='")
     check_timeout(timeout)
+
+
+def encoded(text: str) -> bytes:
+    """Text as the bytes that it stands for: UTF-8, and surrogate escapes (PEP 383).
+
+    Raises:
+        InvalidValue: it has half of a surrogate pair, which no byte stands behind; JSON can spell one.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidValue(
+            f"half of a surrogate pair at character {error.start} of a text",
+            reason="it comes from JSON, or from text that was cut",
+            hint="leave it out, or give bytes where they can be given",
+        ) from None
 
 
 def check_timeout(timeout: float | None) -> None:

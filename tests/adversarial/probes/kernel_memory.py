@@ -106,6 +106,30 @@ def errors() -> Finding:
     return hold(take)
 
 
+@probe(KIND, "memory-of-disconnected", without=BOMB + " memory", patience=60.0, may_die=True)
+def disconnected() -> Finding:
+    """Keep more in the kernel's memory than the limit: datagrams of sockets that lost their port with them unread"""
+
+    def held(one: socket.socket) -> int:
+        return int(struct.unpack("=9I", one.getsockopt(socket.SOL_SOCKET, 55, 36))[0])  # SO_MEMINFO
+
+    def take() -> Iterator[int]:
+        out, kept = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), []
+        while True:
+            one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 212992)
+            one.sendto(b"", ("127.0.0.1", 9))
+            before = -1
+            while held(one) > before:
+                before = held(one)
+                out.sendto(BLOCK[:60000], ("127.0.0.1", one.getsockname()[1]))
+            LIBC.connect(one.fileno(), struct.pack("=H14x", socket.AF_UNSPEC), 16)
+            kept.append(one)
+            yield held(one)
+
+    return hold(take)
+
+
 def copies_of_a_directory(keep: Callable[[int], None]) -> Iterator[int]:
     """Open a directory of an image with many long names again and again, each time as it has never been."""
     place, names = os.getcwd(), 8000
