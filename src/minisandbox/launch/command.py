@@ -67,18 +67,21 @@ class Leader:
         """Seconds until the deadline, or None without one."""
         return None if self._deadline is None else self._deadline - time.monotonic()
 
-    def reap(self) -> None:
+    def reap(self) -> bool:
         """Collect what has ended: the leader, and orphans that fell to us as their subreaper.
 
         A tree may make them faster than they are collected: after a number of them the caller's loop has its turn.
+
+        Returns:
+            Whether there may be more.
         """
         for _ in range(_MOST_AT_ONCE):
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if pid == 0:
-                return
+                return False
             if os.WIFSTOPPED(status):  # it has asked to be traced by us, and would wait for ever
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -86,7 +89,8 @@ class Leader:
             if pid == self.pid and not self.ended:
                 self.status, self.usage = status, usage
                 self.duration = time.monotonic() - self._started
-        signal.raise_signal(signal.SIGCHLD)  # there may be more: this wakes the loop again
+        signal.raise_signal(signal.SIGCHLD)  # this wakes the loop again
+        return True
 
     def check_deadline(self) -> None:
         """End the whole tree if the deadline has passed before the leader ended."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection
 KILL_PATIENCE = 10.0
 """Seconds after which a process that does not die is left to the end of the sandbox: it hangs in the kernel."""
 _STOP_PATIENCE = 2.0
+_COLLECTING = 0.5
+"""Seconds of collecting, after which a tree that forks is looked for again: to look takes long where there are many."""
 ENDED = (b"Z", b"X")
 """States of a process whose first thread has ended (proc_pid_stat(5))."""
 
@@ -61,17 +63,19 @@ def stop_all(without: Collection[int] = ()) -> set[int]:
     return stopped
 
 
-def kill_all(reap: Callable[[], None]) -> None:
+def kill_all(reap: Callable[[], bool]) -> None:
     """End everything below this process.
 
     Args:
-        reap: collects children that have ended.
+        reap: collects some children that have ended, and says whether there may be more.
     """
     give_up = time.monotonic() + KILL_PATIENCE
     stop_all()
     while time.monotonic() < give_up:
         signal_all(descendants(), signal.SIGKILL)
-        reap()
+        look_again = min(time.monotonic() + _COLLECTING, give_up)
+        while reap() and time.monotonic() < look_again:
+            pass
         if not have_children():
             return
         time.sleep(0.0005)
