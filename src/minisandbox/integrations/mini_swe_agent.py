@@ -18,6 +18,7 @@ from pathlib import Path
 
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError, MissingExtra
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.wire import encoded
 from minisandbox.types import ExecResult, Outcome
 
 try:
@@ -234,8 +235,8 @@ def _end(box: Sandbox, write_patch: Callable[[], None]) -> None:
 def _can_be_said(command: str) -> bool:
     """Whether a program can get it: a model may answer with a NUL in it, or with half of a surrogate pair."""
     try:
-        return b"\0" not in command.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
+        return b"\0" not in encoded(command)
+    except InvalidValue:
         return False
 
 
