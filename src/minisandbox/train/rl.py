@@ -345,8 +345,10 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
             found: tuple[torch.Tensor, ...] = super()._get_per_token_logps_and_entropies(*args, **kwargs)
             if self.batch is not None:
                 _check_masks(loop.rows, self.batch)
-                kept = torch.tensor(_compare(loop, self.stats, self.batch, found[0].detach())).to(found[0].device)
-                found = tuple(one if one is None else torch.where(kept[:, None], one, one.detach()) for one in found)
+                kept = _compare(loop, self.stats, self.batch, found[0].detach())
+                if not all(kept):
+                    carry = torch.tensor(kept, device=found[0].device)[:, None]
+                    found = tuple(one if one is None else torch.where(carry, one, one.detach()) for one in found)
             return found
 
         def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
