@@ -258,6 +258,8 @@ class ImageSpec:
         workdir: where commands start.
         host_usr: whether the host's ``/usr`` (and ``/bin``, ``/lib`` and so on where they are directories) is shown.
         base_commit: the commit that ``Sandbox.patch`` compares with.
+        clean: whether the repository at ``workdir`` is that commit, but for what git ignores: then git is asked for a
+            patch of what was written since, and of nothing else.
     """
 
     name: str
@@ -266,6 +268,7 @@ class ImageSpec:
     workdir: PurePosixPath = PurePosixPath("/")
     host_usr: bool = True
     base_commit: str = "HEAD"
+    clean: bool = False
 
 
 class Outcome(enum.Enum):

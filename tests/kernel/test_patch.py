@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import random
+import shlex
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from minisandbox.errors import CommandFailed, FileAccessError
 from minisandbox.sandbox import Sandbox, handles
 from minisandbox.sandbox.drive import converse
-from minisandbox.types import ImageSpec, Outcome
+from minisandbox.sandbox.sync_drive import carry_out
+from minisandbox.store.trees import remove_tree
+from minisandbox.types import ImageSpec, Mount, Outcome
 
 pytestmark = pytest.mark.kernel
 
@@ -23,17 +29,61 @@ git add -A; git commit -qm base
 """
 
 
-@pytest.fixture
-def repo(spec: ImageSpec) -> Iterator[Sandbox]:
-    """A sandbox with a small repository at /testbed."""
-    image = ImageSpec("repo", spec.layers, workdir=PurePosixPath("/testbed"))
-    with Sandbox.create(image) as box:
+@contextmanager
+def repository_made_inside(spec: ImageSpec) -> Iterator[Sandbox]:
+    """A sandbox that made a small repository at /testbed itself."""
+    with Sandbox.create(ImageSpec("repo", spec.layers, workdir=PurePosixPath("/testbed"))) as box:
         box.exec(REPOSITORY).check()
         yield box
 
 
+@contextmanager
+def repository_of_image(spec: ImageSpec, place: Path) -> Iterator[Sandbox]:
+    """A sandbox whose image has the same repository."""
+    upper = place / "upper"
+    upper.mkdir()
+    image = ImageSpec("repo", spec.layers, workdir=PurePosixPath("/testbed"))
+    try:
+        with Sandbox.create(image, upper=upper) as box:
+            commit = box.exec(REPOSITORY + "git rev-parse HEAD").check().stdout.strip()
+        with Sandbox.create(
+            replace(image, layers=(*spec.layers, upper / "tree"), base_commit=commit, clean=True)
+        ) as box:
+            yield box
+    finally:
+        remove_tree(upper)
+
+
+@pytest.fixture(params=["made inside", "of the image"])
+def repo(request: pytest.FixtureRequest, spec: ImageSpec, tmp_path: Path) -> Iterator[Sandbox]:
+    """A sandbox with the repository: all of it, or what was written since, becomes a patch."""
+    inside = request.param == "made inside"
+    with repository_made_inside(spec) if inside else repository_of_image(spec, tmp_path) as box:
+        yield box
+
+
+@pytest.fixture
+def clean(spec: ImageSpec, tmp_path: Path) -> Iterator[Sandbox]:
+    """A sandbox whose image has the repository."""
+    with repository_of_image(spec, tmp_path) as box:
+        yield box
+
+
+def patch_of(box: Sandbox, limit: int | None = None) -> bytes:
+    """The patch: what git says that looks at what was written is what it says that looks at everything."""
+    patch = box.patch(limit=limit)
+    assert patch == carry_out(box._core, handles.make_patch(box._core, None, None, base=None, limit=None, timeout=60))
+    return patch
+
+
+def written(box: Sandbox) -> tuple[set[str], set[str]] | None:
+    """What git looks at for a patch: paths that are there, paths that are gone."""
+    found = handles.find_written(box._core, None, base=None, timeout=None)
+    return None if found is None else (set(found.there), set(found.gone))
+
+
 def test_nothing_changed_is_an_empty_patch(repo: Sandbox) -> None:
-    assert repo.patch() == b""
+    assert patch_of(repo) == b""
 
 
 def test_every_kind_of_change_survives_a_round_trip(repo: Sandbox) -> None:
@@ -46,7 +96,7 @@ echo ignored > x.log
 """
     repo.exec(change).check()
     before = repo.exec("git status --porcelain; git diff --cached; find . -path ./.git -prune -o -type f -print").stdout
-    patch = repo.patch()
+    patch = patch_of(repo)
     assert (
         repo.exec("git status --porcelain; git diff --cached; find . -path ./.git -prune -o -type f -print").stdout
         == before
@@ -67,7 +117,7 @@ cat a.txt data.bin latin.txt | sha256sum
 def test_commits_of_the_agent_count_with_the_images_commit(repo: Sandbox) -> None:
     base = repo.exec("git rev-parse HEAD").stdout.strip()
     repo.exec("echo c > c.txt; git add c.txt; git commit -qm agent; echo d > d.txt").check()
-    assert b"c.txt" not in repo.patch()
+    assert (b"c.txt" in patch_of(repo)) == repo.image.clean  # the image's commit, or else HEAD
     assert b"c.txt" in repo.patch(base=base)
     assert b"d.txt" in repo.patch(base=base)
 
@@ -79,7 +129,7 @@ git config diff.noprefix true; git config diff.external /bin/false; git config c
 git config diff.renames copies; git config core.autocrlf true; git config core.quotePath false
 git config diff.x.textconv 'tr a-z A-Z <'; echo '*.txt diff=x' > .git/info/attributes; sed -i s/two/2/ a.txt
 """).check()
-    patch = repo.patch()
+    patch = patch_of(repo)
     assert patch.startswith(b"diff --git a/a.txt b/a.txt\n")
     assert b"-two\n+2\n" in patch
     assert b"\x1b" not in patch
@@ -100,7 +150,7 @@ def test_a_patch_larger_than_the_limit_is_an_error(repo: Sandbox) -> None:
 
 def test_who_is_interrupted_can_let_go_of_a_patch_at_any_call(repo: Sandbox) -> None:
     for carried_out in range(3):
-        operation = handles.make_patch(repo._core, None, base=None, limit=None, timeout=None)
+        operation = handles.make_patch(repo._core, None, None, base=None, limit=None, timeout=None)
         for _ in range(carried_out):
             with repo._core.open_job() as connection:
                 converse(next(operation), connection)
@@ -123,7 +173,7 @@ def test_repositories_made_inside_come_along_as_their_files(repo: Sandbox) -> No
         "mkdir deep; git init -q deep; echo d > deep/f;"
         "cd ..; git init -q sub; rm sub/s.txt; echo t > sub/t.txt"
     ).check()
-    patch = repo.patch()
+    patch = patch_of(repo)
     assert b"Subproject" not in patch
     listed = round_trip(repo, patch)
     for name in ("lib/new/a b.py", "cloned/committed", "cloned/fresh", "cloned/deep/f", "sub/t.txt"):
@@ -134,7 +184,7 @@ def test_repositories_made_inside_come_along_as_their_files(repo: Sandbox) -> No
 
 def test_repositories_in_ignored_directories_stay_out(repo: Sandbox) -> None:
     repo.exec("echo venv/ >> .gitignore; mkdir -p venv/src/x; git init -q venv/src/x; echo x > venv/src/x/f").check()
-    patch = repo.patch()
+    patch = patch_of(repo)
     assert b".gitignore" in patch
     assert b"venv/src" not in patch
 
@@ -147,7 +197,7 @@ def test_submodules_of_the_base_are_left_out(repo: Sandbox) -> None:
         "git commit -qm with-submodule; cd dep; git config user.email a@b; git config user.name n; echo 2 > f;"
         "git commit -qam 2; cd ..; echo more >> a.txt"
     ).check()
-    patch = repo.patch()
+    patch = repo.patch(base="HEAD")
     assert b"a/a.txt" in patch
     assert b"dep" not in patch
 
@@ -156,7 +206,7 @@ def test_a_mode_change_and_a_rename_are_carried(repo: Sandbox) -> None:
     repo.exec(
         "git config core.fileMode false; chmod +x a.txt; git mv gone.txt here.txt; mv mode.sh 'm o d e.sh'"
     ).check()
-    patch = repo.patch()
+    patch = patch_of(repo)
     assert b"old mode 100644\nnew mode 100755" in patch
     listed = round_trip(repo, patch)
     assert "./here.txt\n" in listed
@@ -183,7 +233,7 @@ printf 'c\r\n' >> run.bat; printf 'c\r\nd' >> mixed.raw; printf 'only\r\n' > new
         "sha256sum run.bat mixed.raw new.bat new.raw name.py NAME.py"
     )
     before = repo.exec(listing).check().stdout
-    patch = repo.patch()
+    patch = repo.patch(base="HEAD")
     repo.exec("git reset -q --hard; git clean -fdqx").check()
     repo.exec(["git", "apply", "--whitespace=nowarn", "-"], stdin=patch).check()
     assert repo.exec(listing).check().stdout == before
@@ -206,3 +256,103 @@ def test_a_fifo_in_place_of_a_file_of_git_costs_the_timeout_and_no_more(repo: Sa
     assert caught.value.result.outcome is Outcome.TIMEOUT
     assert repo.exec("pgrep -c git").stdout == "0\n"
     assert repo.exec("ls -A /tmp").stdout == ""
+
+
+# --- what was written ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "there", "gone"),
+    [
+        ("touch a.txt; mkdir empty; mkfifo pipe; echo out > /tmp/x; echo x > /home/x", "", ""),
+        (
+            "echo x > new; echo x >> a.txt; rm gone.txt; ln -s x link; echo x > x.log",
+            "new a.txt link x.log",
+            "gone.txt",
+        ),
+        ("rm -r sub; echo x > sub", "sub", "sub/s.txt"),
+        ("mv sub other; git add -A; git commit -qm other; git branch more", "other/s.txt", "sub/s.txt"),
+        ("rm gone.txt; mv sub other; git add -A; git stash -q; git log; git status", "", ""),
+        ("chmod +x a.txt; chmod 600 data.bin", "a.txt data.bin", ""),
+    ],
+)
+def test_git_looks_at_what_was_written(clean: Sandbox, change: str, there: str, gone: str) -> None:
+    clean.exec(f"set -e; {change}").check()
+    assert written(clean) == (set(there.split()), set(gone.split()))
+    patch_of(clean)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "rm .gitignore",
+        "echo '*.py text' > sub/.gitattributes",
+        "git config core.ignoreCase true",
+        "echo x >> .git/info/exclude",
+        "git init -q inside",
+        "git gc -q --prune=now",
+        "rm a.txt; mkdir a.txt; echo x > a.txt/b",
+        "chmod 700 sub",
+        "cp -a /testbed /tmp/t; cd /; rm -rf /testbed; ln -s /tmp/t /testbed",
+        "for n in $(seq 3000); do echo > a-name-of-some-length-$n; done",
+    ],
+)
+def test_git_looks_at_everything_where_more_than_files_was_changed(clean: Sandbox, change: str) -> None:
+    clean.exec(f"set -e; {change}").check()
+    assert written(clean) is None
+    patch_of(clean)
+
+
+def test_git_looks_at_everything_below_mounts_of_other_repositories_and_of_other_commits(
+    clean: Sandbox, tmp_path: Path
+) -> None:
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown" / "file").write_text("shown\n")
+    mount = Mount(tmp_path / "shown", PurePosixPath("/testbed/sub"))
+    with Sandbox.create(clean.image, mounts=[mount]) as box:
+        assert written(box) is None
+        assert b"sub/file" in patch_of(box)
+        box.reset(box.snapshot())
+    commit = clean.exec("echo 2 > new; git add new; git commit -qm two; git rev-parse HEAD").check().stdout.strip()
+    assert handles.find_written(clean._core, "/testbed", base=commit, timeout=None) is None
+    assert handles.find_written(clean._core, "/tmp", base=None, timeout=None) is None
+    assert clean.patch(base=commit) == b""
+    assert b"+2" in clean.patch("/testbed")
+    with Sandbox.attach(clean.id) as attached:
+        assert attached.patch() == clean.patch()
+
+
+def test_a_sealed_change_is_one(clean: Sandbox) -> None:
+    clean.exec("echo sealed > new; rm gone.txt").check()
+    (fork,) = clean.fork()
+    with fork:
+        fork.exec("echo later > later; rm new; git checkout -q gone.txt").check()
+        assert written(fork) == ({"later", "gone.txt"}, set()) or written(fork) == ({"later"}, set())
+        assert b"sealed" not in patch_of(fork)
+    assert b"+sealed" in patch_of(clean)
+
+
+def test_replaced_objects_deceive_no_patch(clean: Sandbox) -> None:
+    clean.exec("echo 2 >> a.txt; git add -A; git commit -qm two; git replace HEAD~1 HEAD").check()
+    assert b"+2" in patch_of(clean)
+
+
+def test_whatever_is_done_to_files_both_ways_say_the_same(clean: Sandbox) -> None:
+    chance = random.Random(5)
+    names = ["a.txt", "gone.txt", "sub", "sub/s.txt", "new", "new/a b", "new/x.log", "é\n;'$(x)", "[a]", "dir/y"]
+    before = clean.snapshot()
+    for _ in range(12):
+        lines = []
+        for _ in range(chance.randint(1, 8)):
+            one, other = (shlex.quote(name) for name in chance.sample(names, 2))
+            lines += [
+                chance.choice([
+                    f"mkdir -p $(dirname {one}); echo {chance.random()} > {one}", f"rm -rf {one}",
+                    f"mv -T {one} {other}", f"cp -a {one} {other}", f"ln -s {other} {one}", f"chmod +x {one}",
+                    f"mkdir -p {one}", f"git rm -rq --cached {one}", f"echo x >> {one}", "git commit -qam some",
+                    "git checkout -q .",
+                ])
+            ]  # fmt: skip
+        clean.exec("\n".join(lines))
+        assert patch_of(clean) is not None, lines
+        clean.reset(before)

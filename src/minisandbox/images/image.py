@@ -54,7 +54,9 @@ class Image:
             NotFound: a layer is no longer in the store.
         """
         trees = tuple(self.store.layer_tree(key) for key in self.layers)
-        return ImageSpec(self.name, trees, self.environment, self.workdir, base_commit=self.commit or "HEAD")
+        return ImageSpec(
+            self.name, trees, self.environment, self.workdir, base_commit=self.commit or "HEAD", clean=bool(self.commit)
+        )  # fmt: skip
 
     def tests_dir(self) -> Path | None:
         """Return the host directory with its hidden tests, to be mounted at ``/hidden``; None if it has none.

@@ -51,14 +51,15 @@ Row = tuple[str, str, str]
 def serve(job: Job) -> None:
     """Answer a ``changes`` request: frames of rows, then ``end``.
 
-    The request names the ``trees`` (how many), whether there is a ``usr`` of its own, and paths to ``skip``, because
-    the sandbox's own mounts made them.
+    The request names the ``trees`` (how many), whether there is a ``usr`` of its own, the path ``below`` which to look,
+    and paths to ``skip``, because the sandbox's own mounts made them.
     """
-    trees, skipped = job.request["trees"], job.request["skip"]
+    trees, below, skipped = job.request["trees"], job.request["below"], job.request["skip"]
     assert isinstance(trees, int)
+    assert isinstance(below, str)
     assert isinstance(skipped, list)
     try:
-        changes = _all_changes(trees, usr=bool(job.request["usr"]))
+        changes = _all_changes(trees, below, usr=bool(job.request["usr"]))
         for page in _pages(row for row in changes if row[0] not in skipped):
             job.send({"event": "changes", "rows": page})
         job.send({"event": "end"})
@@ -82,16 +83,16 @@ def _pages(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield page
 
 
-def _all_changes(trees: int, *, usr: bool) -> Iterator[Row]:
-    yield from _compare_all("base", [f"trees/{number}/upper" for number in range(trees)], "/")
+def _all_changes(trees: int, below: str, *, usr: bool) -> Iterator[Row]:
+    yield from _compare_all("base", [f"trees/{number}/upper" for number in range(trees)], "/", below)
     if usr:
-        yield from _compare_all("base-usr", [f"trees/{number}/usr" for number in range(trees)], "/usr/")
+        yield from _compare_all("base-usr", [f"trees/{number}/usr" for number in range(trees)], "/usr/", below)
 
 
-def _compare_all(base: str, uppers: list[str], prefix: str) -> Iterator[Row]:
+def _compare_all(base: str, uppers: list[str], prefix: str, below: str) -> Iterator[Row]:
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(_Directory.open(None, path)) for path in (base, *uppers)]
-        yield from _changes_below(prefix, _Views(tuple(opened[1:]), opened[0], opened[0]))
+        yield from _changes_below(prefix, _Views(tuple(opened[1:]), opened[0], opened[0]), below)
 
 
 class _Directory:
@@ -203,8 +204,11 @@ class _Level:
     opened: contextlib.ExitStack
 
     @classmethod
-    def of(cls, prefix: str, views: _Views, opened: contextlib.ExitStack) -> _Level:
-        return cls(prefix, views, sorted(_names(views), reverse=True), opened)
+    def of(cls, prefix: str, views: _Views, opened: contextlib.ExitStack, below: str) -> _Level:
+        names = _names(views)
+        if below.startswith(prefix) and below != prefix:  # it is on the way there
+            names &= {below[len(prefix) :].split("/", maxsplit=1)[0]}
+        return cls(prefix, views, sorted(names, reverse=True), opened)
 
     def leave_above(self) -> None:
         for directory in self.views.directories:
@@ -216,9 +220,9 @@ class _Level:
                 directory.come_back()
 
 
-def _changes_below(prefix: str, views: _Views) -> Iterator[Row]:
+def _changes_below(prefix: str, views: _Views, below: str) -> Iterator[Row]:
     """Depth costs neither stack nor, beyond some, open files: what lies far above is come back to by ``..``."""
-    levels = [_Level.of(prefix, views, contextlib.ExitStack())]
+    levels = [_Level.of(prefix, views, contextlib.ExitStack(), below)]
     try:
         while levels:
             level = levels[-1]
@@ -228,12 +232,12 @@ def _changes_below(prefix: str, views: _Views) -> Iterator[Row]:
                 continue
             name = level.names.pop()
             with contextlib.ExitStack() as opened:
-                row, below = _compare(level.prefix + name, name, level.views, opened)
+                row, inside = _compare(level.prefix + name, name, level.views, opened)
                 if row is not None:
                     yield row
-                if below is not None:
-                    levels.append(_Level.of(f"{level.prefix}{name}/", below, opened.pop_all()))
-            if below is not None and len(levels) * len(views.directories) > _MOST_OPEN:
+                if inside is not None:
+                    levels.append(_Level.of(f"{level.prefix}{name}/", inside, opened.pop_all(), below))
+            if inside is not None and len(levels) * len(views.directories) > _MOST_OPEN:
                 levels[-1].leave_above()
     finally:
         for level in levels:

@@ -180,12 +180,13 @@ class AsyncSandbox:
         timeout: float | None = 300.0,
     ) -> bytes:
         """As :meth:`.Sandbox.patch`. A cancellation ends git inside."""
-        operation = handles.make_patch(self._core, path, base=base, limit=limit, timeout=timeout)
+        written = await in_thread(handles.find_written, self._core, path, base=base, timeout=timeout)
+        operation = handles.make_patch(self._core, path, written, base=base, limit=limit, timeout=timeout)
         return await carry_out(self._core, operation)
 
     async def changes(self, *, timeout: float | None = 300.0) -> tuple[Change, ...]:
         """As :meth:`.Sandbox.changes`."""
-        return await in_thread(self._core.changes, timeout)
+        return await in_thread(self._core.changes, PurePosixPath("/"), timeout)
 
     async def snapshot(self) -> Snapshot:
         """As :meth:`.Sandbox.snapshot`. It is done to its end even if this is cancelled."""

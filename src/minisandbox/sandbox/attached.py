@@ -13,7 +13,7 @@ from minisandbox.host import doors, reaper
 from minisandbox.sandbox.core import info_of, knock_process, unreachable
 from minisandbox.sandbox.life import end_process, readable
 from minisandbox.sandbox.snapshots import Snapshot
-from minisandbox.types import Change, ImageSpec, Limits, Refusals, SandboxInfo
+from minisandbox.types import ImageSpec, Limits, Refusals, SandboxInfo
 
 
 class AttachedCore:
@@ -159,7 +159,7 @@ class AttachedCore:
         """
         self._refuse("reset")
 
-    def changes(self, timeout: float | None) -> tuple[Change, ...]:  # noqa: ARG002 - the same method as an owner's
+    def changes(self, below: PurePosixPath, timeout: float | None) -> NoReturn:  # noqa: ARG002 - as an owner's
         """Refused.
 
         Raises:

@@ -28,12 +28,13 @@ class ChangesCall(Call):
 
     Args:
         trees: how many trees are looked at.
+        below: the path that is compared, with all below it.
         usr: whether they hold changes of ``/usr`` too.
         skip: paths that the sandbox's own mounts made.
     """
 
-    def __init__(self, trees: int, *, usr: bool, skip: Sequence[str]) -> None:
-        super().__init__({"verb": "changes", "trees": trees, "usr": usr, "skip": list(skip)})
+    def __init__(self, trees: int, below: str, *, usr: bool, skip: Sequence[str]) -> None:
+        super().__init__({"verb": "changes", "trees": trees, "below": below, "usr": usr, "skip": list(skip)})
         self._changes: list[Change] = []
 
     def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - all is in the header
@@ -55,13 +56,16 @@ class ChangesCall(Call):
         return tuple(sorted(self._changes, key=lambda change: change.path))
 
 
-def changes(launcher: Launcher, request: Request, trees: Sequence[Tree], timeout: float | None) -> tuple[Change, ...]:
+def changes(
+    launcher: Launcher, request: Request, trees: Sequence[Tree], below: PurePosixPath, timeout: float | None
+) -> tuple[Change, ...]:
     """Compare what lies in sealed trees, or is being written to the last of them, with an image.
 
     Args:
         launcher: who makes the sandbox that looks.
         request: what the workspace is.
         trees: what was written, the lowest first.
+        below: the path that is compared, with all below it.
         timeout: wall seconds that comparing may take, or None.
 
     Raises:
@@ -70,7 +74,8 @@ def changes(launcher: Launcher, request: Request, trees: Sequence[Tree], timeout
     """
     plan: Plan = make_viewer_plan(request, len(trees))
     skip = [str(mount.target) for mount in request.mounts]
-    call = ChangesCall(len(trees), usr=request.image.host_usr and request.writable_usr, skip=skip)
+    usr = request.image.host_usr and request.writable_usr
+    call = ChangesCall(len(trees), str(below), usr=usr, skip=skip)
     door, outside = socket.socketpair()  # a door at which nobody can knock
     with door, outside:
         life = Life(launcher, plan, door, trees, "comparison")

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Self
 
 from minisandbox.errors import HostError, InvalidValue, MiniSandboxError, NotFound, SandboxGone
@@ -56,7 +56,8 @@ class Core:
 
     def __init__(self, controller: Controller, request: Request, settings: Settings, trees: tuple[Tree, ...]) -> None:
         self.id = f"box-{secrets.token_hex(6)}"
-        self.image = request.image
+        inside = any(mount.target.is_relative_to(request.image.workdir) for mount in request.mounts)
+        self.image = replace(request.image, clean=request.image.clean and not inside)
         self.limits = request.limits
         self.environment = command_environment(
             request.image, network_environment(request.network), settings.environment
@@ -255,12 +256,12 @@ class Core:
 
     # --- its state ---------------------------------------------------------------------------------------------------
 
-    def changes(self, timeout: float | None) -> tuple[Change, ...]:
-        """What differs from the image; see :meth:`minisandbox.Sandbox.changes`."""
+    def changes(self, below: PurePosixPath, timeout: float | None) -> tuple[Change, ...]:
+        """What differs from the image, at a path and below it; see :meth:`minisandbox.Sandbox.changes`."""
         check_timeout(timeout)
         life = self._living("changes")
         trees = (*self._trees, life.tree)
-        return comparing.changes(self._controller.launcher, self._request, trees, timeout)
+        return comparing.changes(self._controller.launcher, self._request, trees, below, timeout)
 
     def snapshot(self) -> Snapshot:
         """Seal what was written, and go on over it; see :meth:`minisandbox.Sandbox.snapshot`."""
@@ -277,7 +278,7 @@ class Core:
             life.tree.seal()
             self._go_on(trees)
         lease = hold_layers(self._controller, self.image, self._request.mounts)
-        return Snapshot(f"snap-{secrets.token_hex(6)}", self.image, time.time(), trees, lease)
+        return Snapshot(f"snap-{secrets.token_hex(6)}", self._request.image, time.time(), trees, lease)
 
     def fork(self, count: int) -> list[Self]:
         """Make sandboxes over what is there now; see :meth:`minisandbox.Sandbox.fork`."""
@@ -302,7 +303,7 @@ class Core:
     def reset(self, to: Snapshot | None) -> None:
         """Forget what was written; see :meth:`minisandbox.Sandbox.reset`."""
         trees = self._origin if to is None else to.trees()
-        if to is not None and to.image != self.image:
+        if to is not None and to.image != self._request.image:
             raise InvalidValue(f"snapshot {to.id} is of image {to.image.name}, this sandbox of {self.image.name}")
         with self._changing:
             life = self._living("reset")

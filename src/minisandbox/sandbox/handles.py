@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Generic, Protocol, TypeVar
 
-from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
+from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError, SandboxGone
 from minisandbox.host import reaper
 from minisandbox.sandbox import transfers
 from minisandbox.sandbox.core import info_of
-from minisandbox.sandbox.patching import PATCH_SCRIPT, checked_patch
+from minisandbox.sandbox.patching import WHOLE_PATCH, WRITTEN_PATCH, Written, checked_patch, written_files
 from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.sandbox.wire import Call, ExecCall, Operation, encoded, environment_for
 from minisandbox.types import Change, ExecResult, ImageSpec, Limits, Refusals, SandboxInfo, Terminal
 
 T = TypeVar("T")
+_LOOKING = 30.0
+"""Seconds after which git is asked to look at everything instead."""
 
 
 class SandboxCore(Protocol):
@@ -86,8 +88,8 @@ class SandboxCore(Protocol):
     def reset(self, to: Snapshot | None) -> None:
         """Go back."""
 
-    def changes(self, timeout: float | None) -> tuple[Change, ...]:
-        """What differs from its image."""
+    def changes(self, below: PurePosixPath, timeout: float | None) -> tuple[Change, ...]:
+        """What differs from its image, at a path and below it."""
 
     def processes(self) -> tuple[str, ...]:
         """Processes that can be taken hold of."""
@@ -225,17 +227,49 @@ def shell_channel(
     )
 
 
+def find_written(
+    core: SandboxCore, path: str | PurePosixPath | None, *, base: str | None, timeout: float | None
+) -> Written | None:
+    """What of a repository git has to look at for a patch, or None where it has to look at all of it.
+
+    It blocks for as long as it takes to make a sandbox that looks.
+    """
+    image = core.image
+    if not image.clean or (base or image.base_commit) != image.base_commit:
+        return None
+    if PurePosixPath(path or image.workdir) != image.workdir:
+        return None
+    try:
+        changes = core.changes(image.workdir, _LOOKING if timeout is None else min(timeout, _LOOKING))
+    except (MiniSandboxError, OSError):  # who asks all of it tells the reason, if it is one for that too
+        return None
+    return written_files(changes, image.workdir) if core.alive else None
+
+
 def make_patch(
     core: SandboxCore,
     path: str | PurePosixPath | None,
+    written: Written | None,
     *,
     base: str | None,
     limit: int | None,
     timeout: float | None,
 ) -> Operation[bytes]:
-    """Compare a repository with a commit; see :meth:`minisandbox.Sandbox.patch`."""
+    """Compare a repository with a commit; see :meth:`minisandbox.Sandbox.patch`.
+
+    Args:
+        core: the sandbox.
+        path: the repository.
+        written: what of it git has to look at; None: all of it.
+        base: the commit.
+        limit: most bytes of the patch.
+        timeout: wall seconds that git has.
+    """
+    if written is not None and not written.any:
+        return b""
     work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - in the sandbox; nobody knows it beforehand
-    command = ["bash", "-c", PATCH_SCRIPT, "patch", base or core.image.base_commit, work]
+    script, more = (WHOLE_PATCH, []) if written is None else (WRITTEN_PATCH, written.arguments())
+    command = ["bash", "-c", script, "patch", base or core.image.base_commit, work, *more]
     result = yield from run(core, command, cwd=path, timeout=timeout)
     sink = io.BytesIO()
     discard = transfers.remove(work, cwd="/", recursive=True, missing_ok=True)

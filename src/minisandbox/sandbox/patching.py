@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from minisandbox.errors import CommandFailed
-from minisandbox.types import ExecResult, Outcome
+from minisandbox.types import Change, ChangeKind, ExecResult, FileType, Outcome
 
 # A temporary index leaves the agent's own alone; it and the finished patch lie in a directory that the caller names and
 # removes: what a timeout ends cannot tidy up.
 # Submodules of the base commit are left out: their commits are not ours to carry. Repositories that the agent made or
 # cloned inside (git would record a commit of theirs, or fail) come along as the files that they consist of.
-PATCH_SCRIPT = r"""
+_BEGIN = r"""
 set -e -o pipefail
 base=$1 work=$2
 mkdir -m 700 -- "$work"
 export GIT_INDEX_FILE="$work/index" GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
+export GIT_NO_REPLACE_OBJECTS=1
 unset GIT_LITERAL_PATHSPECS GIT_DIFF_OPTS GIT_EXTERNAL_DIFF
 git() {
     command git -c core.fsmonitor=false -c core.autocrlf=false -c core.fileMode=true -c core.symlinks=true \
@@ -24,8 +27,8 @@ git() {
         -c diff.suppressBlankEmpty=false -c diff.indentHeuristic=true -c advice.addEmbeddedRepo=false "$@"
 }
 git read-tree "$base"
-
-exclude=() nested=()
+"""
+_WHOLE = r"""exclude=() nested=()
 while IFS= read -r -d '' submodule; do exclude+=(":(exclude,literal)$submodule"); done \
     < <(git ls-files -s -z -- . | sed -zn 's/^160000 [0-9a-f]* [0-9]\t//p')
 while IFS= read -r -d '' marker; do
@@ -39,18 +42,102 @@ for path in "${nested[@]}"; do
     { git ls-files -z -- ":(literal)$path"; find "$path" -name .git -prune -o \( -type f -o -type l \) -print0; } \
         | git update-index --add --remove -z --stdin >&2
 done
-
-git diff --cached --binary --full-index --no-color --no-ext-diff --no-textconv --no-renames --no-relative \
+"""
+# Only of what was written since the commit: paths of what is there, so many as the third argument says, and of what is
+# gone. A file that git ignores is ignored if it is not in the index.
+_WRITTEN = r"""there=("${@:4:$3}") gone=("${@:4+$3}")
+if [ ${#gone[@]} != 0 ]; then printf '%s\0' "${gone[@]}" | git update-index --force-remove -z --stdin >&2; fi
+if [ ${#there[@]} != 0 ]; then
+    printf '%s\0' "${there[@]}" | git check-ignore -z --stdin > "$work/ignored" || [ $? = 1 ]
+    declare -A ignored=()
+    while IFS= read -r -d '' path; do ignored[$path]=1; done < "$work/ignored"
+    for path in "${there[@]}"; do [ -n "${ignored[$path]:-}" ] || printf '%s\0' "$path"; done \
+        | git update-index --add --replace -z --stdin >&2
+fi
+"""
+_END = r"""git diff --cached --binary --full-index --no-color --no-ext-diff --no-textconv --no-renames --no-relative \
     --ignore-submodules=all --unified=3 --inter-hunk-context=0 --diff-algorithm=myers \
     --src-prefix=a/ --dst-prefix=b/ "$base" > "$work/patch"
-rm -f "$GIT_INDEX_FILE"
 """
+WHOLE_PATCH = _BEGIN + _WHOLE + _END
+WRITTEN_PATCH = _BEGIN + _WRITTEN + _END
 
 
+_MOST_WRITTEN = 1 << 16
+"""Characters of paths beyond which git looks at everything: they are a command's arguments."""
+_SHAPING = (".git", ".gitignore", ".gitattributes", ".gitmodules")
+"""Names of what decides how git looks at other files."""
+_GITS_OWN = ("COMMIT_EDITMSG", "FETCH_HEAD", "HEAD", "ORIG_HEAD", "index", "logs", "packed-refs")
+"""Names in ``.git`` of what git itself writes and what shapes no patch."""
 _HELD = (
     "something may hold git for ever, such as a FIFO in place of a file of the repository; changes() asks nothing "
     "inside; a large repository may need a larger timeout"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The files of a repository that differ from its commit, or did not and were written all the same.
+
+    Attributes:
+        there: their paths in the repository.
+        gone: paths that are no file any more.
+    """
+
+    there: tuple[str, ...]
+    gone: tuple[str, ...]
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self.there or self.gone)
+
+    def arguments(self) -> list[str]:
+        """What the script for them takes."""
+        return [str(len(self.there)), *self.there, *self.gone]
+
+
+def written_files(changes: Iterable[Change], repository: PurePosixPath) -> Written | None:
+    """What git has to look at in a repository that was its commit when the image was made.
+
+    Args:
+        changes: what differs from the image.
+        repository: where it is, absolute.
+
+    Returns:
+        The files; None if git has to look at everything, because what was written may decide how it looks at files that
+        were not, or is more than a change of files.
+    """
+    there: list[str] = []
+    gone: list[str] = []
+    size = 0
+    for change in changes:
+        if not change.path.is_relative_to(repository):
+            if repository.is_relative_to(change.path):
+                return None  # a directory above was replaced
+            continue
+        path = change.path.relative_to(repository)
+        if _is_gits_own(path, change.kind):
+            continue
+        if change.path == repository or not set(_SHAPING).isdisjoint(path.parts):
+            return None
+        if change.type in (FileType.FILE, FileType.SYMLINK):
+            (gone if change.kind is ChangeKind.DELETED else there).append(str(path))
+            size += len(str(path))
+        elif change.kind is ChangeKind.MODIFIED:  # it may have been a file
+            return None
+    return None if size > _MOST_WRITTEN else Written(tuple(there), tuple(gone))
+
+
+def _is_gits_own(path: PurePosixPath, kind: ChangeKind) -> bool:
+    match path.parts:
+        case (".git", name, *_) if name in _GITS_OWN:
+            return kind is not ChangeKind.DELETED
+        case (".git", "objects", first, *_):
+            return kind is ChangeKind.ADDED and first != "info"
+        case (".git", "refs", "heads" | "tags" | "remotes" | "stash", *_):
+            return True
+    return False
 
 
 def checked_patch(result: ExecResult, patch: bytes) -> bytes:

@@ -300,7 +300,9 @@ class Sandbox:
             CommandFailed: git could not compute it, for example because the repository was destroyed, or not in time.
             SandboxGone: the sandbox has ended.
         """
-        return carry_out(self._core, handles.make_patch(self._core, path, base=base, limit=limit, timeout=timeout))
+        written = handles.find_written(self._core, path, base=base, timeout=timeout)
+        patch = handles.make_patch(self._core, path, written, base=base, limit=limit, timeout=timeout)
+        return carry_out(self._core, patch)
 
     def changes(self, *, timeout: float | None = 300.0) -> tuple[Change, ...]:
         """Every path that differs from the image.
@@ -317,7 +319,7 @@ class Sandbox:
             OwnerOnly: the sandbox was attached.
             SandboxGone: the sandbox has ended.
         """
-        return self._core.changes(timeout)
+        return self._core.changes(PurePosixPath("/"), timeout)
 
     def snapshot(self) -> Snapshot:
         """Seal what was written so far, without copying it.

@@ -281,11 +281,12 @@ class FakeCore:
         self._living()
         return doors.process_ids(self._place / "doors", self.id)
 
-    def changes(self, timeout: float | None) -> tuple[Change, ...]:
-        """What differs in the workdir from the image."""
+    def changes(self, below: PurePosixPath, timeout: float | None) -> tuple[Change, ...]:
+        """What differs in the workdir from the image, at a path and below it."""
         check_timeout(timeout)
         self._living()
-        return tuple(fakefiles.compare(self._bottom.path, self._place / "work", self.image.workdir))
+        changes = fakefiles.compare(self._bottom.path, self._place / "work", self.image.workdir)
+        return tuple(change for change in changes if change.path.is_relative_to(below))
 
     def snapshot(self) -> FakeSnapshot:
         """Copy the workdir; all processes end."""
