@@ -170,7 +170,7 @@ async def case_whiteouts(make: World, box: AsyncSandbox) -> None:
 async def case_during_a_command(make: World, box: AsyncSandbox) -> None:
     async def command() -> str:
         try:
-            result = await box.exec("echo on > f; sleep 600", timeout=600)
+            result = await box.exec("echo on > new; mv new f; sleep 600", timeout=600)
         except SandboxGone:
             return "gone"
         return result.outcome.value
