@@ -47,6 +47,40 @@ def test_without_ray_one_line_says_how_to_have_it(tmp_path: Path, words: tuple[s
     assert not (tmp_path / "run" / "rollouts.sqlite").exists()
 
 
+RAY = """
+import threading
+def init(**_):
+    telling = threading.Thread(target=print, args=["a node has died"], name="ray_listen_error_messages")
+    telling.start()
+    telling.join()
+    if {fails}: raise ConnectionError("no such cluster")
+def is_initialized(): return False
+def nodes(): return []
+class exceptions: RayError = OSError
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "fails", "out"),
+    [
+        (("cluster", "status", "--json"), False, "[]\n"),
+        (("rollout", "quickstart", "--agent", "oracle", "--cluster", "auto", "-o", "run", "--json"), True, ""),
+    ],
+)
+def test_what_ray_tells_of_nodes_is_no_output_of_ours(
+    tmp_path: Path, words: tuple[str, ...], fails: bool, out: str
+) -> None:
+    environment = without_ray(tmp_path)
+    (tmp_path / "ray.py").write_text(RAY.format(fails=fails))
+    done = subprocess.run(
+        [sys.executable, "-m", "minisandbox", *words],
+        capture_output=True, text=True, check=False, env=environment, cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert "a node has died" in done.stderr
+    assert done.stdout == out, done.stderr
+    assert (done.returncode != 0) == fails
+
+
 def test_what_follows_two_dashes_is_for_ray(tmp_path: Path) -> None:
     said = tmp_path / "said"
     place = tmp_path / "ray" / "scripts"

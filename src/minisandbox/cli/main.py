@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
@@ -14,7 +15,7 @@ from types import FrameType
 
 from minisandbox import __version__
 from minisandbox.cli import exits
-from minisandbox.cli.output import clean_line, say
+from minisandbox.cli.output import clean_line, ray_tells_stderr, say
 from minisandbox.errors import MiniSandboxError
 
 # noun -> what its help line says; each is a module of this package with `configure(parser)`
@@ -33,6 +34,7 @@ COMMANDS = {
     "sweagent": "run SWE-agent, with sandboxes as its deployment",
     "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",
 }
+_AS_IT_IS = contextlib.nullcontext()
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."
 
 
@@ -57,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     previous = _on_sigterm()
     try:
         parser(words).parse_args(words, args)
-        status: int = args.run(args)
+        with ray_tells_stderr() if words[:1] == ["cluster"] or getattr(args, "cluster", None) else _AS_IT_IS:
+            status: int = args.run(args)
         sys.stdout.flush()
     except MiniSandboxError as error:
         return _failed(error, debug)

@@ -11,10 +11,10 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Self
+from typing import Self, TextIO
 
 from minisandbox.errors import InvalidValue, clean
 
@@ -88,6 +88,28 @@ def say(*lines: str) -> None:
 def _write_error(text: str) -> None:
     with contextlib.suppress(OSError):  # nothing that is worth doing can be told any more
         print(text, end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def ray_tells_stderr() -> Iterator[None]:
+    """Have what Ray's threads print about nodes go to stderr: stdout is for what commands print, which may be JSON."""
+    stream = sys.stdout
+    with contextlib.redirect_stdout(_NotRays(stream)):  # type: ignore[type-var] # all that it lacks is the stream's
+        yield
+
+
+class _NotRays:
+    """A stream for every thread but Ray's, which has no option for where it tells of nodes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        rays = threading.current_thread().name.startswith("ray_")
+        return (sys.stderr if rays else self._stream).write(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
 
 
 def clean_line(text: str) -> str:
