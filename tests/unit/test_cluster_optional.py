@@ -57,6 +57,8 @@ def init(**_):
 def is_initialized(): return False
 def nodes(): return []
 class exceptions: RayError = OSError
+class util:
+    def list_named_actors(all_namespaces): return []
 """
 
 
