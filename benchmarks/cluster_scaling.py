@@ -177,7 +177,8 @@ async def measure(args: argparse.Namespace, out: Path) -> None:
     each = cpu / len(found)
     room = args.nodes * args.sandboxes
     print(f"{len(found)} rollouts of {args.seconds:g} s on {args.nodes} nodes with {room} sandboxes: {wall:.0f} s")
-    print(f"most at once {most}, all in use for {full / 10:.0f} s; the event loop was late by {lag:.2f} s at most")
+    in_use = "" if args.ray else f"most at once {most}, all in use for {full / 10:.0f} s; "
+    print(f"{in_use}the event loop was late by {lag:.2f} s at most")
     print(f"CPU of the driver: {cpu:.1f} s, {1000 * each:.2f} ms for each rollout (with the nodes' timers)")
     print(f"one CPU ends {1 / each:.0f} rollouts a second: {1 / each * 300:.0f} at once where each takes 5 minutes")
 
