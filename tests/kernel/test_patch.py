@@ -12,7 +12,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from minisandbox.errors import CommandFailed, FileAccessError
+from minisandbox.launch.frames import Header
 from minisandbox.sandbox import Sandbox, handles
+from minisandbox.sandbox.comparing import ChangesCall
 from minisandbox.sandbox.drive import converse
 from minisandbox.sandbox.sync_drive import carry_out
 from minisandbox.store.trees import remove_tree
@@ -300,6 +302,25 @@ def test_git_looks_at_what_was_written(clean: Sandbox, change: str, there: str, 
 def test_git_looks_at_everything_where_more_than_files_was_changed(clean: Sandbox, change: str) -> None:
     clean.exec(f"set -e; {change}").check()
     assert written(clean) is None
+    patch_of(clean)
+
+
+@pytest.mark.parametrize("place", [".", ".git/objects/ab"])
+def test_who_writes_very_many_files_has_nobody_look_at_them_all(
+    clean: Sandbox, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    clean.exec(f"mkdir -p {place}; cd {place}; for n in $(seq 20000); do echo > file-$n; done", timeout=120).check()
+    looked: list[int] = []
+    answer = ChangesCall._answer
+
+    def count(call: ChangesCall, header: Header, payload: bytes) -> None:
+        answer(call, header, payload)
+        looked.append(len(call._changes))
+
+    monkeypatch.setattr(ChangesCall, "_answer", count)
+    assert written(clean) is None
+    assert max(looked) < 20000
+    assert len(clean.changes()) >= 20000
     patch_of(clean)
 
 

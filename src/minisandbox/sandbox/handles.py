@@ -15,7 +15,7 @@ from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError, 
 from minisandbox.host import reaper
 from minisandbox.sandbox import transfers
 from minisandbox.sandbox.core import info_of
-from minisandbox.sandbox.patching import WHOLE_PATCH, WRITTEN_PATCH, Written, checked_patch, written_files
+from minisandbox.sandbox.patching import MOST_FOUND, WHOLE_PATCH, WRITTEN_PATCH, Written, checked_patch, written_files
 from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.sandbox.wire import Call, ExecCall, Operation, encoded, environment_for
@@ -88,7 +88,7 @@ class SandboxCore(Protocol):
     def reset(self, to: Snapshot | None) -> None:
         """Go back."""
 
-    def changes(self, below: PurePosixPath, timeout: float | None) -> tuple[Change, ...]:
+    def changes(self, below: PurePosixPath, timeout: float | None, most: int = ...) -> tuple[Change, ...]:
         """What differs from its image, at a path and below it."""
 
     def processes(self) -> tuple[str, ...]:
@@ -240,7 +240,7 @@ def find_written(
     if PurePosixPath(path or image.workdir) != image.workdir:
         return None
     try:
-        changes = core.changes(image.workdir, _LOOKING if timeout is None else min(timeout, _LOOKING))
+        changes = core.changes(image.workdir, _LOOKING if timeout is None else min(timeout, _LOOKING), MOST_FOUND)
     except (MiniSandboxError, OSError):  # who asks all of it tells the reason, if it is one for that too
         return None
     return written_files(changes, image.workdir) if core.alive else None

@@ -65,6 +65,8 @@ WRITTEN_PATCH = _BEGIN + _WRITTEN + _END
 
 _MOST_WRITTEN = 1 << 16
 """Characters of paths beyond which git looks at everything: they are a command's arguments."""
+MOST_FOUND = 4 * _MOST_WRITTEN
+"""Characters of paths, directories and what git itself wrote among them, beyond which nobody looks for more."""
 _SHAPING = (".git", ".gitignore", ".gitattributes", ".gitmodules")
 """Names of what decides how git looks at other files."""
 _GITS_OWN = ("COMMIT_EDITMSG", "FETCH_HEAD", "HEAD", "ORIG_HEAD", "index", "logs", "packed-refs")
