@@ -343,6 +343,22 @@ def test_git_looks_at_everything_below_mounts_of_other_repositories_and_of_other
         assert attached.patch() == clean.patch()
 
 
+def test_what_git_cannot_take_is_left_out_both_ways(clean: Sandbox) -> None:
+    name = "d" * 200
+    clean.exec(
+        f"set -e; for n in $(seq 40); do mkdir {name}; cd {name}; done; echo x > deep; cd /testbed; echo x > new"
+    ).check()
+    assert written(clean) is not None
+    assert b"b/new" in patch_of(clean)
+
+
+@pytest.mark.parametrize("name", [":(exclude)*", ":!*", ":/", ":", "--", "-n", "*", "@", "[", "a\\", "$(x)", '"'])
+def test_no_name_of_a_file_says_more_than_the_file(clean: Sandbox, name: str) -> None:
+    clean.exec(["bash", "-c", 'echo new > other; rm -rf -- "$1"; echo new > "./$1"', "make", name]).check()
+    assert written(clean) == ({"other", name}, set())
+    assert patch_of(clean).count(b"diff --git") == 2
+
+
 def test_a_sealed_change_is_one(clean: Sandbox) -> None:
     clean.exec("echo sealed > new; rm gone.txt").check()
     (fork,) = clean.fork()

@@ -105,8 +105,8 @@ def test_lines_that_look_like_headers_are_content() -> None:
 @pytest.mark.parametrize(
     "unit",
     [
-        "builtins.", "__builtins__[", "__eq__=lambda ", "__eq__ = lambda: ", "setattr(a.", "'pytest' in a.", "modules [ ",
-        "'pytest' not ", "_exit ", "unittest.case ", " ", "def __eq__", ": return ", "a.", "f_back",
+        "builtins.", "__builtins__[", "__eq__=lambda ", "__eq__ = lambda: ", "setattr(a.", "'pytest' in a.",
+        "modules [ ", "'pytest' not ", "_exit ", "unittest.case ", " ", "def __eq__", ": return ", "a.", "f_back",
     ],
 )  # fmt: skip
 def test_a_line_of_megabytes_is_scanned_in_one_go(unit: str) -> None:

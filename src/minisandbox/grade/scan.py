@@ -20,8 +20,8 @@ _LONGEST_LINE = 200
 _PROSE = (".md", ".rst", ".txt")
 _HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
-# An agent writes the lines, and they may be megabytes long: what repeats is bounded, or cannot begin again in itself, or
-# looking at a line would take the square of its length.
+# An agent writes the lines, which may be megabytes long: what repeats is bounded, or cannot begin again in itself.
+# Otherwise looking at a line would take the square of its length.
 _SIGNS = {
     "frame_walking": r"\b_getframe\b|\b_current_frames\b|\bcurrentframe\b|\binspect\.(stack|trace|getouterframes|"
     r"getinnerframes|getsource\w*|getframeinfo)\b|\b[ft]b?_(back|locals|globals|builtins|lineno|code|frame)\b|"
@@ -39,7 +39,8 @@ _SIGNS = {
     "machine_state": r"\bposix_fadvise\b|\bPOSIX_FADV_\w+|\bRWF_\w+|\bmincore\b|\bcachestat\b|\buid_map\b|"
     r"\bgetloadavg\b",
     "memory_access": r"\bctypes\b|\bcffi\b|/proc/|\bprocess_vm_|\bmmap\b",
-    "always_true": r"\b__(eq|ne|lt|gt|le|ge|contains|bool|instancecheck)__\s*=\s*lambda[^:]{0,200}:\s*(True|False|1|0)\b",
+    "always_true": r"\b__(eq|ne|lt|gt|le|ge|contains|bool|instancecheck)__\s*=\s*"
+    r"lambda[^:]{0,200}:\s*(True|False|1|0)\b",
 }  # fmt: skip
 _SIGN = {kind: re.compile(pattern) for kind, pattern in _SIGNS.items()}
 _METHOD = re.compile(r"\s*def __(eq|ne|lt|gt|le|ge|contains|instancecheck)__\b(.*)")

@@ -30,8 +30,8 @@ _LARGEST_FILE = 64 * MiB
 # Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
 _RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
 _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
-# Read backwards, a patch makes the files that it was made of: --numstat names them, and -R without --apply changes none.
-# Newer gits name the last one first.
+# Read backwards, a patch makes the files that it was made of: --numstat names them, newer gits the last one first.
+# Without --apply nothing is changed.
 _SOURCES = ("git", "apply", "-R", "--numstat", "-z", "-")
 _GIT_REFUSED = frozenset({1, 128})
 
@@ -113,7 +113,9 @@ def _unless_same_sources(box: Sandbox, change: Change) -> SuiteRun | None:
     result = box.exec(_SOURCES, stdin=change.patch, timeout=_STEP_TIMEOUT)
     if not result.ok:
         doubt = _about_patch(result, change)
-    elif result.dropped_stdout or tuple(_paths(result.stdout_bytes)) not in (change.sources, change.sources[::-1]):
+    elif result.dropped_stdout:
+        doubt = Doubt(Reason.PATCH_INVALID, "the patch changes more files than can be listed")
+    elif tuple(_paths(result.stdout_bytes)) not in (change.sources, change.sources[::-1]):
         doubt = Doubt(Reason.PATCH_INVALID, "git reads other files in the patch, as those that it changes")
     else:
         return None
@@ -135,7 +137,7 @@ def _about_patch(result: ExecResult, change: Change) -> Doubt | None:
 
 
 def _paths(numstat: bytes) -> list[str]:
-    """Return, in its order, the paths of ``git apply --numstat -z``: added, removed and path, parted by tabs, each ended by NUL."""
+    """Return the paths of ``git apply --numstat -z``: added, removed and path, parted by tabs, each ended by NUL."""
     fields = (entry.split(b"\t", 2) for entry in numstat.split(b"\0") if entry)
     return [field[-1].decode("utf-8", "surrogateescape") for field in fields]
 

@@ -257,9 +257,7 @@ class Core:
 
     # --- its state ---------------------------------------------------------------------------------------------------
 
-    def changes(
-        self, below: PurePosixPath, timeout: float | None, most: int = MOST_CHARACTERS
-    ) -> tuple[Change, ...]:
+    def changes(self, below: PurePosixPath, timeout: float | None, most: int = MOST_CHARACTERS) -> tuple[Change, ...]:
         """What differs from the image, at a path and below it; see :meth:`minisandbox.Sandbox.changes`.
 
         More characters of paths than ``most`` are an error.

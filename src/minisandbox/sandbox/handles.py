@@ -19,7 +19,7 @@ from minisandbox.sandbox.patching import MOST_FOUND, WHOLE_PATCH, WRITTEN_PATCH,
 from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.sandbox.wire import Call, ExecCall, Operation, encoded, environment_for
-from minisandbox.types import Change, ExecResult, ImageSpec, Limits, Refusals, SandboxInfo, Terminal
+from minisandbox.types import Change, ExecResult, ImageSpec, Limits, Outcome, Refusals, SandboxInfo, Terminal
 
 T = TypeVar("T")
 _LOOKING = 30.0
@@ -280,6 +280,8 @@ def make_patch(
         yield from discard
         raise
     yield from discard
+    if written is not None and result.outcome is Outcome.EXITED and not result.ok:  # git leaves out what it cannot take
+        return (yield from make_patch(core, path, None, base=base, limit=limit, timeout=timeout))
     return checked_patch(result, sink.getvalue())
 
 

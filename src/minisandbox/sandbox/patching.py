@@ -48,7 +48,7 @@ done
 _WRITTEN = r"""there=("${@:4:$3}") gone=("${@:4+$3}")
 if [ ${#gone[@]} != 0 ]; then printf '%s\0' "${gone[@]}" | git update-index --force-remove -z --stdin >&2; fi
 if [ ${#there[@]} != 0 ]; then
-    printf '%s\0' "${there[@]}" | git check-ignore -z --stdin > "$work/ignored" || [ $? = 1 ]
+    printf '%s\0' "${there[@]}" | git --literal-pathspecs check-ignore -z --stdin > "$work/ignored" || [ $? = 1 ]
     declare -A ignored=()
     while IFS= read -r -d '' path; do ignored[$path]=1; done < "$work/ignored"
     for path in "${there[@]}"; do [ -n "${ignored[$path]:-}" ] || printf '%s\0' "$path"; done \
