@@ -352,7 +352,7 @@ def test_what_git_cannot_take_is_left_out_both_ways(clean: Sandbox) -> None:
     assert b"b/new" in patch_of(clean)
 
 
-@pytest.mark.parametrize("name", [":(exclude)*", ":!*", ":/", ":", "--", "-n", "*", "@", "[", "a\\", "$(x)", '"'])
+@pytest.mark.parametrize("name", [":(exclude)*", ":!*", ":^x", ":", "--", "-n", "*", "@", "[", "a\\", "$(x)", '"'])
 def test_no_name_of_a_file_says_more_than_the_file(clean: Sandbox, name: str) -> None:
     clean.exec(["bash", "-c", 'echo new > other; rm -rf -- "$1"; echo new > "./$1"', "make", name]).check()
     assert written(clean) == ({"other", name}, set())
