@@ -36,6 +36,7 @@ FILES = {
     "tests/test_unit.py": UNIT,
     "tests/test_more.py": "def test_more():\n    pass\n",
     "tests/conftest.py": "",
+    ".coveragerc": "[run]\n",
 }
 
 

@@ -21,6 +21,8 @@ from tests.adversarial.rewards import (
 from minisandbox.agents import ReplayAgent
 from minisandbox.grade import Reason, Verdict, grade, validate
 from minisandbox.grade.report import Record, Report
+from minisandbox.grade.submission import Change
+from minisandbox.grade.workspace import workspace
 from minisandbox.images import Image
 from minisandbox.rollouts import rollout
 from minisandbox.sandbox import Sandbox
@@ -304,6 +306,22 @@ def test_a_protected_file_is_not_renamed_away(task: Task, image: Image) -> None:
     graded = grade(task, image, renaming("tests/test_more.py", "more.py").encode())
     assert graded.reason in {Reason.PATCH_INVALID, Reason.NOTHING_TO_TEST}, graded
     assert ("tests/test_more.py::test_more", "missing") not in graded.outcomes
+
+
+@pytest.mark.parametrize("name", [".coveragerc", ".coveragerc\rx", '".coveragerc"\rx'])
+def test_no_spelling_of_a_rename_takes_a_protected_file_away(task: Task, image: Image, name: str) -> None:
+    rename = f"diff --git a/x b/more.py\nsimilarity index 100%\nrename from {name}\nrename to more.py\n"
+    graded = grade(task, image, (FIX + rename).encode())
+    assert graded.verdict is Verdict.PATCH_INVALID or kinds(graded) == {"pytest_config"}, graded
+
+
+def test_who_reads_other_files_in_a_patch_than_git_applies_none(task: Task, image: Image) -> None:
+    patch = renaming(".coveragerc", "helper.py").encode()
+    place = workspace(image, task, task.test_files, timeout=60.0)
+    run = place.run(Change(patch, only=frozenset({"helper.py"}), sources=("calc.py",)))
+    assert run.doubt is not None
+    assert run.doubt.reason == Reason.PATCH_INVALID
+    assert "git reads other files" in run.doubt.detail
 
 
 def test_a_report_of_many_short_lines_costs_no_memory() -> None:

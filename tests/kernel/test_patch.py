@@ -12,7 +12,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from minisandbox.errors import CommandFailed, FileAccessError
+from minisandbox.launch.frames import Header
 from minisandbox.sandbox import Sandbox, handles
+from minisandbox.sandbox.comparing import ChangesCall
 from minisandbox.sandbox.drive import converse
 from minisandbox.sandbox.sync_drive import carry_out
 from minisandbox.store.trees import remove_tree
@@ -303,6 +305,25 @@ def test_git_looks_at_everything_where_more_than_files_was_changed(clean: Sandbo
     patch_of(clean)
 
 
+@pytest.mark.parametrize("place", [".", ".git/objects/ab"])
+def test_who_writes_very_many_files_has_nobody_look_at_them_all(
+    clean: Sandbox, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    clean.exec(f"mkdir -p {place}; cd {place}; for n in $(seq 20000); do echo > file-$n; done", timeout=120).check()
+    looked: list[int] = []
+    answer = ChangesCall._answer
+
+    def count(call: ChangesCall, header: Header, payload: bytes) -> None:
+        answer(call, header, payload)
+        looked.append(len(call._changes))
+
+    monkeypatch.setattr(ChangesCall, "_answer", count)
+    assert written(clean) is None
+    assert max(looked) < 20000
+    assert len(clean.changes()) >= 20000
+    patch_of(clean)
+
+
 def test_git_looks_at_everything_below_mounts_of_other_repositories_and_of_other_commits(
     clean: Sandbox, tmp_path: Path
 ) -> None:
@@ -320,6 +341,22 @@ def test_git_looks_at_everything_below_mounts_of_other_repositories_and_of_other
     assert b"+2" in clean.patch("/testbed")
     with Sandbox.attach(clean.id) as attached:
         assert attached.patch() == clean.patch()
+
+
+def test_what_git_cannot_take_is_left_out_both_ways(clean: Sandbox) -> None:
+    name = "d" * 200
+    clean.exec(
+        f"set -e; for n in $(seq 40); do mkdir {name}; cd {name}; done; echo x > deep; cd /testbed; echo x > new"
+    ).check()
+    assert written(clean) is not None
+    assert b"b/new" in patch_of(clean)
+
+
+@pytest.mark.parametrize("name", [":(exclude)*", ":!*", ":^x", ":", "--", "-n", "*", "@", "[", "a\\", "$(x)", '"'])
+def test_no_name_of_a_file_says_more_than_the_file(clean: Sandbox, name: str) -> None:
+    clean.exec(["bash", "-c", 'echo new > other; rm -rf -- "$1"; echo new > "./$1"', "make", name]).check()
+    assert written(clean) == ({"other", name}, set())
+    assert patch_of(clean).count(b"diff --git") == 2
 
 
 def test_a_sealed_change_is_one(clean: Sandbox) -> None:

@@ -100,3 +100,15 @@ def test_what_the_reference_does_too_is_not_flagged() -> None:
 def test_lines_that_look_like_headers_are_content() -> None:
     flags = scan(patch("++ b/other.py", "sys._getframe(1)"), ["pkg/a.py"], b"", reverse=False)
     assert [flag.path for flag in flags] == ["pkg/a.py"]
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "builtins.", "__builtins__[", "__eq__=lambda ", "__eq__ = lambda: ", "setattr(a.", "'pytest' in a.",
+        "modules [ ", "'pytest' not ", "_exit ", "unittest.case ", " ", "def __eq__", ": return ", "a.", "f_back",
+    ],
+)  # fmt: skip
+def test_a_line_of_megabytes_is_scanned_in_one_go(unit: str) -> None:
+    """Were the time not in proportion to the line's length, this would not end."""
+    found("x = " + unit * (2_000_000 // len(unit)), unit * (2_000_000 // len(unit)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from minisandbox.errors import HarnessError
 from minisandbox.grade.belief import Doubt, doubt_about
 from minisandbox.grade.channel import REPORT_VARIABLE, run_reported
 from minisandbox.grade.report import Report
@@ -61,7 +62,6 @@ class OfficialRunner:
 
         Raises:
             SandboxGone: the sandbox has ended.
-            HarnessError: the benchmark's own code could not read the log.
             MissingExtra: the benchmark's own code is not installed.
         """
         variables = {**self._reporter.environment(box), "PYTHONHASHSEED": "0"}
@@ -81,7 +81,11 @@ class OfficialRunner:
         doubt = doubt_about(result, report) or _about_log(result)
         if doubt is not None and doubt.reason not in _STILL_JUDGED:
             return replace(run, doubt=doubt)
-        return self._judged(replace(run, doubt=doubt, whole_log=result.stderr))
+        run = replace(run, doubt=doubt, whole_log=result.stderr)
+        try:
+            return self._judged(run)
+        except HarnessError as error:  # code under test wrote what the parser met: whose fault it is the control says
+            return replace(run, doubt=Doubt(Reason.LOG_UNREADABLE, str(error)))
 
     def _judged(self, run: SuiteRun) -> SuiteRun:
         task = self._task

@@ -23,6 +23,7 @@ class Change:
         reverse: whether it is applied in reverse.
         leave_out: files of the patch that are not applied.
         only: the files that it may change, or None where that is not checked (a task's own patch).
+        sources: for each file of the patch, in its order, the path that it had before; empty where ``only`` is None.
         flags: what people should know about what is left out.
     """
 
@@ -30,6 +31,7 @@ class Change:
     reverse: bool = False
     leave_out: tuple[str, ...] = ()
     only: frozenset[str] | None = None
+    sources: tuple[str, ...] = ()
     flags: tuple[Flag, ...] = ()
 
     @property
@@ -65,5 +67,6 @@ def screen(submission: bytes, policy: Policy) -> Change:
         submission,
         leave_out=tuple(kinds),
         only=frozenset(change.path for change in changes) - kinds.keys(),
+        sources=tuple(change.old_path for change in changes),
         flags=tuple(Flag(kind, path) for path, kind in kinds.items()),
     )

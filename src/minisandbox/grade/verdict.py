@@ -47,6 +47,7 @@ class Reason(enum.StrEnum):
     REPORT_DAMAGED = "report_damaged"
     EXIT_FORGED = "exit_status_forged"
     LOG_MISMATCH = "log_mismatch"
+    LOG_UNREADABLE = "log_unreadable"
     RUNNER_CHANGED = "runner_changed"
     SENTINEL_WRONG = "sentinel_wrong"
     TESTS_CHANGED = "tests_changed"

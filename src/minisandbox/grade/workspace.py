@@ -30,6 +30,9 @@ _LARGEST_FILE = 64 * MiB
 # Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
 _RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
 _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
+# Read backwards, a patch makes the files that it was made of: --numstat names them, newer gits the last one first.
+# Without --apply nothing is changed.
+_SOURCES = ("git", "apply", "-R", "--numstat", "-z", "-")
 _GIT_REFUSED = frozenset({1, 128})
 
 
@@ -91,10 +94,31 @@ def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
     """Apply a change, all or nothing; returns what went wrong, or None."""
     if change.is_empty:
         return None
+    if (stray := _unless_same_sources(box, change)) is not None:
+        return stray
     excluded = [f"--exclude={_literal(path)}" for path in change.leave_out]
     command = [*_APPLY, *(["-R"] if change.reverse else []), *excluded, "-"]
     result = box.exec(command, stdin=change.patch, timeout=_STEP_TIMEOUT)
     doubt = _about_patch(result, change)
+    return None if doubt is None else SuiteRun.not_run(doubt, log_of(result))
+
+
+def _unless_same_sources(box: Sandbox, change: Change) -> SuiteRun | None:
+    """Refuse a patch of whose files git reads another path from before the change than we did.
+
+    What the policy said of a file that is renamed away it said of our reading.
+    """
+    if change.only is None:
+        return None
+    result = box.exec(_SOURCES, stdin=change.patch, timeout=_STEP_TIMEOUT)
+    if not result.ok:
+        doubt = _about_patch(result, change)
+    elif result.dropped_stdout:
+        doubt = Doubt(Reason.PATCH_INVALID, "the patch changes more files than can be listed")
+    elif tuple(_paths(result.stdout_bytes)) not in (change.sources, change.sources[::-1]):
+        doubt = Doubt(Reason.PATCH_INVALID, "git reads other files in the patch, as those that it changes")
+    else:
+        return None
     return None if doubt is None else SuiteRun.not_run(doubt, log_of(result))
 
 
@@ -106,16 +130,16 @@ def _about_patch(result: ExecResult, change: Change) -> Doubt | None:
         return Doubt(Reason.PATCH_STEP_FAILED, f"git apply: {result.fate}: {said}")
     if change.only is not None:
         # git's own reading of the patch has to agree with ours, on which the policy was decided
-        stray = _paths(result.stdout_bytes) - change.only
+        stray = set(_paths(result.stdout_bytes)) - change.only
         if stray or result.dropped_stdout:
             return Doubt(Reason.PATCH_INVALID, f"git reads other files in the patch: {sorted(stray)[:3]}")
     return None
 
 
-def _paths(numstat: bytes) -> frozenset[str]:
+def _paths(numstat: bytes) -> list[str]:
     """Return the paths of ``git apply --numstat -z``: added, removed and path, parted by tabs, each ended by NUL."""
     fields = (entry.split(b"\t", 2) for entry in numstat.split(b"\0") if entry)
-    return frozenset(field[-1].decode("utf-8", "surrogateescape") for field in fields)
+    return [field[-1].decode("utf-8", "surrogateescape") for field in fields]
 
 
 def _literal(path: str) -> str:

@@ -26,8 +26,8 @@ _ROWS = 500
 _PAGE_SIZE = 1 << 18
 """Characters of paths in one frame: whatever they are, it stays below ``frames.MAX_HEADER``."""
 _MOST_ROWS = 1 << 21
-_MOST_SIZE = 1 << 26
-"""Characters of paths in all: a few long directories would make millions of files cost as much each."""
+MOST_CHARACTERS = 1 << 26
+"""Of paths in all: a few long directories would make millions of files cost as much each."""
 _TRIES = 16
 """How often a path is looked at again that vanishes meanwhile."""
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -52,30 +52,33 @@ def serve(job: Job) -> None:
     """Answer a ``changes`` request: frames of rows, then ``end``.
 
     The request names the ``trees`` (how many), whether there is a ``usr`` of its own, the path ``below`` which to look,
-    and paths to ``skip``, because the sandbox's own mounts made them.
+    paths to ``skip``, because the sandbox's own mounts made them, and the most ``characters`` that paths may have in
+    all.
     """
     trees, below, skipped = job.request["trees"], job.request["below"], job.request["skip"]
+    most = job.request["characters"]
     assert isinstance(trees, int)
     assert isinstance(below, str)
     assert isinstance(skipped, list)
+    assert isinstance(most, int)
     try:
         changes = _all_changes(trees, below, usr=bool(job.request["usr"]))
-        for page in _pages(row for row in changes if row[0] not in skipped):
+        for page in _pages((row for row in changes if row[0] not in skipped), min(most, MOST_CHARACTERS)):
             job.send({"event": "changes", "rows": page})
         job.send({"event": "end"})
     except OSError as error:
         job.fail(error, "compare", error.filename or "/")
 
 
-def _pages(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _pages(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
     page: list[Row] = []
     count = size = in_page = 0
     for row in rows:
         page.append(row)
         in_page += len(row[0])
         count, size = count + 1, size + len(row[0])
-        if count > _MOST_ROWS or size > _MOST_SIZE:
-            raise OSError(errno.EFBIG, f"more than {_MOST_ROWS} changes, or {_MOST_SIZE} characters of paths")
+        if count > _MOST_ROWS or size > most:
+            raise OSError(errno.EFBIG, f"more than {_MOST_ROWS} changes, or {most} characters of paths")
         if len(page) >= _ROWS or in_page > _PAGE_SIZE:
             yield page
             page, in_page = [], 0

@@ -7,6 +7,7 @@ import re
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2}|.)", re.DOTALL)
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 class BadPath(Exception):
@@ -31,9 +32,18 @@ def text(raw: bytes) -> str:
 
 
 def unquoted(raw: bytes) -> bytes:
-    r"""Undo git's C-style quoting (``"caf\303\251.py"``); a path without quotes is returned as it is."""
+    r"""Undo git's C-style quoting (``"caf\303\251.py"``); a path without quotes is returned as it is.
+
+    Raises:
+        BadPath: it has an unknown escape, or without quotes a control character: git quotes those, and takes a carriage
+            return for the end of a path.
+    """
     match = _QUOTED.match(raw)
-    return raw if match is None else _ESCAPE.sub(_unescape, match[1])
+    if match is not None:
+        return _ESCAPE.sub(_unescape, match[1])
+    if _CONTROL.search(raw):
+        raise BadPath(f"the path {text(raw)!r} has a control character", reason="the patch was edited by hand")
+    return raw
 
 
 def _unescape(match: re.Match[bytes]) -> bytes:
@@ -92,7 +102,7 @@ def same_path(raw: bytes) -> str | None:
         left, right = unquoted(raw), unquoted(raw[quoted.end() + 1 :])
     else:
         middle = len(raw) // 2
-        left, right = raw[:middle], raw[middle + 1 :]
+        left, right = unquoted(raw[:middle]), raw[middle + 1 :]
         if raw[middle : middle + 1] != b" ":
             return None
     if left == right:

@@ -159,7 +159,7 @@ class AttachedCore:
         """
         self._refuse("reset")
 
-    def changes(self, below: PurePosixPath, timeout: float | None) -> NoReturn:  # noqa: ARG002 - as an owner's
+    def changes(self, below: PurePosixPath, timeout: float | None, most: int = 0) -> NoReturn:  # noqa: ARG002 - as an owner's
         """Refused.
 
         Raises:

@@ -31,10 +31,12 @@ class ChangesCall(Call):
         below: the path that is compared, with all below it.
         usr: whether they hold changes of ``/usr`` too.
         skip: paths that the sandbox's own mounts made.
+        most: characters of paths, more of which are an error.
     """
 
-    def __init__(self, trees: int, below: str, *, usr: bool, skip: Sequence[str]) -> None:
-        super().__init__({"verb": "changes", "trees": trees, "below": below, "usr": usr, "skip": list(skip)})
+    def __init__(self, trees: int, below: str, *, usr: bool, skip: Sequence[str], most: int) -> None:
+        asked = {"trees": trees, "below": below, "usr": usr, "skip": list(skip), "characters": most}
+        super().__init__({"verb": "changes", **asked})
         self._changes: list[Change] = []
 
     def _answer(self, header: frames.Header, payload: bytes) -> None:  # noqa: ARG002 - all is in the header
@@ -57,7 +59,12 @@ class ChangesCall(Call):
 
 
 def changes(
-    launcher: Launcher, request: Request, trees: Sequence[Tree], below: PurePosixPath, timeout: float | None
+    launcher: Launcher,
+    request: Request,
+    trees: Sequence[Tree],
+    below: PurePosixPath,
+    timeout: float | None,
+    most: int,
 ) -> tuple[Change, ...]:
     """Compare what lies in sealed trees, or is being written to the last of them, with an image.
 
@@ -67,15 +74,17 @@ def changes(
         trees: what was written, the lowest first.
         below: the path that is compared, with all below it.
         timeout: wall seconds that comparing may take, or None.
+        most: characters of paths, more of which are an error: an agent can write half a million files, and each costs
+            the host time and memory.
 
     Raises:
-        FileAccessError: something could not be compared, or not in time.
+        FileAccessError: something could not be compared, or not in time, or there is too much of it.
         SandboxCreationError: the sandbox that looks could not be made.
     """
     plan: Plan = make_viewer_plan(request, len(trees))
     skip = [str(mount.target) for mount in request.mounts]
     usr = request.image.host_usr and request.writable_usr
-    call = ChangesCall(len(trees), str(below), usr=usr, skip=skip)
+    call = ChangesCall(len(trees), str(below), usr=usr, skip=skip, most=most)
     door, outside = socket.socketpair()  # a door at which nobody can knock
     with door, outside:
         life = Life(launcher, plan, door, trees, "comparison")

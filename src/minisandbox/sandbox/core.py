@@ -19,6 +19,7 @@ from typing import Self
 
 from minisandbox.errors import HostError, InvalidValue, MiniSandboxError, NotFound, SandboxGone
 from minisandbox.host import doors, reaper
+from minisandbox.launch.changes import MOST_CHARACTERS
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.controller import Controller, current_controller
@@ -256,12 +257,15 @@ class Core:
 
     # --- its state ---------------------------------------------------------------------------------------------------
 
-    def changes(self, below: PurePosixPath, timeout: float | None) -> tuple[Change, ...]:
-        """What differs from the image, at a path and below it; see :meth:`minisandbox.Sandbox.changes`."""
+    def changes(self, below: PurePosixPath, timeout: float | None, most: int = MOST_CHARACTERS) -> tuple[Change, ...]:
+        """What differs from the image, at a path and below it; see :meth:`minisandbox.Sandbox.changes`.
+
+        More characters of paths than ``most`` are an error.
+        """
         check_timeout(timeout)
         life = self._living("changes")
         trees = (*self._trees, life.tree)
-        return comparing.changes(self._controller.launcher, self._request, trees, below, timeout)
+        return comparing.changes(self._controller.launcher, self._request, trees, below, timeout, most)
 
     def snapshot(self) -> Snapshot:
         """Seal what was written, and go on over it; see :meth:`minisandbox.Sandbox.snapshot`."""

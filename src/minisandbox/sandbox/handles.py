@@ -15,11 +15,11 @@ from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError, 
 from minisandbox.host import reaper
 from minisandbox.sandbox import transfers
 from minisandbox.sandbox.core import info_of
-from minisandbox.sandbox.patching import WHOLE_PATCH, WRITTEN_PATCH, Written, checked_patch, written_files
+from minisandbox.sandbox.patching import MOST_FOUND, WHOLE_PATCH, WRITTEN_PATCH, Written, checked_patch, written_files
 from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.sandbox.wire import Call, ExecCall, Operation, encoded, environment_for
-from minisandbox.types import Change, ExecResult, ImageSpec, Limits, Refusals, SandboxInfo, Terminal
+from minisandbox.types import Change, ExecResult, ImageSpec, Limits, Outcome, Refusals, SandboxInfo, Terminal
 
 T = TypeVar("T")
 _LOOKING = 30.0
@@ -88,7 +88,7 @@ class SandboxCore(Protocol):
     def reset(self, to: Snapshot | None) -> None:
         """Go back."""
 
-    def changes(self, below: PurePosixPath, timeout: float | None) -> tuple[Change, ...]:
+    def changes(self, below: PurePosixPath, timeout: float | None, most: int = ...) -> tuple[Change, ...]:
         """What differs from its image, at a path and below it."""
 
     def processes(self) -> tuple[str, ...]:
@@ -240,7 +240,7 @@ def find_written(
     if PurePosixPath(path or image.workdir) != image.workdir:
         return None
     try:
-        changes = core.changes(image.workdir, _LOOKING if timeout is None else min(timeout, _LOOKING))
+        changes = core.changes(image.workdir, _LOOKING if timeout is None else min(timeout, _LOOKING), MOST_FOUND)
     except (MiniSandboxError, OSError):  # who asks all of it tells the reason, if it is one for that too
         return None
     return written_files(changes, image.workdir) if core.alive else None
@@ -280,6 +280,8 @@ def make_patch(
         yield from discard
         raise
     yield from discard
+    if written is not None and result.outcome is Outcome.EXITED and not result.ok:  # git leaves out what it cannot take
+        return (yield from make_patch(core, path, None, base=base, limit=limit, timeout=timeout))
     return checked_patch(result, sink.getvalue())
 
 

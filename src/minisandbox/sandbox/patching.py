@@ -48,7 +48,7 @@ done
 _WRITTEN = r"""there=("${@:4:$3}") gone=("${@:4+$3}")
 if [ ${#gone[@]} != 0 ]; then printf '%s\0' "${gone[@]}" | git update-index --force-remove -z --stdin >&2; fi
 if [ ${#there[@]} != 0 ]; then
-    printf '%s\0' "${there[@]}" | git check-ignore -z --stdin > "$work/ignored" || [ $? = 1 ]
+    printf '%s\0' "${there[@]}" | git --literal-pathspecs check-ignore -z --stdin > "$work/ignored" || [ $? = 1 ]
     declare -A ignored=()
     while IFS= read -r -d '' path; do ignored[$path]=1; done < "$work/ignored"
     for path in "${there[@]}"; do [ -n "${ignored[$path]:-}" ] || printf '%s\0' "$path"; done \
@@ -65,6 +65,8 @@ WRITTEN_PATCH = _BEGIN + _WRITTEN + _END
 
 _MOST_WRITTEN = 1 << 16
 """Characters of paths beyond which git looks at everything: they are a command's arguments."""
+MOST_FOUND = 4 * _MOST_WRITTEN
+"""Characters of paths, directories and what git itself wrote among them, beyond which nobody looks for more."""
 _SHAPING = (".git", ".gitignore", ".gitattributes", ".gitmodules")
 """Names of what decides how git looks at other files."""
 _GITS_OWN = ("COMMIT_EDITMSG", "FETCH_HEAD", "HEAD", "ORIG_HEAD", "index", "logs", "packed-refs")

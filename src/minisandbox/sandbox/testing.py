@@ -281,7 +281,7 @@ class FakeCore:
         self._living()
         return doors.process_ids(self._place / "doors", self.id)
 
-    def changes(self, below: PurePosixPath, timeout: float | None) -> tuple[Change, ...]:
+    def changes(self, below: PurePosixPath, timeout: float | None, most: int = 0) -> tuple[Change, ...]:  # noqa: ARG002 - few here
         """What differs in the workdir from the image, at a path and below it."""
         check_timeout(timeout)
         self._living()

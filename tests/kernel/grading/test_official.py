@@ -9,7 +9,7 @@ import pytest
 
 from minisandbox.grade import Verdict, grade, grade_reference
 from minisandbox.images import Image
-from minisandbox.tasks import Task
+from minisandbox.tasks import Task, harness
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -72,6 +72,18 @@ def test_a_test_that_only_the_log_calls_passed_is_not_believed(official: Task, i
     assert graded.resolved is False
     assert graded.reason == "log_mismatch", graded
     assert "the runner's own report does not" in graded.detail
+
+
+@pytest.mark.parametrize(
+    ("parser", "printed"), [("parse_log_seaborn", "'PASSED'"), ("parse_log_requests", "'PASSED ' + '[' * 1000000")]
+)
+def test_a_log_that_the_benchmarks_parser_cannot_read_is_no_failure_of_ours(
+    official: Task, image: Image, monkeypatch: pytest.MonkeyPatch, parser: str, printed: str
+) -> None:
+    monkeypatch.setattr(harness, "PARSE_TIMEOUT", 10.0)
+    task = replace(official, test_parser=f"swebench:{parser}")
+    graded = grade(task, image, FAKE.replace('"PASSED tests/test_double.py::test_triple\\n"', printed).encode())
+    assert (graded.verdict, graded.reason) == (Verdict.FAILED, "log_unreadable"), graded
 
 
 def test_ids_that_only_an_inner_pytest_prints_are_the_logs(official: Task, images: Callable[[Task], Image]) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import ModelRefused
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # How Qwen, Hermes and SmolLM3 write calls: one JSON object each.
-_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
 class ChatFormat:
@@ -71,11 +70,35 @@ class ChatFormat:
 
     def read(self, text: str, request: Request) -> Message:
         """Return the message that a sampled text is. Calls are looked for only where tools were offered."""
-        found = list(_CALL.finditer(text)) if request.tools else []
-        calls = [_tool_call(match[1], f"{len(request.messages)}.{n}.{text}") for n, match in enumerate(found)]
+        found = list(_written_calls(text)) if request.tools else []
+        seed = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        calls = [_tool_call(call, f"{len(request.messages)}.{n}.{seed}") for n, (_, call) in enumerate(found)]
         if not found or None in calls:
             return Message("assistant", text)  # what is no call is text: the agent tells the model so
-        return Message("assistant", text[: found[0].start()].strip(), tuple(call for call in calls if call))
+        return Message("assistant", text[: found[0][0]].strip(), tuple(call for call in calls if call))
+
+
+def _written_calls(text: str) -> Iterator[tuple[int, str]]:
+    """Yield where each call begins, and what braces enclose in it, in time in proportion to the text's length."""
+    at = 0
+    while (start := text.find(_BEGIN, at)) >= 0:
+        at = opening = _skip_space(text, start + len(_BEGIN))
+        if not text.startswith("{", opening):
+            continue
+        while (at := text.find(_END, at)) >= 0:
+            closing = _skip_space(text, at - 1, -1)
+            at += len(_END)
+            if text[closing] == "}":
+                yield start, text[opening : closing + 1]
+                break
+        else:
+            return  # nor is there an end for one that begins later
+
+
+def _skip_space(text: str, at: int, step: int = 1) -> int:
+    while 0 <= at < len(text) and text[at].isspace():
+        at += step
+    return at
 
 
 def _tool_call(text: str, seed: str) -> ToolCall | None:
@@ -86,7 +109,7 @@ def _tool_call(text: str, seed: str) -> ToolCall | None:
     if not isinstance(body, dict) or not isinstance(body.get("name"), str):
         return None
     # not random: a seeded answer is the same each time
-    name = hashlib.sha256(seed.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    name = hashlib.sha256(seed.encode()).hexdigest()[:24]
     return ToolCall(f"call_{name}", body["name"], json.dumps(body.get("arguments", {}), ensure_ascii=False))
 
 
