@@ -14,6 +14,7 @@ from minisandbox.patches import FileStatus, explain_line_endings, parse_patch, t
 
 PLAIN = "--- a/src/x.py\n+++ b/src/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
 GIT = "diff --git a/src/x.py b/src/x.py\nindex 1111111..2222222 100644\n" + PLAIN
+RENAME = "diff --git a/x b/new.py\nsimilarity index 100%\nrename from old.py\nrename to new.py\n"
 
 
 def git(repo: Path, *args: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -107,6 +108,11 @@ def test_plain_diff_with_times() -> None:
             GIT.replace("a/src/x.py", '"a/..\\057x"').replace("b/src/x.py", '"b/..\\057x"'), "leaves", id="octal"
         ),
         pytest.param(PLAIN.replace("src/x.py", ".git/config"), "git's own", id="dot-git"),
+        pytest.param(PLAIN.replace("src/x.py", "x/" * 2**21 + "x.py"), "longer than any", id="long"),
+        pytest.param(GIT.replace("src/x.py", "x/" * 2**21 + "x.py"), "longer than any", id="git-long"),
+        pytest.param(RENAME.replace("old.py", '"' + "\\141/" * 2**21 + 'x"'), "longer than any", id="rename-long"),
+        pytest.param(RENAME.replace("old.py", "old.py\rx"), "control character", id="rename-carriage-return"),
+        pytest.param(PLAIN.replace("src/x.py", "src/x.py\rx"), "control character", id="carriage-return"),
         pytest.param(PLAIN.replace("src/x.py", "sub/.GIT/hooks/x"), "git's own", id="dot-git-case"),
         pytest.param(PLAIN.replace("a/src/", "").replace("b/src/", ""), "no leading directory", id="noprefix"),
         pytest.param(GIT.replace("a/src", "src").replace("b/src", "src"), "no a/ and b/", id="git-noprefix"),

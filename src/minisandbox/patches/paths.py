@@ -8,6 +8,8 @@ _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34,
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2}|.)", re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_LONGEST = 4 * 4096
+"""Bytes of a path as it is written: what no system call takes (PATH_MAX), with each byte quoted."""
 
 
 class BadPath(Exception):
@@ -35,9 +37,11 @@ def unquoted(raw: bytes) -> bytes:
     r"""Undo git's C-style quoting (``"caf\303\251.py"``); a path without quotes is returned as it is.
 
     Raises:
-        BadPath: it has an unknown escape, or without quotes a control character: git quotes those, and takes a carriage
-            return for the end of a path.
+        BadPath: it is longer than any file's, or has an unknown escape, or without quotes a control character: git
+            quotes those, and takes a carriage return for the end of a path.
     """
+    if len(raw) > _LONGEST:
+        raise BadPath(f"a path of {len(raw)} bytes is longer than any file's", reason="the patch was edited by hand")
     match = _QUOTED.match(raw)
     if match is not None:
         return _ESCAPE.sub(_unescape, match[1])
@@ -64,7 +68,7 @@ def header_path(raw: bytes) -> str | None:
     Raises:
         BadPath: it is absolute, has no leading directory to strip, or is refused by :func:`checked_path`.
     """
-    path = unquoted(raw) if raw.startswith(b'"') else raw.split(b"\t", 1)[0].rstrip(b" ")
+    path = unquoted(raw if raw.startswith(b'"') else raw.split(b"\t", 1)[0].rstrip(b" "))
     return None if path == b"/dev/null" else without_prefix(text(path))
 
 
@@ -99,7 +103,7 @@ def same_path(raw: bytes) -> str | None:
     """
     quoted = _QUOTED.match(raw)
     if quoted is not None:
-        left, right = unquoted(raw), unquoted(raw[quoted.end() + 1 :])
+        left, right = unquoted(quoted[0]), unquoted(raw[quoted.end() + 1 :])
     else:
         middle = len(raw) // 2
         left, right = unquoted(raw[:middle]), raw[middle + 1 :]
