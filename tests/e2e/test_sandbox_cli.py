@@ -344,20 +344,21 @@ def test_a_terminal_for_a_command_where_nobody_sits_at_one(store: Path) -> None:
 # --- what the dead left ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone  # whoever starts meanwhile removes what this one means to
 def test_prune(store: Path, spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "runtime"))
     pid, started, _, namespace = reaper.owner_name().split("-")
     dead = f"{pid}-{started}-{'0' * 32}-{namespace}"  # this very process, before the machine was restarted
     records = tmp_path / "runtime/owners" / dead
-    records.mkdir(parents=True)
-    (records / "box-1.json").touch()
-    groups = [Path(place, f"{limits.PREFIX}{dead}") for _, place in limits.find_places().directories]
-    for group in {*groups}:
-        (group / "1").mkdir(parents=True)
+    groups = {Path(place, f"{limits.PREFIX}{dead}") for _, place in limits.find_places().directories}
     hidden = Path(tempfile.gettempdir(), f"minisandbox-scratch-{dead}-x")
-    (hidden / "tests").mkdir(parents=True)
-    (hidden / "tests").chmod(0o500)
-    with Sandbox.create(spec) as box:
+    with Sandbox.create(spec) as box:  # the first of a process removes what dead ones left, as prune does
+        records.mkdir(parents=True)
+        (records / "box-1.json").touch()
+        for group in groups:
+            (group / "1").mkdir(parents=True, exist_ok=True)
+        (hidden / "tests").mkdir(parents=True, exist_ok=True)
+        (hidden / "tests").chmod(0o500)
         would = sandbox(store, "prune", "--dry-run")
         assert f"would remove records {records}\n" in would.stdout.decode()
         assert f"would remove directory {hidden}\n" in would.stdout.decode()

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path, PurePosixPath
 
 import pytest
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE, settled, until
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.sandbox import Sandbox
@@ -172,7 +172,7 @@ def test_a_changed_usr_is_compared_where_it_can_be_written(box: Sandbox) -> None
 def test_forks_share_what_was_written_and_write_apart(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=Limits(disk="256M")) as box:
         box.exec(f"head -c {SHARED} /dev/urandom > /testbed/big; echo parent > /tmp/who").check()
-        before = tmpfs_memory()
+        before = settled(tmpfs_memory)
         kids = box.fork(8)
         try:
             for number, kid in enumerate(kids):
@@ -198,7 +198,7 @@ def test_forks_outlive_their_parent(box: Sandbox) -> None:
 
 @pytest.mark.alone
 def test_the_memory_of_a_snapshot_comes_back(spec: ImageSpec) -> None:
-    before = tmpfs_memory()
+    before = settled(tmpfs_memory)
     with Sandbox.create(spec, limits=Limits(disk="256M")) as box:
         box.exec(f"head -c {SHARED} /dev/zero > /testbed/big").check()
         snapshot = box.snapshot()
@@ -215,7 +215,7 @@ def test_the_memory_of_a_snapshot_comes_back(spec: ImageSpec) -> None:
 @pytest.mark.alone
 def test_sealed_states_count_to_the_limit_of_the_disk(spec: ImageSpec) -> None:
     """The same file, overwritten before each snapshot: only the last is to be seen, but all are held."""
-    before = tmpfs_memory()
+    before = settled(tmpfs_memory)
     with Sandbox.create(spec, limits=Limits(disk="100M")) as box:
         for _ in range(2):
             box.exec("head -c 40M /dev/urandom > /testbed/big").check()
