@@ -377,7 +377,8 @@ def test_a_tls_tunnel_asks_for_the_host_that_was_allowed() -> None:
         opens("https", "a.example.org", client_hello(b"b.example.org"))
     with pytest.raises(RefusedError, match="asks for"):
         opens("https", "a.example.org", client_hello(b"a.example.org\0.b"))
-    assert opens("https", "192.0.2.7", client_hello(b"b.example.org"))
+    with pytest.raises(RefusedError, match=r"to 192\.0\.2\.7 that asks for b\.example\.org"):
+        opens("https", "192.0.2.7", client_hello(b"b.example.org"))  # an address has no name (RFC 6066)
 
 
 @pytest.mark.parametrize(

@@ -443,7 +443,7 @@ def opens(expected: str, host: str, data: bytes) -> bool:
     """
     if expected == "https":
         hello = _client_hello(data)
-        if hello is not None and (name := _server_name(hello)) not in ("", host) and not is_address(host):
+        if hello is not None and (name := _server_name(hello)) not in ("", host):  # an address has none (RFC 6066)
             raise RefusedError(f"a tunnel to {host} that asks for {shown(name)}")
         return hello is not None
     if expected == "http":
