@@ -305,6 +305,13 @@ def test_git_looks_at_everything_where_more_than_files_was_changed(clean: Sandbo
     patch_of(clean)
 
 
+def test_what_was_written_elsewhere_is_not_compared(clean: Sandbox) -> None:
+    clean.exec("echo > new; echo > /home/elsewhere; touch /usr/local/elsewhere || true").check()
+    changes = clean._core.changes(PurePosixPath("/testbed"), None)
+    assert [str(change.path) for change in changes] == ["/testbed/new"]
+    assert any(change.path.name == "elsewhere" for change in clean.changes())
+
+
 @pytest.mark.parametrize("place", [".", ".git/objects/ab"])
 def test_who_writes_very_many_files_has_nobody_look_at_them_all(
     clean: Sandbox, monkeypatch: pytest.MonkeyPatch, place: str

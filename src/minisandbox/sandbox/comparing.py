@@ -22,6 +22,8 @@ from minisandbox.sandbox.snapshots import Tree
 from minisandbox.sandbox.wire import Call
 from minisandbox.types import Change, ChangeKind, FileType
 
+_USR = PurePosixPath("/usr")
+
 
 class ChangesCall(Call):
     """Ask what differs.
@@ -83,7 +85,8 @@ def changes(
     """
     plan: Plan = make_viewer_plan(request, len(trees))
     skip = [str(mount.target) for mount in request.mounts]
-    usr = request.image.host_usr and request.writable_usr
+    shown = _USR.is_relative_to(below) or below.is_relative_to(_USR)
+    usr = shown and request.image.host_usr and request.writable_usr
     call = ChangesCall(len(trees), str(below), usr=usr, skip=skip, most=most)
     door, outside = socket.socketpair()  # a door at which nobody can knock
     with door, outside:
