@@ -290,7 +290,8 @@ class Sandbox:
             path: the repository; the image's workdir if None.
             base: the commit to compare with; the one the image was made of if None.
             limit: most bytes; a larger patch is an error. None: no limit.
-            timeout: wall seconds that git has; what an agent left in the repository can hold it. None: no limit.
+            timeout: wall seconds that git has, each time that it is asked: twice where it cannot take what was written;
+                what an agent left in the repository can hold it. None: no limit.
 
         Returns:
             The patch; empty if nothing differs.
