@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -99,6 +100,17 @@ def test_pid_1_says_nothing_of_the_host(box: Sandbox) -> None:
     assert "/" not in text.replace("/proc/1/", "")
     assert box.exec("cat /proc/1/environ").exit_code != 0
     assert box.exec("cat /proc/1/maps").exit_code != 0
+
+
+def test_the_interpreter_of_the_host_is_not_in_reach(box: Sandbox) -> None:
+    """A worker is about to execute what a command names, and it is the worker's own program until it has."""
+    readlink = ["/proc/self/exe", "/usr/bin/readlink", "/proc/self/exe"]
+    assert box.exec(readlink).check().stdout.startswith("/memfd:")
+    box.files.write_text("/tmp/script", "#!/proc/self/exe -c\n", mode=0o755)
+    ways = (["/proc/self/exe", "-c", "print(1)"], ["/tmp/script", "print(1)"])
+    said = [(result.exit_code, result.stderr) for result in map(box.exec, ways)]
+    assert [code for code, _ in said] == [127, 127], said
+    assert not any(os.path.realpath(sys.executable) in text for _, text in said)
 
 
 def test_the_hosts_name_is_not_inside(box: Sandbox) -> None:

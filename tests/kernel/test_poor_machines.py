@@ -177,7 +177,11 @@ def test_with_an_overlay_that_refuses_user_namespaces(tmp_path: Path) -> None:
     interpreter = tmp_path / "python"
     interpreter.write_text(OLD_OVERLAY.format(python=sys.executable, path=[path for path in sys.path if path]))
     interpreter.chmod(0o755)
-    bend = f"sys.executable = {str(interpreter)!r}\n"
+    bend = (
+        f"import os; sys.executable = {str(interpreter)!r}\n"
+        "from minisandbox.sandbox import interpreter\n"  # it is a script
+        "interpreter.find = lambda path: interpreter.Start(path, (path,), os.open('/dev/null', os.O_RDONLY))\n"
+    )
     said = typed(bend, tmp_path, "doctor")
     assert said.status == HostError.exit_code
     assert "fsopen(overlay): Operation not permitted" in said.text

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import minisandbox
 from minisandbox.errors import HostError
+from minisandbox.sandbox import interpreter
 
 
 def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -25,15 +26,17 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
     Raises:
         HostError: it cannot be started.
     """
+    how = interpreter.find(sys.executable)
     controller = os.pidfd_open(os.getpid())
     package = Path(minisandbox.__file__).parent.parent
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", bootstrap, str(theirs.fileno()), str(controller)],
+            [*how.words, "-I", "-S", "-B", "-c", bootstrap, str(theirs.fileno()), str(controller)],
+            executable=how.program,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(), controller),
+            pass_fds=(theirs.fileno(), controller, how.descriptor),
             cwd="/",
             env={},
             start_new_session=True,  # Ctrl-C is for the controller to handle
@@ -45,4 +48,5 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
         raise HostError(f"cannot start {sys.executable}: {error.strerror}") from error
     finally:
         os.close(controller)
+        os.close(how.descriptor)
     return process
