@@ -158,6 +158,86 @@ def test_what_the_kernel_has_to_undo_when_processes_end_is_limited(spec: ImageSp
         assert box.exec("echo here").stdout == "here\n"
 
 
+LISTENERS = """
+import contextlib, os, socket, time
+LINKS_AND_ADDRESSES = 0x11
+for _ in range({processes}):
+    if os.fork() == 0:
+        kept = []
+        for _ in range({each}):
+            kept.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+            kept[-1].bind((0, LINKS_AND_ADDRESSES))
+        time.sleep({pause})
+        os._exit(0)
+with contextlib.suppress(ChildProcessError):
+    while True:
+        os.wait()
+"""
+
+
+@pytest.mark.usefixtures("mechanism")
+def test_listeners_of_netlink_are_limited(spec: ImageSpec) -> None:
+    """All of the machine are in one list: 32,000 took 60 s to go, and each broadcast looked at them."""
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        few = LISTENERS.format(processes=2, each=50, pause=1)
+        assert box.exec(["python3", "-c", few], timeout=60).check().limits_hit == ()
+        result = box.exec(["python3", "-c", LISTENERS.format(processes=8, each=300, pause=60)], timeout=60)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"
+
+
+WATCHES = """
+import os, select, time
+kept = [os.eventfd(0) for _ in range(1000)]
+for _ in range({instances}):
+    watching = select.epoll()
+    for descriptor in kept[:1000]:
+        watching.register(descriptor)
+    kept.append(watching)
+time.sleep({pause})
+"""
+FILES = """
+import os
+os.mkdir("/tmp/files")
+for number in range({count}):
+    os.mknod(f"/tmp/files/{{number}}")
+"""
+MISSES = """
+import os
+for number in range({count}):
+    os.access(f"/missing-{{number}}-{suffix}", os.F_OK)
+"""
+
+
+@pytest.fixture
+def grouped(spec: ImageSpec) -> Iterator[Sandbox]:
+    """A sandbox whose memory a control group limits."""
+    with Sandbox.create(spec) as box:
+        if not dict(box.info().enforced)["memory"].startswith("cgroup"):
+            pytest.skip("there are no control groups here: nothing tells of what the kernel holds for a sandbox")
+        yield box
+
+
+def test_small_objects_that_end_one_by_one_are_limited(grouped: Sandbox) -> None:
+    """Four million kept processes for 4 to 5 s after they had been killed."""
+    few = WATCHES.format(instances=400, pause=1)
+    assert grouped.exec(["python3", "-c", few], timeout=60).check().limits_hit == ()
+    result = grouped.exec(["python3", "-c", WATCHES.format(instances=3000, pause=60)], timeout=90)
+    assert result.limits_hit == ("memory",), result
+    assert grouped.exec("echo here").stdout == "here\n"
+
+
+def test_small_objects_of_files_are_no_offence(grouped: Sandbox) -> None:
+    """These are more than 256 MiB, but end with the files."""
+    assert grouped.exec(["python3", "-c", FILES.format(count=350_000)], timeout=90).check().limits_hit == ()
+
+
+def test_small_objects_that_the_kernel_can_give_back_are_no_offence(grouped: Sandbox) -> None:
+    """Names that were looked up take more than 256 MiB; version 1 of control groups does not tell them apart."""
+    script = MISSES.format(count=750_000, suffix="x" * 200)
+    assert grouped.exec(["python3", "-c", script], timeout=90).check().limits_hit == ()
+
+
 LOCKS = """
 import fcntl, os, struct, time
 OFD_SETLK = 37

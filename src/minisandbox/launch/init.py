@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import time
+from typing import NoReturn
 
 from . import filelocks, limits, maker, seccomp, sockets, watchdog, worker
 from . import syscalls as sc
@@ -52,30 +53,30 @@ def main(
     hosts = _move_descriptors(birth, lifeline, locks)
     partner = socket.socket(fileno=os.dup(_CONTROL))
     try:
-        counters, watched, lists = _become(identity, partner, hosts, network, group)
+        hold, watched, lists = _become(identity, partner, hosts, network, group)
     except OSError as error:
         partner.send(failure(error))
         partner.recv(1)  # it is read by whoever wants this sandbox
         os._exit(1)
     numbers, door = _await_birth(partner)
     partner.close()
-    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(counters), watched, lists).serve()
+    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(hold), watched, lists).serve()
 
 
 def _become(
     identity: Identity, partner: socket.socket, locks: int, network: str, group: limits.Group | None
-) -> tuple[list[int], sockets.Sockets | None, tuple[int, ...]]:
+) -> tuple[limits.Hold | None, sockets.Sockets | None, tuple[int, ...]]:
     """Make namespaces and give up every privilege, long before there is a plan.
 
     Returns:
-        The group's counters, the sockets of a network namespace of its own, and the lists of file locks.
+        What it keeps of the group, the sockets of a network namespace of its own, and the lists of file locks.
 
     Raises:
         OSError: the kernel refused.
     """
-    counters: list[int] = []
+    hold = None
     if group:  # before there is a namespace of groups, which then begins at this one
-        counters = group.open_counters()
+        hold = group.open()
         group.join()
     sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
     watched = None
@@ -95,7 +96,7 @@ def _become(
     seccomp.install()
     seccomp.verify()
     partner.send(BECOME)
-    return counters, watched, lists
+    return hold, watched, lists
 
 
 def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
@@ -162,7 +163,8 @@ class Init:
         self._ledger = ledger
         self._memory = numbers.pop(maker.MEMORY, 0)
         kernel_memory = numbers.pop(maker.KERNEL_MEMORY, 0)
-        self._kernel = KernelMemory(kernel_memory, watched, locks) if kernel_memory else None
+        objects = ledger.hold.objects if ledger.hold else None
+        self._kernel = KernelMemory(kernel_memory, watched, locks, objects) if kernel_memory else None
         self._expects_commands = bool(numbers.pop(maker.EXPECTS_COMMANDS, 0))
         lifetime = numbers.pop(maker.LIFETIME)
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
@@ -190,7 +192,7 @@ class Init:
                 self._poll.register(jobs, 0 if self._waiting else select.POLLIN)
             events = dict(self._poll.poll(self._patience()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
-                os._exit(0)
+                self._end()
             self._watch_memory()
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
@@ -201,6 +203,12 @@ class Init:
                 self._take_notes(os.read(self._notes, 4096))
             elif (events.get(_CONTROL, 0) | events.get(self._door.fileno(), 0)) & select.POLLIN:
                 self._fork_worker()
+
+    def _end(self, status: int = 0) -> NoReturn:
+        """End, and with it every process here."""
+        if self._ledger.hold:
+            self._ledger.hold.lift_quota()
+        os._exit(status)
 
     def _watch_memory(self) -> None:
         ours = self._workers | {os.getpid()}
@@ -218,7 +226,7 @@ class Init:
         if self._ends_at is not None:
             left = self._ends_at - time.monotonic()
             if left <= 0:
-                os._exit(0)
+                self._end()
             waits.append(min(left, _LONGEST_WAIT))
         if self._looks:
             waits.append(max(0.0, min(due for due, _ in self._looks.values()) - time.monotonic()))
@@ -296,7 +304,7 @@ class Init:
         """Give up where no worker can be had any more: commands would wait for ever."""
         self._failures += 1
         if self._failures > _MAX_FAILURES:
-            os._exit(worker.FAILED)
+            self._end(worker.FAILED)
         time.sleep(0.02 * self._failures)  # for want of processes or memory: that may pass
 
     def _end_orphans(self) -> None:
@@ -319,6 +327,8 @@ class Init:
         if pid == 0:
             try:
                 os.close(_LIFELINE)
+                if self._ledger.hold:
+                    self._ledger.hold.keep_counters()
                 notes = (self._notes_write, self._ledger)
                 worker.main(self._control, self._door, notes, self._rlimits, primary=primary)
             finally:

@@ -1,21 +1,25 @@
-"""A limit of what the kernel holds for a sandbox without charging anybody: pid 1 looks from time to time.
+"""A limit of what the kernel holds for a sandbox and no other limit bounds: pid 1 looks from time to time.
 
 Of sockets the kernel tells it (:mod:`.sockets`). An open directory of an overlay keeps a copy of its names as they were
 when it was first read (fs/overlayfs/readdir.c), in memory that no account sees and nothing shows. What shows is that
 the machine's such memory grows, how many directories are open here, and how many names there can be. File locks are
 counted (:mod:`.filelocks`). So are semaphores: for each set and each process that wants its operations undone
 (SEM_UNDO, semop(2)) the kernel keeps two bytes for each semaphore, and looks through all of them when it ends.
+
+Small objects, which a control group is charged for, are limited because the kernel lets go of them one by one: four
+million epoll watches or areas of memory keep processes that have been killed for five seconds.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import stat
 import time
 from collections.abc import Collection, Iterator
 
-from . import filelocks, watchdog
+from . import filelocks, limits, watchdog
 from .descendants import every_pid
 from .ledger import Ledger
 from .sockets import Sockets
@@ -35,6 +39,16 @@ _MOST_UNDONE = 16_000_000
 """Semaphores of all sets, as often as there are processes: to end takes them 0.3 s of a processor; 32 MB."""
 _SET = 48
 """A set counts as so many semaphores more."""
+_MOST_NETLINK = 1000
+"""Those that hear of changes are in one list of the machine, which is looked through whenever one of them is closed."""
+_OBJECTS, _OBJECTS_SHARE = 256 << 20, 16
+"""Bytes of small objects, and for tables of pages this part of the limit more: 1.3 million epoll watches."""
+_FILE = 1024
+"""Bytes of small objects for a file in memory, which last as long as it."""
+_PROCESS = 64 << 10
+"""Bytes for a process: its stack, its first pages' tables, what names it."""
+_PATIENCE, _MOST_WAITS = 0.2, 20
+"""Seconds of each wait for objects to be given back, and how many there are."""
 
 
 class KernelMemory:
@@ -44,19 +58,24 @@ class KernelMemory:
         limit: bytes that its sockets may hold, and that its open directories may.
         sockets: those of its network namespace, or None where that is the host's.
         locks: the lists of file locks (:func:`.filelocks.open_lists`).
+        objects: what counts its control group's small objects, if it has one.
     """
 
-    def __init__(self, limit: int, sockets: Sockets | None, locks: tuple[int, ...]) -> None:
+    def __init__(
+        self, limit: int, sockets: Sockets | None, locks: tuple[int, ...], objects: limits.Objects | None = None
+    ) -> None:
         self._limit = limit
+        self._objects = objects
+        self._giving_back = _thread.allocate_lock()
         self._locks = locks
         self._sockets = sockets
-        self._due = time.monotonic() + INTERVAL
+        self._due = self._count_due = time.monotonic() + INTERVAL
         self._lowest: int | None = None
         self._names = self._most_names = 0
 
     def wait(self) -> float:
         """Seconds until the next look is due."""
-        return max(0.0, self._due - time.monotonic())
+        return max(0.0, (self._due if self._objects is None else self._count_due) - time.monotonic())
 
     def enforce(self, spared: Collection[int], ledger: Ledger) -> None:
         """Look, if it is time to; end every process but those spared if it is too much.
@@ -65,7 +84,12 @@ class KernelMemory:
             spared: our own.
             ledger: told before anything ends.
         """
-        if time.monotonic() < self._due:
+        now = time.monotonic()
+        if now >= self._count_due:  # which is one number to read, whatever the other looks have cost
+            if self._objects_are_too_many():
+                watchdog.end_all(spared, ledger)
+            self._count_due = time.monotonic() + INTERVAL
+        if now < self._due:
             return
         begun = time.process_time()  # of a processor, for waiting is what a hostile command would have it do
         if self._is_too_much(spared):
@@ -74,11 +98,47 @@ class KernelMemory:
 
     def _is_too_much(self, spared: Collection[int]) -> bool:
         # sockets that come and go between two tables of one look count for what they are not: it must be so twice
-        if self._sockets and all(self._sockets.held() > self._limit for _ in range(2)):
+        if self._sockets and all(self._sockets_are_too_many(self._sockets) for _ in range(2)):
             return True
         if _undone(spared) > _MOST_UNDONE:
             return True
         return filelocks.are_too_many(self._locks, lambda: _tables(spared)) or self._directories_are_too_many(spared)
+
+    def _sockets_are_too_many(self, sockets: Sockets) -> bool:
+        return sockets.held() > self._limit or sockets.netlink > _MOST_NETLINK
+
+    def _objects_are_too_many(self) -> bool:
+        """Whether small objects take more than they may, when those that can be given back are gone."""
+        objects = self._objects
+        if objects is None:
+            return False
+        most = _OBJECTS + self._limit // _OBJECTS_SHARE + _FILE * _names("/dev/shm")  # noqa: S108 - the sandbox's own
+        held = objects.held()
+        if held > most:
+            most += _PROCESS * sum(1 for _ in every_pid())
+        if held <= most or objects.emptying == -1:
+            return held > most
+        # in a thread, for code inside can make it last; where an earlier one is at it still, its time is up
+        if self._giving_back.acquire(blocking=False):
+            try:
+                _thread.start_new_thread(self._give_back, (objects,))
+            except RuntimeError:  # there are as many processes as there may be
+                self._giving_back.release()
+                return True
+            most_meanwhile = held + _OBJECTS // 16  # no more waiting where they become more
+            for _ in range(_MOST_WAITS):
+                if ended := self._giving_back.acquire(timeout=_PATIENCE):
+                    self._giving_back.release()
+                held = objects.held()
+                if ended or not most < held <= most_meanwhile:
+                    break
+        return held > most
+
+    def _give_back(self, objects: limits.Objects) -> None:
+        try:
+            objects.give_back()
+        finally:
+            self._giving_back.release()
 
     def _directories_are_too_many(self, spared: Collection[int]) -> bool:
         """Whether the machine's memory grew by the limit while open directories here could hold half of it.
@@ -167,7 +227,7 @@ def _unaccounted() -> int:
         return next((int(line.split()[1]) for line in source if line.startswith(b"SUnreclaim:")), 0) * 1024
 
 
-def _names() -> int:
-    """How many files there are where the sandbox writes; each name of one counts on a tmpfs."""
-    status = os.statvfs("/")
+def _names(place: str = "/") -> int:
+    """How many files there are where the sandbox writes, or in its memory; each name of one counts on a tmpfs."""
+    status = os.statvfs(place)
     return status.f_files - status.f_ffree

@@ -19,15 +19,15 @@ class Ledger:
     """One sandbox's counters, shared by its pid 1 and its workers.
 
     Args:
-        counters: descriptors of the control group's counters (:meth:`.limits.Group.open_counters`), or none.
+        hold: open files of the control group, or None where there is none.
         disk: a directory on the file system that takes the sandbox's writes.
 
     Attributes:
-        descriptors: what must stay open for it.
+        hold: the same.
     """
 
-    def __init__(self, counters: list[int], disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
-        self.descriptors = counters
+    def __init__(self, hold: limits.Hold | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
+        self.hold = hold
         self._disk = disk
         self._noted = mmap.mmap(-1, _NOTED.size)  # shared with every process that is forked from here (mmap(2))
         self._mark = [0, 0]
@@ -49,7 +49,7 @@ class Ledger:
         return [*found, DISK] if self._is_full() else found
 
     def _counts(self) -> list[int]:
-        counted = limits.read_counters(self.descriptors) if self.descriptors else [0, 0]
+        counted = limits.read_counters(self.hold.counters) if self.hold else [0, 0]
         return [counted[0] + _NOTED.unpack_from(self._noted)[0], counted[1]]
 
     def _is_full(self) -> bool:

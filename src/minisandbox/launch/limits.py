@@ -24,6 +24,9 @@ _PERIOD = 100_000  # microseconds of one round of the CPU limit
 _PATIENCE = 2.0
 _MEMORY_1 = (("memory.limit_in_bytes", 1), ("memory.memsw.limit_in_bytes", 1), ("memory.kmem.tcp.limit_in_bytes", 8))
 """What is limited to which part. The last one: version 1 counts TCP's buffers by themselves, if it is told to."""
+_OBJECTS_1 = (("memory.kmem.usage_in_bytes", os.O_RDONLY), ("memory.force_empty", os.O_WRONLY))
+_STATISTICS, _QUOTA_1 = "memory.stat", "cpu.cfs_quota_us"
+_NO_QUOTA = {1: "-1", 2: "max"}
 _COUNTERS = {"memory": (("memory.events", "memory.oom_control"), "oom_kill"), "pids": (("pids.events",), "max")}
 
 
@@ -178,7 +181,7 @@ class Group:
                 sc.write_setting(f"{directory}/cpu.max", f"{quota} {_PERIOD}")
             else:
                 sc.write_setting(f"{directory}/cpu.cfs_period_us", str(_PERIOD))
-                sc.write_setting(f"{directory}/cpu.cfs_quota_us", str(quota))
+                sc.write_setting(f"{directory}/{_QUOTA_1}", str(quota))
 
     def _limit_memory(self, directory: str, amount: int) -> None:
         for name, share in (("memory.max", 1),) if self.version == 2 else _MEMORY_1:
@@ -187,9 +190,27 @@ class Group:
         if self.version == 2 and os.path.exists(f"{directory}/memory.swap.max"):
             sc.write_setting(f"{directory}/memory.swap.max", "0")
 
-    def open_counters(self) -> list[int]:
+    def _open_counters(self) -> list[int]:
         """Descriptors of the files that count what the limits refused: memory, then processes."""
         return [_open_first(self.directories[name], files) for name, (files, _) in _COUNTERS.items()]
+
+    def open(self) -> Hold:
+        """What its pid 1 needs of it, which sees none of its directories."""
+        directory = self.directories["memory"]
+        files = ((_STATISTICS, os.O_RDONLY),) if self.version == 2 else _OBJECTS_1
+        known = all(os.path.exists(f"{directory}/{name}") for name, _ in files)
+        objects = Objects(*(_open(f"{directory}/{name}", flags) for name, flags in files)) if known else None
+        quota = _open(self._quota(), os.O_WRONLY) if "cpu" in self.directories else -1
+        return Hold(self._open_counters(), objects, quota, _NO_QUOTA[self.version])
+
+    def lift_quota(self) -> None:
+        """No longer limit the CPU: what is ended has memory to free first, and would wait for its turn to do so."""
+        if "cpu" in self.directories:
+            with contextlib.suppress(OSError):  # it is gone
+                sc.write_setting(self._quota(), _NO_QUOTA[self.version])
+
+    def _quota(self) -> str:
+        return f"{self.directories['cpu']}/{'cpu.max' if self.version == 2 else _QUOTA_1}"
 
     def remove(self) -> None:
         """Remove the group, whose processes have ended; the kernel may need a moment to see that."""
@@ -197,11 +218,66 @@ class Group:
             remove(directory)
 
 
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """The small objects that the kernel holds for a group, such as areas of memory, open files and epoll watches.
+
+    Attributes:
+        counter: descriptor of the file that tells their bytes.
+        emptying: one of the file to which a write gives back all that can be; -1 in version 2, which counts what cannot
+            be given back by itself.
+    """
+
+    counter: int
+    emptying: int = -1
+
+    def held(self) -> int:
+        """Bytes of them; in version 1 with those that can be given back, page tables, stacks and pipes."""
+        data = os.pread(self.counter, 1 << 16, 0)
+        if self.emptying != -1:
+            return int(data)
+        return next((int(row.split()[1]) for row in data.splitlines() if row.startswith(b"slab_unreclaimable ")), 0)
+
+    def give_back(self) -> None:
+        """Have the kernel give back what can be; code inside that reads without end can make this last without end."""
+        if self.emptying != -1:
+            with contextlib.suppress(OSError):  # a signal came
+                os.write(self.emptying, b"0")
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Open files of a group.
+
+    Attributes:
+        counters: those that count what the limits refused: memory, then processes.
+        objects: what counts the kernel's small objects; None where the kernel does not tell.
+        quota: the one that limits the CPU; -1 where it is not limited.
+        no_quota: what to write to it for no limit.
+    """
+
+    counters: list[int]
+    objects: Objects | None
+    quota: int
+    no_quota: str
+
+    def keep_counters(self) -> None:
+        """Close all but the counters: a worker needs no more."""
+        objects = (self.objects.counter, self.objects.emptying) if self.objects else ()
+        for descriptor in {*objects, self.quota} - {-1}:
+            os.close(descriptor)
+
+    def lift_quota(self) -> None:
+        """As :meth:`Group.lift_quota`."""
+        if self.quota != -1:
+            os.write(self.quota, self.no_quota.encode())
+
+
 def read_counters(descriptors: list[int]) -> list[int]:
     """What has been refused so far: memory (processes killed for it), then processes (forks).
 
     Args:
-        descriptors: from :meth:`Group.open_counters`.
+        descriptors: those of :attr:`Hold.counters`.
     """
     counts = []
     for descriptor, (_, word) in zip(descriptors, _COUNTERS.values(), strict=True):
@@ -246,7 +322,11 @@ def remove(directory: str) -> None:
 
 def _open_first(directory: str, names: tuple[str, ...]) -> int:
     existing = [name for name in names if os.path.exists(f"{directory}/{name}")]
-    return os.open(f"{directory}/{(*existing, names[0])[0]}", os.O_RDONLY | os.O_CLOEXEC)
+    return _open(f"{directory}/{(*existing, names[0])[0]}", os.O_RDONLY)
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC)
 
 
 def _lines(path: str) -> list[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from . import seccomp_bpf as bpf
-from .seccomp_rules import ALLOW, Rule, rules_by_name
+from .seccomp_rules import ALLOW, IGNORE, Rule, rules_by_name
 from .seccomp_tables import NEWEST, known_calls
 from .syscalls import CallError
 
@@ -160,7 +160,8 @@ def simulate(
         audit_architecture: by whose convention the call is made; None is the filter's own.
 
     Returns:
-        0 if the call goes through, else the errno that the caller gets.
+        The verdict: 0 if the call goes through, :data:`.seccomp_rules.IGNORE` if it does nothing, else the errno that
+        the caller gets.
 
     Raises:
         ValueError: there is no filter for the architecture.
@@ -202,5 +203,5 @@ def _describe_call(call: Call) -> Iterator[str]:
 
 
 def verdict_name(verdict: int) -> str:
-    """A verdict in a word: ``allowed``, or the name of the errno."""
-    return "allowed" if verdict == ALLOW else errno.errorcode[verdict]
+    """A verdict in a word: ``allowed``, ``ignored``, or the name of the errno."""
+    return {ALLOW: "allowed", IGNORE: "ignored"}.get(verdict) or errno.errorcode[verdict]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
-from .seccomp_rules import Clause, Test
+from .seccomp_rules import ALLOW, IGNORE, Clause, Test
 
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
@@ -34,8 +34,9 @@ Code = list[Instruction]
 
 
 def decide(verdict: int) -> Code:
-    """End with a verdict: 0 lets the call through, anything else is its errno."""
-    return [(_RETURN, 0, 0, _RETURN_ERRNO | verdict if verdict else _RETURN_ALLOW)]
+    """End with a verdict."""
+    value = {ALLOW: _RETURN_ALLOW, IGNORE: _RETURN_ERRNO}.get(verdict, _RETURN_ERRNO | verdict)
+    return [(_RETURN, 0, 0, value)]
 
 
 def check_arguments(clauses: Iterable[Clause], verdict: int) -> Code:
@@ -159,7 +160,7 @@ def run(program: bytes, audit_architecture: int, number: int, arguments: Sequenc
 
 def _verdict(value: int) -> int:
     if value == _RETURN_ALLOW:
-        return 0
-    if value & ~0xFFFF == _RETURN_ERRNO and value & 0xFFFF:
-        return value & 0xFFFF
+        return ALLOW
+    if value & ~0xFFFF == _RETURN_ERRNO:
+        return value & 0xFFFF or IGNORE
     raise ValueError(f"no verdict: {value:#x}")

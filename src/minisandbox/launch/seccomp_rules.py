@@ -11,7 +11,9 @@ import errno
 from dataclasses import dataclass
 
 ALLOW = 0
-"""The verdict that lets a call through; every other verdict is the errno it gets."""
+"""The verdict that lets a call through."""
+IGNORE = 1 << 16
+"""The verdict of a call that succeeds and does nothing; every other verdict is the errno it gets."""
 
 _LOW = 0xFFFFFFFF
 
@@ -45,7 +47,7 @@ class Clause:
     Attributes:
         when: for people: the case it is about.
         tests: what must hold, all of it.
-        verdict: :data:`ALLOW` or an errno.
+        verdict: :data:`ALLOW`, :data:`IGNORE` or an errno.
     """
 
     when: str
@@ -85,7 +87,7 @@ def _has(argument: int, flag: int) -> Test:
 _CLONE_NEW = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET; NEWTIME is no flag of clone(2)
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SCHED_CORE, _PR_MERGE, _PR_SET_SECCOMP, _PR_FUTEX_HASH = 62, 67, 22, 78
-_F_NOTIFY = 1026
+_F_NOTIFY, _F_SETFL, _O_ASYNC, _FIOASYNC = 1026, 4, 0x2000, 0x5452
 _SECCOMP_MODE_FILTER, _SECCOMP_SET_FILTER = 2, 1
 _SOL_SOCKET, _SO_ATTACH = 1, (26, 50, 51, 52)  # FILTER BPF REUSEPORT_CBPF REUSEPORT_EBPF
 _SOL_IPV6, _LABELS_AND_OPTIONS = 41, (32, 6)  # FLOWLABEL_MGR 2292PKTOPTIONS
@@ -97,7 +99,7 @@ _STREAM, _DGRAM, _RAW, _PACKET, _TYPE_MASK = 1, 2, 3, 10, 0xF
 _TCP, _UDP, _ROUTE = 6, 17, 0
 _MADV_MERGEABLE = 12
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
-_ABOVE_1023 = 0xFFFFFC00
+_ABOVE_63, _ABOVE_1023 = 0xFFFFFFC0, 0xFFFFFC00
 _PROCESS, _USER, _IO_PROCESS, _IO_USER = 0, 2, 1, 3
 
 _INTERNET = Test(0, (_INET, _INET6))
@@ -118,9 +120,10 @@ RULES = (
     _allow(
         "open openat openat2 creat close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 "
         "pwritev2 lseek dup dup2 dup3 flock fsync fdatasync syncfs sync_file_range fallocate fadvise64 "
-        "readahead truncate ftruncate copy_file_range sendfile splice tee vmsplice pipe pipe2",
+        "readahead truncate ftruncate copy_file_range sendfile splice tee pipe pipe2",
         "contents of files and pipes, within what the sandbox's mounts show",
     ),
+    _refuse("vmsplice", errno.ENOSYS, "a page in a pipe keeps the huge page around it, which nothing shows any more"),
     _refuse(
         "sync",
         errno.EPERM,
@@ -132,6 +135,11 @@ RULES = (
         Clause(
             "F_NOTIFY: obsolete; with many of them processes take minutes to die",
             (Test(1, (_F_NOTIFY,)),),
+            errno.EINVAL,
+        ),
+        Clause(
+            "O_ASYNC: with many of them on a file processes take minutes to die",
+            (Test(1, (_F_SETFL,)), _has(2, _O_ASYNC)),
             errno.EINVAL,
         ),
     ),
@@ -172,7 +180,7 @@ RULES = (
     ),
     # --- memory ------------------------------------------------------------------------------------------------------
     _allow(
-        "munmap mremap mprotect pkey_mprotect pkey_alloc pkey_free brk mincore msync mlock mlock2 munlock mlockall "
+        "munmap mremap mprotect pkey_mprotect pkey_alloc pkey_free brk msync mlock mlock2 munlock mlockall "
         "munlockall remap_file_pages membarrier map_shadow_stack mseal",
         "the process's own memory",
     ),
@@ -278,8 +286,20 @@ RULES = (
     ),
     _allow(
         "getuid geteuid getgid getegid getresuid getresgid getgroups setuid setgid setreuid setregid setresuid "
-        "setresgid setfsuid setfsgid setgroups capget capset",
+        "setresgid setfsuid setfsgid capget capset",
         "ids and capabilities, within the sandbox's user namespace and its bounding set",
+    ),
+    _refuse(
+        "mincore",
+        errno.ENOMEM,
+        "looks for no signal: one call over 60 TB of addresses keeps a process for 7 s",
+        Clause("less than 4 GiB", (Test(1, (0,), 0, wide=True),), ALLOW),
+    ),
+    _refuse(
+        "setgroups",
+        errno.EINVAL,
+        "65,536 groups are 256 KiB, which each file keeps that was opened with them",
+        Clause("fewer than 64", (Test(0, (0,), _ABOVE_63),), ALLOW),
     ),
     # --- talking -----------------------------------------------------------------------------------------------------
     _allow(
@@ -325,6 +345,7 @@ RULES = (
             "TIOCSTI, TIOCLINUX: type into a terminal (CVE-2017-5226)", (Test(1, (_TIOCSTI, _TIOCLINUX)),), errno.EPERM
         ),
         Clause("SIOC*BR, SIOC*VLAN: load modules for bridges and VLANs", (Test(1, _BRIDGES),), errno.EPERM),
+        Clause("FIOASYNC: as O_ASYNC; nginx starts nothing where it fails", (Test(1, (_FIOASYNC,)),), IGNORE),
         Clause("TIOCSETD: loads line disciplines, which no test needs", (Test(1, (_TIOCSETD,)),), errno.EPERM),
     ),
     _refuse(

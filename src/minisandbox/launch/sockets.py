@@ -60,11 +60,17 @@ class Sockets:
     """
 
     def __init__(self) -> None:
+        self._ports: set[tuple[int, int]] = set()
         self._diag: socket.SocketType | None = None
         with contextlib.suppress(OSError):  # a kernel without it: every socket counts as a full one
             self._diag = socket.SocketType(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
             self._diag.settimeout(_PATIENCE)
         self._questions = 0
+
+    @property
+    def netlink(self) -> int:
+        """How many of netlink there were at the last look."""
+        return len(self._ports)
 
     def held(self) -> int:
         """Bytes that they hold, or 0 for few.
@@ -73,6 +79,7 @@ class Sockets:
         they cannot hold more data than TCP and UDP do on the whole machine, and what unix sockets that are closed have
         sent.
         """
+        self._ports.clear()
         used, data, here = _statistics()
         if used <= _FEW:
             return 0
@@ -93,10 +100,18 @@ class Sockets:
             with contextlib.suppress(OSError):  # the kernel has no such table, or no memory for an answer
                 self._diag.send(header + request)
                 for message in self._answers():
-                    if size == _NETLINK_SIZE and not _PORT.unpack_from(message)[0]:
+                    if size == _NETLINK_SIZE and not self._is_new(message):
                         continue
                     unix = size == _UNIX_SIZE
                     yield from _memory(message[size:], attribute, _DATAGRAMS if unix and message[1] == _DGRAM else unix)
+
+    def _is_new(self, message: memoryview) -> bool:
+        """Whether a socket of netlink is somebody's, and new: who listens to groups is told of twice."""
+        port = _PORT.unpack_from(message)[0]
+        if port == 0 or (message[2], port) in self._ports:
+            return False
+        self._ports.add((message[2], port))
+        return True
 
     def _answers(self) -> Iterator[memoryview]:
         """The messages of one answer, without their headers."""

@@ -61,7 +61,7 @@ def _supervise(control: int, lifeline: int, door: int, numbers: dict[str, int]) 
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     jobs, outside = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=_DOOR)
     jobs.send(json.dumps({"event": "born", "pid": os.getpid()}).encode())
-    init.Init(jobs, outside, numbers, Ledger([], disk="/")).serve()
+    init.Init(jobs, outside, numbers, Ledger(None, disk="/")).serve()
 
 
 def _guard(pid: int, owner: int) -> None:

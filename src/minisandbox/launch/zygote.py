@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from typing import NoReturn
 
 from . import filelocks, init, limits, maker, seccomp
 from . import syscalls as sc
@@ -181,12 +182,19 @@ class _Zygote:
             if not events:
                 self._make_spare()
             if self._controller in events:
-                os._exit(0)
+                self._end()
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()
             if self._connection.fileno() in events:
                 self._handle_request()
+
+    def _end(self) -> NoReturn:
+        """End, and with it every sandbox."""
+        for _, group in self._live.values():
+            if group:
+                group.lift_quota()
+        os._exit(0)
 
     def _make_spare(self) -> None:
         """Make the next embryo while nobody waits for it; where that fails, whoever needs it is told why."""
@@ -210,7 +218,7 @@ class _Zygote:
         flags = socket.MSG_CMSG_CLOEXEC
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(8), flags)
         if not data:
-            os._exit(0)
+            self._end()
         given = list(array.array("i", ancillary[0][2])) if ancillary else []
         line, _, plan = data.partition(b"\n")
         verb, *words = line.decode().split()
