@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from minisandbox.errors import PatchError
 from minisandbox.grade import MAX_SUBMISSION, Flag, Policy
 from minisandbox.grade.submission import screen
-from minisandbox.patches import FileChange, FileStatus
-from minisandbox.tasks import Form, Task
+from minisandbox.patches import FileChange, FileStatus, parse_patch
+from minisandbox.tasks import BuildSpec, Form, Task
 
 
 def patch_of(*paths: str) -> str:
@@ -91,6 +93,38 @@ def test_new_modules_in_place_of_the_standard_library() -> None:
     assert kind("json.py", policy) is None, "the project has such a file already"
     assert kind("code/new.py", policy, FileStatus.ADDED) is None
     assert kind("pkg/json.py", policy, FileStatus.ADDED) is None
+
+
+@pytest.mark.parametrize("path", ["org/python/core.py", "org/__init__.py", "org.py"])
+def test_what_the_library_looks_for_and_does_not_find_is_not_there_to_be_found(path: str) -> None:
+    """copy imports org.python.core, if it can, before the plugin is loaded."""
+    assert kind(path, Policy.for_task(task()), FileStatus.ADDED) == "shadows_runner"
+    assert kind(path, Policy.for_task(task())) is None
+    assert kind(f"pkg/{path}", Policy.for_task(task()), FileStatus.ADDED) is None
+
+
+@pytest.mark.parametrize(
+    ("python", "refused", "not_refused"),
+    [
+        ("2.7", ("ConfigParser.py", "copy_reg.py", "parser.py", "imp.py"), ("pkg/Queue.py",)),
+        ("3.6.15", ("dummy_threading.py", "parser.py", "asyncore.py"), ("ConfigParser.py", "commands.py")),
+        (">=3.11", ("asyncore.py", "cgi.py", "json.py"), ("parser.py", "Queue.py")),
+        ("3.13", ("json.py", "pdb/__init__.py", "_colorize.py", "_sha2.py"), ("new.py", "symbol.py", "compression.py")),
+        ("3.14", ("compression/__init__.py", "_colorize.py"), ("parser.py",)),
+    ],
+)
+def test_the_standard_library_is_that_of_the_tests_interpreter(
+    python: str, refused: tuple[str, ...], not_refused: tuple[str, ...]
+) -> None:
+    policy = Policy.for_task(replace(task(), build=BuildSpec(python=python)))
+    assert [kind(path, policy, FileStatus.ADDED) for path in refused] == ["shadows_runner"] * len(refused)
+    assert [kind(path, policy, FileStatus.ADDED) for path in not_refused] == [None] * len(not_refused)
+
+
+def test_a_plain_diff_that_git_makes_a_file_of_is_judged_as_a_new_one() -> None:
+    """It was applied, run before the plugin was loaded, and made every report 'passed'."""
+    (change,) = parse_patch("--- a/shlex.py\n+++ b/shlex.py\n@@ -0,0 +1 @@\n+import os\n")
+    assert Policy.for_task(task()).why_protected(change) == "shadows_runner"
 
 
 def test_what_the_reference_changes_may_be_changed() -> None:

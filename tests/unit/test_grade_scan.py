@@ -97,6 +97,20 @@ def test_what_the_reference_does_too_is_not_flagged() -> None:
     assert found(line, reference=patch("x = sys._getframe(2)", sign="-")) == {"frame_walking"}
 
 
+@pytest.mark.parametrize("name", ['"b/pkg/a.py"', '"b/pkg/\\141.py"', "b/pkg/a.py\t2026-01-01"])
+def test_names_in_quotes_and_with_times_are_names(name: str) -> None:
+    text = f"--- {name.replace('b/', 'a/')}\n+++ {name}\n@@ -1,0 +1,1 @@\n+sys._getframe(1)\n".encode()
+    assert [flag.path for flag in scan(text, ["pkg/a.py"], b"", reverse=False)] == ["pkg/a.py"]
+
+
+@pytest.mark.parametrize(
+    "line", ["# a comment\rsys._getframe(1)", "sys._g\uff45tframe(1)", "sys.\U0001d487_back.f_back"]
+)
+def test_what_python_reads_otherwise(line: str) -> None:
+    """A comment ends at a carriage return, and letters of other forms are letters."""
+    assert found(line) == {"frame_walking"}
+
+
 def test_lines_that_look_like_headers_are_content() -> None:
     flags = scan(patch("++ b/other.py", "sys._getframe(1)"), ["pkg/a.py"], b"", reverse=False)
     assert [flag.path for flag in flags] == ["pkg/a.py"]

@@ -111,8 +111,23 @@ def test_every_bug_is_code_and_one_edit_takes_it_out() -> None:
 
 
 def test_what_is_no_edit() -> None:
-    for text in ("submit", "< -> <=", "< -> <= x", "rm -> mv 3", "< <= 3", "", " < -> <= 3"):
+    for text in (
+        "submit",
+        "< -> <=",
+        "< -> <= x",
+        "rm -> mv 3",
+        "< <= 3",
+        "",
+        " < -> <= 3",
+        "< -> <= 3 ",
+        "< -> <= 10000",
+    ):
         assert WordEdit.parse(text) is None
+
+
+def test_a_long_answer_that_is_no_edit_is_read_at_once() -> None:
+    """It took a minute, the square of its length, and every rollout waited."""
+    assert WordEdit.parse("-> " * 70_000) is None
     assert apply_edit(function().lines, WordEdit(9, "<", ">")) is None
     assert apply_edit(function().lines, WordEdit(1, "<", ">")) is None
 

@@ -214,3 +214,28 @@ def test_whatever_git_writes_is_read(
     numbers = git(folder, "diff", "--no-index", "--numstat", "old", "new").stdout.split()
     changes = parse_patch(made)
     assert [str(n) for c in changes for n in (c.added, c.removed)] == [n.decode() for n in numbers[:2]]
+
+
+EPOCHS = ("", "\t1970-01-01 00:00:00.000000000 +0000", "\t1969-12-31 16:00:00 -0800", "\t2020-01-01 00:00:00 +0000")
+HUNKS = (
+    "@@ -0,0 +1 @@\n+x\n",
+    "@@ -1,0 +1,2 @@\n+x\n+y\n",
+    "@@ -0,0 +1 @@\n+x\n@@ -0,0 +2 @@\n+y\n",
+    "@@ -1 +1 @@\n-a\n+x\n",
+)
+
+
+@pytest.mark.parametrize("hunks", HUNKS)
+@pytest.mark.parametrize("old", EPOCHS)
+@pytest.mark.parametrize("new", EPOCHS)
+def test_what_git_makes_of_a_plain_diff_counts_as_added(repo: Path, old: str, new: str, hunks: str) -> None:
+    """git makes the file of a diff without old lines where there is none, whatever the names say."""
+    patch = f"--- a/shlex.py{old}\n+++ b/shlex.py{new}\n{hunks}".encode()
+    applied = git(repo, "apply", "-", stdin=patch).returncode == 0
+    assert applied == (repo / "shlex.py").exists()
+    (change,) = parse_patch(patch)
+    assert change.status is FileStatus.ADDED or not applied
+    if hunks == HUNKS[0] and not old + new:
+        assert applied
+    if hunks == HUNKS[-1] and not old:
+        assert change.status is FileStatus.MODIFIED

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import FileAccessError, GradingError
+from minisandbox.grade.testfiles import hidden_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Form, Task
 from minisandbox.types import Network
@@ -149,7 +150,7 @@ def _looked_for(task: Task, hidden: Path | None) -> Iterator[_Lines]:
         yield from _distinct("tests", path, added, {*removed, *kept})
     if task.form is Form.SWESMITH and hidden is not None:
         for path in task.hidden_files:
-            text = (hidden / path).read_text("utf-8", "replace") if (hidden / path).is_file() else ""
+            text = hidden_files(hidden, (path,)).get(path, b"").decode("utf-8", "replace")
             yield from _distinct("tests", path, text.splitlines(), set())
 
 

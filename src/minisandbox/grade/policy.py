@@ -6,6 +6,7 @@ where pytest and Python look for code and configuration.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -49,6 +50,39 @@ _RUNNER_IMPORTS = frozenset(
         "zipp",
     }
 )
+# What copy and pickle look for before Python 3.12, and do not find (Jython's); with a file in such a directory they do.
+_LOOKED_FOR = frozenset({"org"})
+_PYTHON_2 = (
+    "BaseHTTPServer Bastion CGIHTTPServer ConfigParser Cookie DocXMLRPCServer HTMLParser MimeWriter Queue "
+    "SimpleHTTPServer SimpleXMLRPCServer SocketServer StringIO UserDict UserList UserString _LWPCookieJar "
+    "_MozillaCookieJar __builtin__ _abcoll _hotshot anydbm audiodev bsddb cPickle cStringIO commands compiler "
+    "cookielib copy_reg dbhash dircache dumbdbm dummy_thread exceptions fpformat future_builtins hotshot "
+    "htmlentitydefs htmllib httplib ihooks imputil linuxaudiodev markupbase md5 mhlib mimetools mimify multifile "
+    "mutex new os2emxpath popen2 posixfile repr rexec rfc822 robotparser sets sgmllib sha sre statvfs stringold "
+    "strop sunaudio thread toaiff urllib2 urlparse user whichdb xmllib xmlrpclib"
+)
+_PYTHON_3_12 = (
+    "aifc audioop cgi cgitb chunk crypt imghdr mailcap msilib nis nntplib ossaudiodev pipes sndhdr spwd sunau "
+    "telnetlib uu xdrlib"
+)
+_PYTHON_3_13 = (
+    "_android_support _colorize _interpchannels _interpqueues _interpreters _ios_support _opcode_metadata _pyrepl "
+    "_suggestions _sysconfig"
+)
+_PYTHON_3_14 = "_ast_unparse _hmac _py_warnings _remote_debugging _types _zstd annotationlib compression"
+_NEWER = (((3, 12), "_pydatetime _pylong _sha2 _wmi"), ((3, 13), _PYTHON_3_13), ((3, 14), _PYTHON_3_14))
+"""Modules that older ones do not have, by the first version that does: the host's may be one of those."""
+_FORMER = (
+    ((2, 7), _PYTHON_2),
+    ((3, 7), "macpath macurl2path"),
+    ((3, 8), "_dummy_thread dummy_threading"),
+    ((3, 9), "_bootlocale formatter parser symbol"),
+    ((3, 10), "binhex"),
+    ((3, 11), "asynchat asyncore distutils imp smtpd"),
+    ((3, 12), _PYTHON_3_12),
+)
+"""Modules of the standard library that newer ones do not have, by the last version that does."""
+_VERSION = re.compile(r"\D*(\d)\.(\d+)")
 _DOCUMENTS = (".md", ".rst")
 _DOCUMENT_NAMES = frozenset({"AUTHORS", "CHANGELOG", "CHANGES", "COPYING", "HISTORY", "LICENSE", "NEWS", "README"})
 # Where a repository holds the runner of its own tests. What a reference touches there, anybody may.
@@ -72,6 +106,7 @@ class Policy:
         allowed_names: modules that the reference changes although they share a name with a part of the runner.
         roots: directories from which tests import.
         runner: files and directories of the repository's own test runner.
+        library: modules of the standard library that the tests run with.
     """
 
     test_files: frozenset[str]
@@ -80,6 +115,7 @@ class Policy:
     allowed_names: frozenset[str]
     roots: frozenset[str]
     runner: tuple[str, ...] = ()
+    library: frozenset[str] = sys.stdlib_module_names
 
     @classmethod
     def for_task(cls, task: Task) -> Policy:
@@ -92,7 +128,7 @@ class Policy:
         own = _OWN_RUNNERS.get(task.repo, ()) if task.test_runner != "pytest" else ()
         runner = tuple(place for place in own if not any(path.startswith(place) for path in touched))
         allowed_names = frozenset(name for name in names if name is not None)
-        return cls(files, directories, touched, allowed_names, roots, runner)
+        return cls(files, directories, touched, allowed_names, roots, runner, _library(task.build.python))
 
     def why_protected(self, change: FileChange) -> str | None:
         """Return why one file of a submission is not applied, or None where it is.
@@ -131,7 +167,12 @@ class Policy:
         found = _runner_name(path, self.roots)
         if found is not None:
             return found not in self.allowed_names
-        return new and (_standard_library_name(path) or _new_module(path, self.roots) in _RUNNER_IMPORTS)
+        in_place_of_another = (
+            _new_module(path, frozenset({""})) in self.library
+            or path.split("/", maxsplit=1)[0].removesuffix(".py") in _LOOKED_FOR
+            or _new_module(path, self.roots) in _RUNNER_IMPORTS
+        )
+        return new and in_place_of_another
 
 
 def _kind_by_name(path: str) -> str | None:
@@ -177,9 +218,13 @@ def _runner_name(path: str, roots: frozenset[str]) -> str | None:
     return None
 
 
-def _standard_library_name(path: str) -> bool:
-    """Whether a file at the repository's root would be imported in place of a module of the standard library."""
-    return _new_module(path, frozenset({""})) in sys.stdlib_module_names
+def _library(python: str | None) -> frozenset[str]:
+    """Return the modules of the standard library of an interpreter (None: the host's), and those of the host's."""
+    version = _VERSION.match(python or "")
+    asked = (int(version[1]), int(version[2])) if version else sys.version_info[:2]
+    former = [names for last, names in _FORMER if asked <= last]
+    newer = [names for first, names in _NEWER if asked >= first]
+    return sys.stdlib_module_names.union(*(names.split() for names in (*former, *newer)))
 
 
 def _new_module(path: str, roots: frozenset[str]) -> str | None:

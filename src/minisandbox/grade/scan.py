@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from unicodedata import normalize
 
 from minisandbox.grade.verdict import Flag
+from minisandbox.patches.paths import BadPath, header_path
 
 PREFIX = "suspicious: "
 """What the kinds of these flags begin with."""
@@ -45,6 +47,16 @@ _SIGNS = {
 _SIGN = {kind: re.compile(pattern) for kind, pattern in _SIGNS.items()}
 _METHOD = re.compile(r"\s*def __(eq|ne|lt|gt|le|ge|contains|instancecheck)__\b(.*)")
 _CONSTANT = re.compile(r"[\s:]*return\s+(True|False|1|0)\s*$")
+
+
+class _AsNames(dict[int, str]):
+    """Other forms of letters become letters, as in names (PEP 3131), one by one: in time in proportion to a line."""
+
+    def __missing__(self, code: int) -> str:
+        return normalize("NFKC", chr(code))
+
+
+_AS_NAMES = _AsNames()
 
 
 def scan(submission: bytes, applied: Iterable[str], reference: bytes, *, reverse: bool) -> tuple[Flag, ...]:
@@ -90,7 +102,9 @@ def _lines(patch: bytes, sign: bytes) -> Iterator[tuple[str, str]]:
             left[0] -= line[:1] != b"+" and line[:1] != b"\\"
             left[1] -= line[:1] != b"-" and line[:1] != b"\\"
             if line[:1] == sign:
-                yield path, line[1:].decode("utf-8", "replace")
+                for part in line[1:].split(b"\r"):  # which ends a line of Python, and a comment
+                    text = part.decode("utf-8", "replace")
+                    yield path, text if text.isascii() else text.translate(_AS_NAMES)
         elif line.startswith((b"--- ", b"+++ ")):
             path = _path(line[4:]) or path
         elif header := _HUNK.match(line):
@@ -98,6 +112,8 @@ def _lines(patch: bytes, sign: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _path(name: bytes) -> str | None:
-    """Return the path in a header line, without git's a/ or b/; None for /dev/null and for names in quotes."""
-    text = name.partition(b"\t")[0].strip().decode("utf-8", "surrogateescape")
-    return None if text == "/dev/null" or text.startswith('"') else text.partition("/")[2]
+    """Return the path in a header line; None for /dev/null and for what is none."""
+    try:
+        return header_path(name)
+    except BadPath:  # a line between files: what was parsed has none in a header
+        return None

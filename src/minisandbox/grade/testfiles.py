@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from minisandbox.sandbox.scratch import scratch
+from minisandbox.tasks.task import is_inside
 from minisandbox.types import Mount
 
 HIDDEN = PurePosixPath("/hidden")
@@ -45,9 +46,10 @@ def hidden_files(hidden: Path | None, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def _is_plain(hidden: Path, name: str) -> bool:
-    """Whether a path leads to a regular file without a link on the way."""
-    place = hidden / name
-    return place.is_file() and Path(os.path.realpath(place)) == Path(os.path.realpath(hidden)) / name
+    """Whether a path leads to a regular file of the layer, without a link on the way."""
+    place = hidden / name  # which an absolute path would lead out of
+    real = Path(os.path.realpath(hidden)) / name
+    return is_inside(name) and place.is_file() and Path(os.path.realpath(place)) == real
 
 
 @contextmanager
@@ -72,7 +74,8 @@ def lay_out(
     with scratch() as directory:
         rest, fixed = directory / "rest", directory / "fixed"
         shutil.copytree(hidden, rest, symlinks=True)
-        named = {**hidden_files(hidden, names), **edited}
+        named = hidden_files(hidden, names)
+        named |= {path: content for path, content in edited.items() if _is_plain(hidden, path)}
         mounts: list[Mount] = []
         for path, content in named.items():
             (rest / path).unlink(missing_ok=True)

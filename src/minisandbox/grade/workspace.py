@@ -29,6 +29,8 @@ _MOST_FILES = 500
 _LARGEST_FILE = 64 * MiB
 # Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
 _RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
+_MOST_EXCLUDED = 1 << 20
+"""Characters of names that git is told to leave out: they are a command's arguments."""
 _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
 # Read backwards, a patch makes the files that it was made of: --numstat names them, newer gits the last one first.
 # Without --apply nothing is changed.
@@ -97,6 +99,8 @@ def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
     if (stray := _unless_same_sources(box, change)) is not None:
         return stray
     excluded = [f"--exclude={_literal(path)}" for path in change.leave_out]
+    if sum(map(len, excluded)) > _MOST_EXCLUDED:
+        return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, "it changes more protected files than git can be told"))
     command = [*_APPLY, *(["-R"] if change.reverse else []), *excluded, "-"]
     result = box.exec(command, stdin=change.patch, timeout=_STEP_TIMEOUT)
     doubt = _about_patch(result, change)

@@ -28,6 +28,8 @@ class FileStatus(enum.Enum):
 
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+_EPOCH = re.compile(rb"19(?:69-12-31|70-01-01)")
+"""How diff -N dates a file that is not there."""
 _MODE = re.compile(r"(?:100[0-7]{3}|120000|160000)")
 _STATUS_OF_MODE = {
     "old mode": None,
@@ -171,6 +173,7 @@ class _Draft:
     mode: str | None = None
     added: int = 0
     removed: int = 0
+    old_lines: int = 0
     binary: bool = False
     content: bool = False  # a hunk, a mode or a rename was seen
     carriage_returns: int = 0
@@ -240,8 +243,11 @@ class _Parser:
 
     def _plain_file(self) -> FileChange:
         draft = _Draft(line=self.at, git=False)
+        epoch = _EPOCH.search(self.lines[self.at])
         self._names(draft)
         self._hunks(draft)
+        if draft.status is FileStatus.MODIFIED and (epoch or not draft.old_lines):
+            draft.status = FileStatus.ADDED  # git makes it if it is not there (apply.c)
         return self._finished(draft)
 
     def _finished(self, draft: _Draft) -> FileChange:
@@ -350,6 +356,7 @@ class _Parser:
             raise _Problem(f"a hunk header that cannot be read: {text(self.lines[self.at][:80])!r}")
         header = self.at
         want_old, want_new = (1 if count is None else int(count) for count in (match[2], match[4]))
+        draft.old_lines += want_old
         old = new = 0
         self.at += 1
         while (old < want_old or new < want_new) and self.at < len(self.lines):

@@ -61,7 +61,7 @@ WORDS: tuple[str, ...] = tuple(dict.fromkeys(word for group in GROUPS for word i
 PAIRS = frozenset(tuple(word.split()) for word in WORDS if " " in word)
 """Words that are written as two."""
 
-_EDIT = re.compile(r"(\S.*) -> (\S.*) (\d{1,4})")
+_NUMBER = re.compile(r"\d{1,4}")
 _STATEMENT = (
     "`{name}` in {file} has a bug: one word of it is another than it should be, and tests fail because of it.\n"
 )
@@ -105,10 +105,11 @@ class WordEdit:
     @classmethod
     def parse(cls, text: str) -> WordEdit | None:
         """Return the edit that a text is; None where it is none, or has a word that is not of the grammar."""
-        found = _EDIT.fullmatch(text)
-        if found is None or found[1] not in WORDS or found[2] not in WORDS:
+        edit, _, line = text.rpartition(" ")
+        old, _, new = edit.partition(" -> ")
+        if old not in WORDS or new not in WORDS or not _NUMBER.fullmatch(line):
             return None
-        return cls(int(found[3]), found[1], found[2])
+        return cls(int(line), old, new)
 
 
 @dataclass(frozen=True, slots=True)

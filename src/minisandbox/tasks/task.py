@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import TaskFileError
@@ -275,7 +275,13 @@ def file_of(test_id: str) -> str:
 
 
 def _files_of(test_ids: tuple[str, ...]) -> set[str]:
-    return {file for test_id in test_ids if (file := file_of(test_id))}
+    return {file for test_id in test_ids if (file := file_of(test_id)) and is_inside(file)}
+
+
+def is_inside(file: str) -> bool:
+    """Whether a path of a test's id leads to a file of the repository; a test whose file lies elsewhere has none."""
+    path = PurePosixPath(file)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def _bad(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
