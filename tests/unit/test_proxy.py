@@ -186,6 +186,16 @@ def test_what_a_body_in_chunks_may_not_hide(body: bytes) -> None:
     run(work())
 
 
+def test_a_head_without_a_request_is_refused_and_told() -> None:
+    async def work() -> None:
+        async with tenant("localhost") as (port, told):
+            assert b"403" in await ask(port, b"\r\n\r\nGET http://localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await ask(port) == b""
+            assert [message.get("why") for message in told] == ["a head without a request line"]
+
+    run(work())
+
+
 def test_a_second_request_is_never_passed_on() -> None:
     async def work() -> None:
         seen: list[bytes] = []

@@ -182,7 +182,8 @@ def test_a_plain_request_is_written_anew() -> None:
     request = parse_request(
         b"POST http://Files.example.org:8080/a%20b?q=http://c HTTP/1.1\r\nhost: files.example.org:8080\r\n"
         b"User-Agent: \t curl \xe9 \r\nConnection: keep-alive, X-Mine\r\nX-Mine: 1\r\nProxy-Connection: keep-alive\r\n"
-        b"Proxy-Authorization: Basic x\r\nTE: trailers\r\nUpgrade: h2c\r\nContent-Length: 5\r\nAccept:"
+        b"Proxy-Authorization: Basic x\r\nMax-Forwards: 0\r\nTE: trailers\r\nUpgrade: h2c\r\n"
+        b"Content-Length: 5\r\nAccept:"
     )
     assert request.length == 5
     assert request.head() == (
@@ -234,6 +235,7 @@ PLAIN = b"POST http://h/ HTTP/1.1\r\nHost: h\r\n"
         b"GET http://h/#x HTTP/1.1\r\nHost: h", b"GET http://u@h/ HTTP/1.1\r\nHost: h",
         b"GET http:///x HTTP/1.1\r\nHost: h",
         b"GET http://h\\.evil/ HTTP/1.1\r\nHost: h", b"GET http://h/\xe9 HTTP/1.1\r\nHost: h",
+        b"TRACE http://h/ HTTP/1.1\r\nHost: h", b"TRACK http://h/ HTTP/1.1\r\nHost: h",
         b"OPTIONS * HTTP/1.1\r\nHost: h", b"GET http://h/ HTTP/1.1", b"GET http://h/ HTTP/1.1\r\nHost: other",
         b"GET http://h/ HTTP/1.1\r\nHost: h:81", b"GET http://h/ HTTP/1.0\r\nHost: other",
         b"GET http://h/ HTTP/1.1\r\nHost: h\r\nHost: h", b"GET http://h/ HTTP/1.1\r\nHost:",

@@ -48,6 +48,15 @@ def test_a_fork_trains_what_its_branches_share_once() -> None:
     ]
 
 
+def test_what_is_held_is_what_is_not_shared() -> None:
+    graph = TokenGraph()
+    held = []
+    for prompt in ([1, 2], [1, 2, 3, 4], [1, 2], [9] * 100, [9] * 100):
+        graph.add(tokens(prompt, [3]))
+        held.append(graph.held)
+    assert held == [3, 5, 8, 109, 210]
+
+
 def test_a_prompt_that_ends_within_an_answer_does_not_follow_it() -> None:
     graph = TokenGraph()
     graph.add(tokens([1], [2, 3]))

@@ -359,6 +359,8 @@ async def _read_head(source: socket.socket) -> tuple[bytes, bytes]:
         if not piece:
             return b"", b""
         data += piece
+    if not end:
+        raise rules.RefusedError("a head without a request line")
     return bytes(data[:end]), bytes(data[end + 4 :])
 
 

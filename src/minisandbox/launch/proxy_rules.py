@@ -31,9 +31,10 @@ _NUMBER = re.compile("[0-9]+|0x[0-9a-f]*")
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\x20-\x7e\t]*)?")
 
 _HOP_BY_HOP = {
-    "connection", "keep-alive", "proxy-connection", "proxy-authorization", "proxy-authenticate", "te", "trailer",
-    "upgrade",
+    "connection", "keep-alive", "max-forwards", "proxy-connection", "proxy-authorization", "proxy-authenticate", "te",
+    "trailer", "upgrade",
 }  # fmt: skip
+_ECHOES = ("TRACE", "TRACK")
 _FRAMING = {"host", "content-length", "transfer-encoding"}
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -262,6 +263,8 @@ def parse_request(head: bytes) -> Request:
         if any(name in ("content-length", "transfer-encoding") for name, _ in fields):
             raise RefusedError("CONNECT with a body")
         return Request(method, parse_authority(target), "", ())
+    if method in _ECHOES:
+        raise RefusedError(f"{method}: its answer repeats the request, in which a proxy's password may be")
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
         raise RefusedError(f"{method} {shown(target)}: this proxy takes CONNECT host:port and http:// requests")

@@ -56,9 +56,14 @@ class _Node:
 
 
 class TokenGraph:
-    """The answers of one rollout."""
+    """The answers of one rollout.
+
+    Attributes:
+        held: how many tokens it holds: of a prompt that follows another answer, what it has beyond that.
+    """
 
     def __init__(self) -> None:
+        self.held = 0
         self._roots: list[_Node] = []
         self._count = 0
 
@@ -68,6 +73,7 @@ class TokenGraph:
         node = _Node(self._count, tokens.prompt[start:], tokens.sampled, tokens.logprobs, before)
         (self._roots if before is None else before.after).append(node)
         self._count += 1
+        self.held += len(node.context) + len(node.sampled)
         return node.turn
 
     def rows(self) -> tuple[TokenRow, ...]:

@@ -17,6 +17,8 @@ Again = Literal["often", "seldom", "never"]
 
 _LONGEST_WORDS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_CUT, _ESCAPED = 1000, 6
+"""Of longer texts so many characters for each of the key's are left out at the end: as many as its escape has."""
 _SHORTEST_SECRET = 6  # "EMPTY", "none": what people give servers that want any key
 _BY_CODE = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 # vLLM, OpenAI, DeepSeek: "maximum context length is N tokens"; SGLang: "longer than the model's context length";
@@ -75,9 +77,18 @@ class _Words:
 def clean(text: str, secret: str = "") -> str:
     """Make a server's text fit for an error: one bounded line, without control characters, without the key."""
     if len(secret) >= _SHORTEST_SECRET:
-        text = text.replace(secret, "***")
+        whole = len(text) < _CUT
+        text = without_key(text, secret)
+        if not whole:  # it may have been cut within the key, and control characters may bring its end to the front
+            text = text[: -_ESCAPED * len(secret)]
     line = _CONTROL.sub(" ", text).strip()
     return line if len(line) <= _LONGEST_WORDS else f"{line[:_LONGEST_WORDS]}..."
+
+
+def without_key(text: str, secret: str) -> str:
+    r"""Put stars in place of a key; each letter may be escaped as in JSON (``\u0073``, ``\"``), more than once too."""
+    letters = (rf"\\{{1,16}}u00(?i:{ord(letter):02x})|\\{{0,16}}{re.escape(letter)}" for letter in secret)
+    return re.sub("".join(f"(?:{one})" for one in letters), "***", text) if secret else text
 
 
 def failure_of(

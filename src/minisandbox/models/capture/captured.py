@@ -14,6 +14,7 @@ VERSION = 1
 """Of the rows as JSON."""
 
 _TOKEN_BYTES = 12  # an id of 4 bytes, a log-probability of 8
+_TURN_BYTES = 1000  # of objects around them
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,10 @@ class CaptureSession:
         texts = tuple(self._text(message) for message in messages)
         seconds = self.elapsed - began
         turn = CapturedTurn(texts, _json(answer), completion.finish_reason, completion.usage, began, seconds)
+        before = self._graph.held
         self._graph.add(completion.tokens)
         self.turns.append(turn)
-        # the graph shares what turns have in common: of a prompt, what the turn before had not
-        new = len(completion.tokens.sampled) + max(len(completion.tokens.prompt) - self._longest_before(), 0)
-        self._held += new * _TOKEN_BYTES + len(turn.answer) + 8 * len(texts)
+        self._held += (self._graph.held - before) * _TOKEN_BYTES + len(turn.answer) + 8 * len(texts) + _TURN_BYTES
 
     def fail(self, status: int, message: str, began: float) -> None:
         """Take a request that got no answer."""
@@ -152,9 +152,7 @@ class CaptureSession:
             self._held += len(text)
         return self._texts[text]
 
-    def _longest_before(self) -> int:
-        return max((one.usage.prompt + one.usage.completion for one in self.turns[:-1]), default=0)
-
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Without halves of surrogate pairs, which clients that cut texts send, and no file can hold."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()

@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import format_datetime, parsedate_to_datetime
 from typing import NamedTuple
 
 from aiohttp import web
@@ -19,7 +21,7 @@ from minisandbox.models.dialect import TOKEN_FIELDS, read_answer, wants_tokens
 from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenRow
 from minisandbox.models.protocol import Completion
-from minisandbox.models.refusals import Failed, error_in
+from minisandbox.models.refusals import Failed, error_in, without_key
 from minisandbox.models.serving import HttpServer, error_response, key_of, stream_of
 from minisandbox.models.transport import Answer, Transport
 
@@ -27,6 +29,8 @@ _PREFIX = "ms-"
 _LONGEST_KEY = 200
 _LARGEST_ANSWER = 256 * 1024 * 1024
 _GONE = 499  # nginx's status for a client that did not wait
+_TOO_DEEP = "the lists and objects of the request are too deep"
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _PASSED_ON = ("Retry-After", "retry-after-ms")
 
 
@@ -177,6 +181,9 @@ class CaptureProxy(HttpServer):
         except _Refused as refused:
             session.fail(refused.response.status, str(refused), began)
             return refused.response
+        except RecursionError:
+            session.fail(400, _TOO_DEEP, began)
+            return error_response(400, _TOO_DEEP, "BadRequestError")
         except asyncio.CancelledError:
             session.fail(_GONE, "the agent did not wait for the answer", began)
             raise
@@ -213,19 +220,18 @@ class CaptureProxy(HttpServer):
         text = got.body.decode("utf-8", "replace")
         try:
             body = json.loads(text)
-            # escapes would spell the key in other letters: here there are none but those that JSON needs
-            text = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace").decode()
-        except ValueError:
+        except (ValueError, RecursionError):
             body = None
         error = error_in(body)
         if got.status == 200 and error is None and isinstance(body, dict):
             return body
         status = got.status if got.status >= 400 else error[0] if error else 502
-        shown = text.replace(self._secret, "***") if self._secret else text
+        shown = without_key(text, self._secret)
         if not isinstance(body, dict):
             raise _refusal(status, f"the engine answers {got.status}: {shown[:2000]}", "upstream_error", got.headers)
-        headers = {name: got.headers[name] for name in _PASSED_ON if name in got.headers}
-        response = web.Response(status=status, text=shown, content_type="application/json", headers=headers)
+        response = web.Response(
+            status=status, text=shown, content_type="application/json", headers=_pauses(got.headers)
+        )
         raise _Refused(response, shown)
 
     async def _models(self, _request: web.Request) -> web.Response:
@@ -304,5 +310,18 @@ def _completions(answer: Mapping[str, object]) -> list[tuple[object, Completion]
 
 def _refusal(status: int, message: str, kind: str, headers: Mapping[str, str] | None = None) -> _Refused:
     response = error_response(status, message, kind)
-    response.headers.update({name: headers[name] for name in _PASSED_ON if headers and name in headers})
+    response.headers.update(_pauses(headers or {}))
     return _Refused(response, message)
+
+
+def _pauses(headers: Mapping[str, str]) -> dict[str, str]:
+    """How long an engine asks to wait: numbers and dates, and nothing else that it may have written there."""
+    said = {name: headers[name].strip() for name in _PASSED_ON if name in headers}
+    return {name: value for name, value in said.items() if _NUMBER.fullmatch(value) or _is_date(value)}
+
+
+def _is_date(value: str) -> bool:
+    try:
+        return format_datetime(parsedate_to_datetime(value), usegmt=True) == value
+    except ValueError:
+        return False

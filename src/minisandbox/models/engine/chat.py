@@ -104,13 +104,14 @@ def _skip_space(text: str, at: int, step: int = 1) -> int:
 def _tool_call(text: str, seed: str) -> ToolCall | None:
     try:
         body = json.loads(text)
+        if not isinstance(body, dict) or not isinstance(body.get("name"), str):
+            return None
+        arguments = json.dumps(body.get("arguments", {}), ensure_ascii=False)
     except (ValueError, RecursionError):  # samplers repeat themselves: a thousand brackets are not rare
-        return None
-    if not isinstance(body, dict) or not isinstance(body.get("name"), str):
         return None
     # not random: a seeded answer is the same each time
     name = hashlib.sha256(seed.encode()).hexdigest()[:24]
-    return ToolCall(f"call_{name}", body["name"], json.dumps(body.get("arguments", {}), ensure_ascii=False))
+    return ToolCall(f"call_{name}", body["name"], arguments)
 
 
 def _plain(message: Message) -> dict[str, object]:

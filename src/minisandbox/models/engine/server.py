@@ -50,6 +50,8 @@ class EngineServer(HttpServer):
         except (ValueError, ModelRefused, ContextExceeded) as error:  # InvalidValue and bad JSON are ValueErrors
             what = error.what if isinstance(error, InvalidValue | ModelError) else str(error)
             return error_response(400, what, "BadRequestError")
+        except RecursionError:
+            return error_response(400, "the request's lists and objects are too deep", "BadRequestError")
         except ModelError as error:
             return error_response(503, str(error), "ServiceUnavailableError")
         answer = answer_body(completion, tokens=wants_tokens(body), number=next(self._numbers))
