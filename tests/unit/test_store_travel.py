@@ -23,7 +23,7 @@ from minisandbox.images.travel import export_file, import_directory, import_file
 from minisandbox.store import Made, Store
 from minisandbox.store.collect import collect
 from minisandbox.store.entries import NAME, Entry, encode, read_entries
-from minisandbox.store.exporting import export_images
+from minisandbox.store.exporting import HEAD, export_images
 from minisandbox.store.importing import import_stream
 from minisandbox.store.sizes import StoreSizes
 from minisandbox.store.verify import verify
@@ -301,6 +301,28 @@ def forged(store: Store, change: Callable[[str, bytes], Iterator[tuple[str, byte
                 target.addfile(info, io.BytesIO(content))
     out.seek(0)
     return out
+
+
+@pytest.mark.parametrize("name", ["x" * 2_000_000, "é" * 2_000_000])
+@pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_header_of_megabytes_is_not_read(other: Store, name: str, format_: int) -> None:
+    """A file of 8 KB took 0.5 GB of the importer's memory."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format_) as target:
+        target.addfile(tarfile.TarInfo(name))
+    out.seek(0)
+    with pytest.raises(StoreError) as caught:
+        import_stream(other, out, where="the file")
+    assert "a header of" in str(caught.value.reason)
+
+
+def test_a_head_of_megabytes_is_not_read(store: Store, other: Store) -> None:
+    two_images(store)
+    head = b"[" + b"[]," * (6 << 20) + b"[]]"
+    changed = forged(store, lambda name, data: iter([(name, head if name == HEAD else data)]))
+    with pytest.raises(StoreError) as caught:
+        import_stream(other, changed, where="the file")
+    assert f"has {len(head)} bytes" in str(caught.value.reason)
 
 
 def with_entry(text: str, **changes: object) -> Callable[[str, bytes], Iterator[tuple[str, bytes]]]:

@@ -7,6 +7,7 @@ layers then are published as built ones are. What an interruption leaves is invi
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, Protocol, Self, cast
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound, StoreError
 from minisandbox.store import entries as listing
@@ -30,7 +31,8 @@ from minisandbox.store.sizes import stack_of
 from minisandbox.store.store import Made, Store
 
 _CHUNK = 1 << 20
-_MOST_TEXT = 1 << 30  # of one list of files: some five million of them
+_MOST_HEAD, _MOST_RECORD, _MOST_LIST = 1 << 24, 1 << 20, 1 << 28
+"""Bytes of the head, of a layer's record and of its list of files; objects of JSON take 26 times as much."""
 _PRIVILEGED = stat.S_ISUID | stat.S_ISGID
 
 Progress = Callable[[int, int], None]
@@ -79,7 +81,7 @@ def import_stream(
     """
     store.require_writable("import images")
     try:
-        with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|") as archive:
+        with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|", tarinfo=_Header) as archive:
             parcel = StreamParcel(archive, source, where)
             return _Import(store, parcel, replace, progress).run()
     except MiniSandboxError:  # some of ours are ValueErrors as well; they have said it already
@@ -174,7 +176,7 @@ class StreamParcel:
         self._source = source
         self.where = where
         try:
-            head = json.loads(self._text(self._next(exporting.HEAD)))
+            head = json.loads(self._text(self._next(exporting.HEAD), _MOST_HEAD))
             if head["format"] != exporting.FORMAT:
                 raise unfit(where, f"its format {head['format']!r} is of a later MiniSandbox")
             self.images = [_image(values, where) for values in head["images"]]
@@ -186,10 +188,10 @@ class StreamParcel:
         """Read the lists of files, which come before all contents."""
         found = []
         for key in self._keys:
-            record = self._text(self._next(f"{exporting.LAYERS}/{key}.json"))
-            lines = self._text(self._next(f"{exporting.LAYERS}/{key}.files"))
+            record = self._text(self._next(f"{exporting.LAYERS}/{key}.json"), _MOST_RECORD)
+            lines = self._text(self._next(f"{exporting.LAYERS}/{key}.files"), _MOST_LIST)
             if key in wanted:
-                entries = tuple(listing.parse(iter(lines.splitlines(keepends=True)), self.where))
+                entries = tuple(listing.parse(io.BytesIO(lines), self.where))
                 found.append(PackedLayer(LayerRecord.parse(record, self.where), entries))
                 if found[-1].record.key != key:
                     raise unfit(self.where, "a layer has another key than its record")
@@ -220,12 +222,23 @@ class StreamParcel:
             raise unfit(self.where, f"it holds {member.name[:200]!r}" + (f" in place of {name!r}" if name else ""))
         return member
 
-    def _text(self, member: tarfile.TarInfo) -> bytes:
-        if member.size > _MOST_TEXT:
+    def _text(self, member: tarfile.TarInfo, most: int) -> bytes:
+        if member.size > most:
             raise unfit(self.where, f"{member.name!r} has {member.size} bytes")
         data = self._archive.extractfile(member)
         assert data is not None  # a regular file
         return data.read()
+
+
+class _Header(tarfile.TarInfo):
+    """A header as our files have them: what tarfile itself would read of a name or an attribute is short."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        info = super().frombuf(buf, encoding, errors)
+        if not info.isreg() and info.size > _CHUNK:
+            raise ValueError(f"a header of {info.size} bytes")
+        return info
 
 
 class _Other:
