@@ -37,6 +37,7 @@ with contextlib.suppress(ImportError):  # then all of this is skipped
     )
 
     from minisandbox.integrations.swerex import MiniSandboxRuntime
+    from minisandbox.integrations.swerex.program import PROMPT, Program
 
 pytestmark = [pytest.mark.kernel, needs_swerex]
 
@@ -307,6 +308,39 @@ def test_a_program_that_says_something_else(spec: ImageSpec) -> None:
             ended = await rex.run_in_session(BashInterruptAction(timeout=0.3, n_retry=1))
             assert ended.exit_code == 0
             assert (await bash(rex, "echo on")).output == "on\n"
+
+    run(body())
+
+
+def test_a_program_that_prints_without_end_leaves_time_for_others(spec: ImageSpec) -> None:
+    """All that it had printed was searched again for each piece."""
+
+    async def body() -> None:
+        async with await AsyncSandbox.create(spec) as box, await box.shell() as shell:
+            program = await Program.start(box, "yes " + "y" * 200, shell)
+            turns = 0
+
+            async def count() -> None:
+                nonlocal turns
+                while True:
+                    await asyncio.sleep(0)
+                    turns += 1
+
+            other = asyncio.create_task(count())
+            with pytest.raises(TimeoutError):
+                await program.expect(["NEVER SAID"], 2)
+            other.cancel()
+            assert turns > 200
+            async with asyncio.timeout(PATIENCE):
+                while len(program._unread) < 1 << 20:  # how soon depends on the machine
+                    with pytest.raises(TimeoutError):
+                        await program.expect(["NEVER SAID"], 1)
+            with pytest.raises(TimeoutError):
+                await program.expect(["NEVER SAID"], 1)
+            assert len(program._unread) == 1 << 20
+            await program.write("\x03")
+            assert (await program.expect(["NEVER SAID"], PATIENCE))[1] == PROMPT
+            await program.close()
 
     run(body())
 

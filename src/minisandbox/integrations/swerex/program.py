@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Sequence
 
 from swerex.runtime.abstract import BashInterruptAction, BashObservation
@@ -16,6 +17,10 @@ PROMPT = "SHELLPS1PREFIX"
 
 _ESCAPES = re.compile(r"\x1B[@-_][0-?]*[ -/]*[@-~]")
 _LEAST_MEANING = 0.05
+_MOST_UNREAD = 1 << 20
+"""Bytes of output in which a pattern is looked for: of more, the last ones."""
+_REST = 4
+"""After looking for patterns, it is not done again for so many times as long: others use this loop."""
 
 
 def plain(data: bytes) -> str:
@@ -56,15 +61,17 @@ class Program:
             timeout: seconds, or None.
 
         Returns:
-            What came before it, and the pattern; :data:`PROMPT` for the program's end.
+            What came before it, at most 1 MiB, and the pattern; :data:`PROMPT` for the program's end.
 
         Raises:
             TimeoutError: neither has happened; what came stays to be read.
         """
         async with asyncio.timeout(timeout):
             while True:
+                began = time.perf_counter()
                 if (found := self._find(patterns)) is not None:
                     return found
+                await asyncio.sleep(_REST * (time.perf_counter() - began))
                 if self.ended:
                     output, self._unread = _lines(self._unread), b""
                     return output, PROMPT
@@ -84,7 +91,7 @@ class Program:
             if isinstance(event, ExecResult):
                 self.ended = True
             else:
-                self._unread += event.data
+                self._unread = (self._unread + event.data)[-_MOST_UNREAD:]
             return
         self.ended = True
 
