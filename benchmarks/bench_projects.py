@@ -1,13 +1,14 @@
 """What images of real projects take on disk: eight projects, five commits each, every inode counted once.
 
-python benchmarks/bench_projects.py --repo-mirrors DIR [--directory DIR] [--tasks N] [--cold]
+python benchmarks/bench_projects.py --repo-mirrors DIR [--directory DIR] [--tasks N] [--cold] [--frozen]
 
 DIR has the projects' repositories, as `minisandbox image build --repo-mirrors` takes them: OWNER__NAME. Needs the
 package index. The commits are those of release tags (projects.json); each task has the project's pinned packages,
 pytest among them, and the project itself installed as editable. What builds keep besides images (downloads, mirrors)
 is printed apart.
 
-With --cold (root) the page cache is dropped before commands, whose times stand beside those of warm ones.
+With --frozen all that there is is frozen after each project's first task and after its others, and the table is of what
+that takes. With --cold (root) the page cache is dropped before commands, whose times stand beside those of warm ones.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from minisandbox.images import GitSource, Image, Recipe, build
 from minisandbox.images.hostgit import run_git
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
+from minisandbox.store.freezing import freeze
 
 MB = 1_000_000
 CONTAINERS = 1910
@@ -69,11 +72,15 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path.home(), help="where the store is made (default: home)")
     parser.add_argument("--tasks", type=int, default=5, metavar="N", help="tasks of each project (default: 5)")
     parser.add_argument("--cold", action="store_true", help="also time commands with a cold page cache; takes root")
+    parser.add_argument("--frozen", action="store_true", help="measure images that are frozen")
     options = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, uid {os.geteuid()}", flush=True)
     place = Path(tempfile.mkdtemp(prefix="minisandbox-bench-", dir=options.directory))
     try:
         store = Store.open(place / "store")
+        if options.frozen:
+            measure_frozen(store, options.repo_mirrors, options.tasks)
+            return
         images = measure_projects(store, options.repo_mirrors, options.tasks)
         measure_live(store, images)
         if options.cold:
@@ -105,6 +112,32 @@ def measure_projects(store: Store, mirrors: Path, tasks: int) -> dict[str, list[
         f"all of it: {total / MB:.0f} MB, {100 * total / MB / CONTAINERS:.0f} % of {CONTAINERS} MB; besides: {caches}"
     )
     return images
+
+
+def measure_frozen(store: Store, mirrors: Path, tasks: int) -> None:
+    """Build every task, and print what each project's first and further ones take when all of them are frozen."""
+    print(
+        "MB that each project adds, frozen: its first task, the others together, these as a share of their source trees"
+    )
+    print(f"{'project':<12} {'tree':>7} {'first':>8} {'others':>8} {'of trees':>10}")
+    for project in projects():
+        trees, totals = [], [frozen_total(store)]
+        for number, tag in enumerate(project.tags[:tasks]):
+            recipe = project.recipe(commit_of(mirrors / project.repository.replace("/", "__"), tag))
+            trees.append(tree_size(build(recipe, store=store, name=f"{project.name}-{tag}", mirrors=mirrors)))
+            if number == 0:
+                totals.append(frozen_total(store))
+        totals.append(frozen_total(store))
+        first, others = (after - before for before, after in pairwise(totals))
+        cells = " ".join(f"{number / MB:8.2f}" for number in (trees[0], first, others))
+        print(f"{project.name:<11} {cells} {100 * others / max(sum(trees[1:]), 1):8.1f} %", flush=True)
+    print(f"all of it: {frozen_total(store) / MB:.0f} MB")
+
+
+def frozen_total(store: Store) -> int:
+    """Freeze everything; return the bytes on disk of all but caches."""
+    freeze(store, store.image_names())
+    return sum(blocks(part) for part in store.root.iterdir() if part.name not in CACHES)
 
 
 def projects() -> list[Project]:
