@@ -25,6 +25,8 @@ _FEWEST_FILES = 16
 """Open files without which a sandbox's own processes cannot start a command."""
 _LEAST_MEMORY = 16 * MiB
 _LONGEST_LIFETIME = 1e8
+WORKDIR = PurePosixPath("/testbed")
+"""Where a built image has its repository."""
 LIMITS_HIT = ("memory", "processes", "disk", "file_size", "output")
 """What :attr:`ExecResult.limits_hit` can name."""
 

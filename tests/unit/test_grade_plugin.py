@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import iniconfig
 import pytest
 
 import minisandbox.grade
@@ -36,19 +38,27 @@ class Run:
         return None if doubt is None else doubt.reason
 
 
-def run(tmp_path: Path, *arguments: str, **files: str) -> Run:
-    """Run pytest with the plugin on files whose names come without ``.py``."""
+def run(
+    tmp_path: Path,
+    *arguments: str,
+    program: Sequence[str] = ("-m", "pytest"),
+    modules: Sequence[str] = (),
+    **files: str,
+) -> Run:
+    """Run pytest with the plugin on files whose names come without ``.py``; ``modules`` are those of the image."""
     project, plugin = tmp_path / "project", tmp_path / "plugin"
-    project.mkdir()
+    project.mkdir(exist_ok=True)
     plugin.mkdir()
     for name, source in files.items():
         (project / f"{name}.py").write_text(textwrap.dedent(source))
     shutil.copy(PLUGIN, plugin / "report_abc.py")
     shutil.copy(PLUGIN.with_name("report_lines.py"), plugin / "report_abc_lines.py")
-    command = [sys.executable, "-m", "pytest", "-p", "report_abc", "-p", "no:cacheprovider", *arguments]
+    shutil.copy(PLUGIN.with_name("early_start.py"), plugin / "sitecustomize.py")
+    (plugin / "repository").write_text("\n".join((str(project), *modules)))
+    command = [sys.executable, *program, "-p", "report_abc", "-p", "no:cacheprovider", *arguments]
     environment = {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(plugin),
+        "PYTHONPATH": ":".join(map(str, filter(Path.exists, (plugin, tmp_path / "later")))),
     }
     (key, key_writer), (reader, lines) = os.pipe(), os.pipe()
     os.write(key_writer, KEY)
@@ -202,3 +212,64 @@ def test_without_its_variable_it_does_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "report_abc", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path / "project", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+# --- what is loaded before what ---------------------------------------------------------------------------------------
+
+TELL = """
+import sys
+with open("seen", "a") as seen:
+    seen.write("%s %s\\n" % (__name__, "report_abc" in sys.modules))
+"""
+LOOKED_FOR = (
+    "runpy",
+    "argparse",
+    "iniconfig",
+    "pluggy",
+    "colorama",
+    "tomllib",
+    "org",
+    "argcomplete",
+    "shlex",
+    "pygments",
+)
+
+
+@pytest.mark.parametrize("program", [("-m", "pytest"), ("-W", "default", "-Bm", "pytest")])
+def test_nothing_of_the_repository_runs_before_the_plugin(tmp_path: Path, program: Sequence[str]) -> None:
+    files = dict.fromkeys(LOOKED_FOR, TELL)
+    seen = run(tmp_path, program=program, **files, test_a="import runpy, org\ndef test(): assert 'org' in repr(org)\n")
+    assert seen.reason is None, seen.output
+    assert seen.report.outcomes() == {"test_a.py::test": "passed"}
+    assert set((tmp_path / "project" / "seen").read_text().splitlines()) == {"org True"}
+
+
+def test_without_an_early_start_it_would(tmp_path: Path) -> None:
+    """The control of the test above: a program of its own starts pytest."""
+    start = "import sys, pytest\nsys.exit(pytest.main())\n"
+    seen = run(tmp_path, program=("start.py",), start=start, iniconfig=TELL, test_a="def test(): pass\n")
+    assert "iniconfig False" in (tmp_path / "project" / "seen").read_text()
+    assert seen.report.end is None
+
+
+def test_a_repository_of_what_pytest_itself_imports(tmp_path: Path) -> None:
+    """Its own modules are tested, not those of the same names that are installed."""
+    (tmp_path / "project").mkdir()
+    shutil.copytree(Path(iniconfig.__file__).parent, tmp_path / "project" / "iniconfig")
+    test = "import iniconfig, os\ndef test(): assert iniconfig.__file__.startswith(os.getcwd())\n"
+    seen = run(tmp_path, modules=("iniconfig", "setup"), test_a=test)
+    assert seen.report.outcomes() == {"test_a.py::test": "passed"}, seen.output
+    assert seen.reason is None
+
+
+def test_a_program_that_becomes_pytest(tmp_path: Path) -> None:
+    start = "import os, sys\nos.execv(sys.executable, [sys.executable, '-m', 'pytest', *sys.argv[1:]])\n"
+    seen = run(tmp_path, program=("start.py",), start=start, test_a="def test(): pass\n")
+    assert seen.report.outcomes() == {"test_a.py::test": "passed"}, seen.output
+
+
+def test_the_sitecustomize_that_was_there_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "sitecustomize.py").write_text("import builtins\nbuiltins.was_there = True\n")
+    seen = run(tmp_path, test_a="def test(): assert was_there\n")
+    assert seen.report.outcomes() == {"test_a.py::test": "passed"}, seen.output

@@ -127,6 +127,13 @@ def test_a_plain_diff_that_git_makes_a_file_of_is_judged_as_a_new_one() -> None:
     assert Policy.for_task(task()).why_protected(change) == "shadows_runner"
 
 
+def test_a_runner_that_the_path_leads_to_is_protected() -> None:
+    environment = (("PYTHONPATH", "/opt/x:/testbed/third/party/:/testbed"),)
+    policy = Policy.for_task(replace(task(), build=BuildSpec(environment=environment)))
+    assert kind("third/party/_pytest/runner.py", policy) == "shadows_runner"
+    assert kind("third/_pytest/runner.py", policy) is None
+
+
 def test_what_the_reference_changes_may_be_changed() -> None:
     policy = Policy.for_task(task(fix=("pyproject.toml", "src/_pytest/runner.py", "tests/helpers.py")))
     assert kind("pyproject.toml", policy) is None

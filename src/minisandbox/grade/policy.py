@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from minisandbox.patches import FileChange, FileStatus, touched_files
 from minisandbox.tasks import Task
+from minisandbox.types import WORKDIR
 
 _CONFIGURATION = frozenset(
     {
@@ -121,7 +123,8 @@ class Policy:
     def for_task(cls, task: Task) -> Policy:
         """Return the policy of a task: it depends on the task's tests and on its reference only."""
         files = frozenset(task.test_files)
-        roots = _IMPORT_ROOTS | {parent for file in files for parent in _parents(file)}
+        parents = {parent for file in files for parent in _parents(file)}
+        roots = import_roots(dict(task.build.environment), WORKDIR) | parents
         touched = frozenset(touched_files(task.patch))
         names = (_runner_name(path, roots) for path in touched)
         directories = frozenset(top for file in files if (top := _test_directory(file)) is not None)
@@ -173,6 +176,13 @@ class Policy:
             or _new_module(path, self.roots) in _RUNNER_IMPORTS
         )
         return new and in_place_of_another
+
+
+def import_roots(environment: Mapping[str, str], workdir: PurePosixPath) -> frozenset[str]:
+    """Return the directories of a repository from which modules are imported, by habit or as PYTHONPATH says."""
+    places = map(PurePosixPath, environment.get("PYTHONPATH", "").split(":"))
+    named = {str(place.relative_to(workdir)) for place in places if place.is_relative_to(workdir)}
+    return _IMPORT_ROOTS | (named - {"."})
 
 
 def _kind_by_name(path: str) -> str | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import os
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from minisandbox.grade.policy import import_roots
 from minisandbox.sandbox import Sandbox
 
 _INSIDE = Path(__file__).with_name("inside")
@@ -17,7 +20,7 @@ class Kind(enum.Enum):
     """Which runner a reporter belongs to, by the file that it is."""
 
     PYTEST = "report_plugin"
-    """A plugin that is named on pytest's command line."""
+    """A plugin that is named on pytest's command line, and loaded when the interpreter starts."""
 
     OTHER = "runner_hook"
     """What the interpreter of the test command imports when it starts: for unittest's, Django's and SymPy's runners."""
@@ -52,7 +55,11 @@ class Reporter:
             FileAccessError: it cannot be written.
             SandboxGone: the sandbox has ended.
         """
-        for source, name in ((self.kind.value, self.module), ("report_lines", f"{self.module}_lines")):
+        files = {self.kind.value: self.module, "report_lines": f"{self.module}_lines"}
+        if self.kind is Kind.PYTEST:
+            files["early_start"] = "sitecustomize"
+            box.files.write_bytes(f"{self.directory}/repository", _repository(box), mode=0o444)
+        for source, name in files.items():
             data = (_INSIDE / f"{source}.py").read_bytes()
             box.files.write_bytes(f"{self.directory}/{name}.py", data, mode=0o444)
 
@@ -60,3 +67,17 @@ class Reporter:
         """Return the variables under which the test command finds it."""
         known = dict(box.image.environment).get("PYTHONPATH")
         return {"PYTHONPATH": f"{known}:{self.directory}" if known else self.directory}
+
+
+_SUFFIX = re.compile(rb"(?:/__init__)?\.[^/]*$")
+_MODULES = """shopt -s nullglob
+for place; do printf '%s\\n' "$place"/{*.py,*.so,*/__init__.py}; done"""
+
+
+def _repository(box: Sandbox) -> bytes:
+    """Return the repository's directory and, a line each, the modules that its image has in it, without suffixes."""
+    places = sorted(import_roots(dict(box.image.environment), box.image.workdir))
+    command = ["bash", "-c", _MODULES, "modules", *(place or "." for place in places)]
+    files = box.exec(command, timeout=60.0).stdout_bytes.splitlines()
+    modules = {_SUFFIX.sub(b"", file.removeprefix(b"./")) for file in files if file}
+    return b"\n".join((os.fsencode(box.image.workdir), *sorted(modules)))

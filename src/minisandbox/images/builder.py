@@ -8,7 +8,7 @@ from pathlib import Path
 
 from minisandbox.errors import BuildError, MiniSandboxError
 from minisandbox.images.failures import Failures
-from minisandbox.images.image import WORKDIR, Image, image_of, make_base, put_if_new
+from minisandbox.images.image import Image, image_of, make_base, put_if_new
 from minisandbox.images.lock import Lock, compare_locks, lock_of
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
@@ -16,6 +16,7 @@ from minisandbox.images.recipe import Recipe
 from minisandbox.images.runner import Place, run_step
 from minisandbox.images.session import Session
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
+from minisandbox.types import WORKDIR
 
 
 def build(

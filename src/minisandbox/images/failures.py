@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 
 from minisandbox.errors import BuildError, MiniSandboxError, NotFound, PatchError
-from minisandbox.images.image import WORKDIR
 from minisandbox.images.plan import PlannedStep
 from minisandbox.store import FailureRecord, Store
+from minisandbox.types import WORKDIR
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from minisandbox.errors import NotFound, StoreError
 from minisandbox.images.base import Entry, base_entries, base_key, write_base
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.faults import store_faults
-from minisandbox.types import ImageSpec
+from minisandbox.types import WORKDIR, ImageSpec
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-WORKDIR = PurePosixPath("/testbed")
 HOST_IMAGE = "host"
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import Flag, Reason, Verdict, grade, measure, validate
+from minisandbox.grade.grading import workspace_for
+from minisandbox.grade.submission import Change
 from minisandbox.images import Image
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Form, Task, TaskSet
@@ -97,6 +99,18 @@ def pytest_runtest_makereport(item, call):
     outcome = yield
     outcome.get_result().outcome = 'passed'
 """
+
+
+def test_no_new_module_runs_before_the_plugin(smith: Task, smith_image: Image) -> None:
+    """Whatever names the policy knows: it is asked nothing here."""
+    names = ("runpy", "pluggy", "iniconfig", "argparse", "org", "colorama")
+    text = "import sys\nif not any(name.startswith('report_') for name in sys.modules): sys.exit(__name__ + ' runs')"
+    modules = "".join(adding(f"{name}.py", text) for name in names)
+    run = workspace_for(smith, smith_image).run(Change(f"{FIX}{modules}".encode()))
+    assert run.doubt is None, run.log
+    assert set(run.report.outcomes().values()) == {"passed"}
+
+
 EVIL_TESTS = "def test_add(): pass\ndef test_zero(): pass\ndef test_double(): pass"
 
 

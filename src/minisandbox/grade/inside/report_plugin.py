@@ -6,7 +6,9 @@ Without it (pytest-xdist's workers, nested runs) the plugin does nothing.
 
 A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect. The first line is
 [null, "start", {...}], the last one [null, "end", {"exit_status", "records"}]. [null, "changed", [...]] names functions
-of pytest, pluggy and unittest that are no longer what they were before the first conftest.py was loaded.
+of pytest, pluggy and unittest that are no longer what they were when the plugin was loaded.
+
+PYTEST_DONT_REWRITE: it has no assertions, and is loaded before pytest could rewrite them.
 """
 
 import os
@@ -189,16 +191,7 @@ def _hide_from_children():
 _hide_from_children()
 _setting = os.environ.pop(VARIABLE, None)
 _writer = None if _setting is None else __import__(__name__ + "_lines").make_writer(_setting)
-_watch = None
-
-
-@pytest.hookimpl(hookwrapper=True, tryfirst=True)
-def pytest_load_initial_conftests():
-    """Look at pytest as it is once all installed plugins are loaded, and before a conftest.py is."""
-    global _watch
-    if _writer is not None and _watch is None:
-        _watch = Watch(__name__)
-    yield
+_watch = None if _setting is None else Watch(__name__)
 
 
 def pytest_configure(config):
@@ -206,4 +199,4 @@ def pytest_configure(config):
     if _writer is not None:
         (write, written), _writer = _writer, None
         manager = config.pluginmanager
-        manager.register(Reporter(write, written, _watch or Watch(__name__), manager), __name__ + "-reporter")
+        manager.register(Reporter(write, written, _watch, manager), __name__ + "-reporter")
