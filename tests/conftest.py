@@ -40,6 +40,7 @@ STRICT = os.environ.get("MINISANDBOX_TEST_STRICT", "") not in ("", "0")
 OFFLINE = os.environ.get("MINISANDBOX_TEST_OFFLINE", "") not in ("", "0")
 # Set by tests/as_user.py: root runs these tests too.
 REPEATED = bool(os.environ.get("MINISANDBOX_TEST_IDS"))
+_MOST_OF_A_FAILURE = 3000  # characters
 GRACE = 30.0  # seconds that ending processes may take on a busy machine
 # Where a mount of ours would show if it leaked: the launcher's scratch point, and what tests make.
 OUR_PLACES = ("/tmp ", f"{tempfile.gettempdir()} ", f"{tempfile.gettempdir()}/pytest-of-")
@@ -301,7 +302,10 @@ def pytest_testnodedown(node: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name what was left behind, above the closing line."""
+    """Say why tests were tried once more, and name what was left behind, above the closing line."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"first try of {report.nodeid}")
+        terminalreporter.write(f"{report.longreprtext[-_MOST_OF_A_FAILURE:]}\n")
     found = config.stash.get(_left, [])
     if found:
         terminalreporter.section("left behind by this session", red=True, bold=True)
