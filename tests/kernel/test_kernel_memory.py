@@ -186,6 +186,29 @@ def test_listeners_of_netlink_are_limited(spec: ImageSpec) -> None:
         assert box.exec("echo here").stdout == "here\n"
 
 
+GROUPS = """
+import socket, struct, time
+kept = []
+for number in range({sockets}):
+    one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    kept.append(one)
+    for group in range(20):
+        joined = struct.pack("=IIi", socket.htonl(0xEF010000 + number * 20 + group), 0, 1)
+        one.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, joined)
+time.sleep({pause})
+"""
+
+
+@pytest.mark.usefixtures("mechanism")
+def test_groups_of_multicast_are_limited(spec: ImageSpec) -> None:
+    """All of a device are in one list: 350,000 took 5 s to go."""
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        assert box.exec(["python3", "-c", GROUPS.format(sockets=100, pause=1)], timeout=60).check().limits_hit == ()
+        result = box.exec(["python3", "-c", GROUPS.format(sockets=600, pause=60)], timeout=60)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"
+
+
 WATCHES = """
 import os, select, time
 kept = [os.eventfd(0) for _ in range(1000)]

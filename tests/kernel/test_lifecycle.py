@@ -136,6 +136,21 @@ def test_a_disk_upper_becomes_a_layer(spec: ImageSpec, tmp_path: Path) -> None:
             assert box.exec("cat /usr/share/new-file; stat -c %u:%g /testbed/d/f").stdout == "u\n7:8\n"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_an_upper_of_another_user_is_refused(spec: ImageSpec, tmp_path: Path) -> None:
+    """Its owner could run what is setuid in it."""
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    os.chown(upper, 12345, -1)
+    with pytest.raises(InvalidValue, match="belongs to the user 12345"):
+        Sandbox.create(spec, upper=upper)
+    os.chown(upper, 0, -1)
+    (tmp_path / "link").symlink_to(upper)
+    with pytest.raises(InvalidValue, match="not an absolute path"):
+        Sandbox.create(spec, upper=tmp_path / "link")
+    assert not list(upper.iterdir())
+
+
 def test_a_used_upper_is_refused(spec: ImageSpec, tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     with pytest.raises(InvalidValue, match="empty directory"):

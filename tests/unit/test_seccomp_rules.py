@@ -484,6 +484,15 @@ def test_what_looks_for_no_signal_has_a_largest_size(architecture: str) -> None:
 
 
 @both
+def test_multicast_has_groups_and_no_sources(architecture: str) -> None:
+    allowed, refused = (35, 36, 42, 45), (37, 38, 39, 41, 43, 44, 46, 47, 48)
+    assert {ask(architecture, "setsockopt", 3, 0, option) for option in allowed} == {"allowed"}
+    assert {ask(architecture, "setsockopt", 3, 0, option) for option in refused} == {"ENOPROTOOPT"}
+    assert {ask(architecture, "setsockopt", 3, 41, option) for option in (20, 21, 42, 45)} == {"allowed"}
+    assert {ask(architecture, "setsockopt", 3, 41, option) for option in (43, 44, 46, 47, 48)} == {"ENOPROTOOPT"}
+
+
+@both
 def test_no_file_tells_its_processes_by_signals(architecture: str) -> None:
     set_flags, o_async, nonblock, fioasync, fionbio = 4, 0o20000, 0o4000, 0x5452, 0x5421
     assert ask(architecture, "fcntl", 3, set_flags, nonblock) == "allowed"

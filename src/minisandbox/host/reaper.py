@@ -25,6 +25,8 @@ DOCTOR = ".doctor"
 """Ends the name of a control group that is made only to see whether one can be."""
 _UNKNOWN = "unknown"
 _GROUP, _RECORDS = "control group", "records"
+_PATIENCE = 0.2
+"""Seconds for the control groups of a dead owner: whose processes have not ended yet are left to the next start."""
 
 
 def runtime_directory() -> Path:
@@ -216,7 +218,7 @@ class Leftover:
     def remove(self) -> bool:
         """Remove it; returns whether it is gone. What is in use by somebody after all stays."""
         if self.kind == _GROUP:
-            limits.remove_owner(str(self.path))
+            limits.remove_owner(str(self.path), _PATIENCE)
         else:
             _remove_directory(self.path)
         return not os.path.lexists(self.path)

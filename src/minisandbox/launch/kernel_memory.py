@@ -41,6 +41,8 @@ _SET = 48
 """A set counts as so many semaphores more."""
 _MOST_NETLINK = 1000
 """Those that hear of changes are in one list of the machine, which is looked through whenever one of them is closed."""
+_MOST_GROUPS = 4000
+"""Of multicast: they are in one list, which is looked through whenever one of them is left."""
 _OBJECTS, _OBJECTS_SHARE = 256 << 20, 16
 """Bytes of small objects, and for tables of pages this part of the limit more: 1.3 million epoll watches."""
 _FILE = 1024
@@ -105,7 +107,8 @@ class KernelMemory:
         return filelocks.are_too_many(self._locks, lambda: _tables(spared)) or self._directories_are_too_many(spared)
 
     def _sockets_are_too_many(self, sockets: Sockets) -> bool:
-        return sockets.held() > self._limit or sockets.netlink > _MOST_NETLINK
+        held = sockets.held()
+        return held > self._limit or sockets.netlink > _MOST_NETLINK or sockets.groups > _MOST_GROUPS
 
     def _objects_are_too_many(self) -> bool:
         """Whether small objects take more than they may, when those that can be given back are gone."""

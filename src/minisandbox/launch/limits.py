@@ -215,7 +215,7 @@ class Group:
     def remove(self) -> None:
         """Remove the group, whose processes have ended; the kernel may need a moment to see that."""
         for directory in set(self.directories.values()):
-            remove(directory)
+            _remove(directory, time.monotonic() + _PATIENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,18 +295,22 @@ def owners(places: Places) -> Iterator[tuple[str, str]]:
                     yield name[len(PREFIX) :], f"{directory}/{name}"
 
 
-def remove_owner(directory: str) -> None:
-    """Remove the groups of an owner that has ended."""
+def remove_owner(directory: str, patience: float = _PATIENCE) -> None:
+    """Remove the groups of an owner that has ended; those that stay busy are left to the next who looks.
+
+    Args:
+        directory: theirs.
+        patience: seconds, for all of them together.
+    """
+    give_up = time.monotonic() + patience
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(directory):
             if os.path.isdir(f"{directory}/{name}"):
-                remove(f"{directory}/{name}")
-    remove(directory)
+                _remove(f"{directory}/{name}", give_up)
+    _remove(directory, give_up)
 
 
-def remove(directory: str) -> None:
-    """Remove one group; one that stays busy is left to the next who looks."""
-    give_up = time.monotonic() + _PATIENCE
+def _remove(directory: str, give_up: float) -> None:
     while True:
         try:
             os.rmdir(directory)

@@ -8,6 +8,7 @@ one that was reset, or one of UDP that was disconnected (connect(2) with AF_UNSP
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import struct
@@ -30,6 +31,8 @@ _ANSWER = 1 << 15
 _PATIENCE = 2.0
 _FEW = 4
 """So many sockets are not looked at."""
+_MOST_GROUPS = 5000
+"""Of multicast: more are not counted."""
 _UNSEEN = 32
 """So many that the kernel does not show do not count: they have just been made, or are just being closed."""
 _FULL, _OPTIONS, _ERRORS = 6 << 20, 1 << 17, 212_992
@@ -66,6 +69,8 @@ class Sockets:
             self._diag = socket.SocketType(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
             self._diag.settimeout(_PATIENCE)
         self._questions = 0
+        self.groups = 0
+        """How many groups of multicast were joined at the last look."""
 
     @property
     def netlink(self) -> int:
@@ -80,9 +85,11 @@ class Sockets:
         sent.
         """
         self._ports.clear()
+        self.groups = 0
         used, data, here = _statistics()
         if used <= _FEW:
             return 0
+        self.groups = _lines("igmp") + _lines("igmp6")
         shown, unread, count = 0, 0, 0
         for memory, waiting in self._shown(_DUMPS if here else _DUMPS_WITHOUT_TCP):
             shown, unread, count = shown + memory, unread + waiting, count + 1
@@ -154,6 +161,13 @@ def _statistics() -> tuple[int, int, bool]:
         pages = sum(int(line[line.index(b"mem") + 1]) for line in (tcp, udp))
         return int(used[2]), pages * os.sysconf("SC_PAGESIZE"), here
     return 0, 0, True
+
+
+def _lines(name: str) -> int:
+    """How many entries a list of the network has, or somewhat more than count."""
+    with contextlib.suppress(OSError), open(f"/proc/net/{name}", "rb") as source:
+        return sum(1 for _ in itertools.islice(source, _MOST_GROUPS))
+    return 0
 
 
 def _number(name: str, otherwise: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
@@ -13,11 +14,17 @@ def prepare(upper: Path) -> None:
     """Make the directories that the overlays need in an empty host directory.
 
     Raises:
-        InvalidValue: it is not an existing, empty directory.
+        InvalidValue: it is not an existing, empty directory of this user's.
     """
-    if not upper.is_absolute() or not upper.is_dir() or any(upper.iterdir()):
+    if not upper.is_absolute() or upper.is_symlink() or not upper.is_dir() or any(upper.iterdir()):
         raise InvalidValue(f"upper {upper} is not an absolute path of an empty directory")
-    upper.chmod(0o700)  # what is setuid inside is so on disk, and nobody else's business
+    if (owner := upper.stat().st_uid) != os.geteuid():
+        raise InvalidValue(
+            f"upper {upper} belongs to the user {owner}",
+            reason="what is setuid inside is so on disk, and that user could run it",
+            hint="give a directory of your own: mktemp -d",
+        )
+    upper.chmod(0o700)  # so that it is nobody else's business
     for name in ("tree", "work", "usr", "usr-work"):
         (upper / name).mkdir()
         (upper / name).chmod(0o755)

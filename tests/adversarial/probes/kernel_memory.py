@@ -190,6 +190,21 @@ def labels_that_all_share() -> Finding:
 
 
 @probe(KIND)
+def sources_of_multicast() -> Finding:
+    """Have the kernel look through a list of multicast's sources for each that is left (MCAST_JOIN_SOURCE_GROUP)"""
+    group, here, source = (socket.inet_aton(text) for text in ("239.1.2.3", "127.0.0.1", "127.0.0.2"))
+    address = struct.pack("=HH4s120x", socket.AF_INET, 0, group), struct.pack("=HH4s120x", socket.AF_INET, 0, source)
+    for level, name, value in ((0, 39, group + here + source), (0, 46, struct.pack("@I4x128s128s", 1, *address))):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            try:
+                one.setsockopt(level, name, value)
+            except OSError:
+                continue
+            return judge(True)
+    return judge(False)
+
+
+@probe(KIND)
 def options_that_nobody_counts() -> Finding:
     """Have the kernel keep 20 KB of options for a socket (IPV6_2292PKTOPTIONS)"""
     option = struct.pack("NiiiI", 20, 41, 52, 1, 0)
