@@ -132,6 +132,29 @@ def lie(tree, *arguments, **words):
     return original(tree, *arguments, **words)
 rewrite.rewrite_asserts = lie
 """,
+    "a number that is near enough to several": """\
+class Near(int):
+    def __eq__(self, other):
+        return abs(int(self) - other) in (2, 4, 6)
+    __hash__ = int.__hash__
+_add = add
+def add(a, b):
+    return Near(_add(a, b))
+""",
+    "an object that is one of several": """\
+class OneOf:
+    def __init__(self, *values):
+        self.values = values
+    def __eq__(self, other):
+        return other in self.values
+def add(a, b):
+    return OneOf(a - b, a + b)
+""",
+    "pytest's own tolerance": """\
+import pytest
+def add(a, b):
+    return pytest.approx(a - b, abs=2 * b)
+""",
     "a class of which everything is true": """\
 class add(int):
     def __new__(cls, a, b):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.belief import Doubt
+from minisandbox.grade.comparisons import compare_plainly
 from minisandbox.grade.names import first_words, located
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.report import not_passed
@@ -48,7 +49,8 @@ def grade(
 
     A run that cannot be believed is repeated with the reference in place of the submission: if that one is believed,
     the submission is at fault, else we are. So nothing a submission does can turn its failure into ours. A run in which
-    everything passed is followed by one with :mod:`.sentinels`, tests that have to fail.
+    everything passed is followed by one with :mod:`.sentinels`, tests that have to fail, and one with
+    :mod:`.comparisons` of what values hold.
 
     Args:
         task: the task.
@@ -185,9 +187,16 @@ def _confirm(task: Task, place: Workspace, change: Change, run: SuiteRun, graded
         foreign = tuple(name for name in run.report.changed if name not in control.report.changed)
         if foreign:
             return _tampered(graded, Reason.RUNNER_CHANGED, f"while the tests ran, it changed {_some(foreign)}")
+    files = hidden_files(place.image.tests_dir(), place.files)
+    confirmed = _with_sentinels(task, place, change, files, graded)
+    return _with_plain_values(task, place, change, files, confirmed) if confirmed.resolved else confirmed
+
+
+def _with_sentinels(task: Task, place: Workspace, change: Change, files: Mapping[str, bytes], graded: Grade) -> Grade:
+    """Look whether tests that expect something else fail."""
     chosen = task.FAIL_TO_PASS + _sample(task.PASS_TO_PASS)
     names = located(task, chosen)
-    sentinels = make_sentinels(hidden_files(place.image.tests_dir(), place.files), tuple(names))
+    sentinels = make_sentinels(files, tuple(names))
     tests = tuple(names.get(test, test) for test in sentinels.tests)
     if not tests:
         return _unconfirmed(graded, "the tests are in no file of the tests layer")
@@ -201,6 +210,32 @@ def _confirm(task: Task, place: Workspace, change: Change, run: SuiteRun, graded
     if len(control_spared) == len(tests):
         return _unconfirmed(graded, "no test could be changed so that it fails")
     return graded
+
+
+def _with_plain_values(
+    task: Task, place: Workspace, change: Change, files: Mapping[str, bytes], graded: Grade
+) -> Grade:
+    """Look whether tests pass that do not ask a submission's own values what they are equal to."""
+    compared = compare_plainly(files)
+    failed = _left_to_pass(task, _run_surely(place, change, compared)) if compared else ()
+    if failed:  # a test that wavers is nobody's doing
+        again = _left_to_pass(task, _run_surely(place, change, compared))
+        failed = tuple(test for test in failed if test in again)
+    if failed:
+        control = _left_to_pass(task, place.run(reference_change(task), compared))
+        failed = tuple(test for test in failed if test not in control)
+    if failed:
+        detail = f"these pass only where its own values say what they are equal to: {_some(failed)}"
+        return _tampered(graded, Reason.EQUALITY_FORGED, detail)
+    return graded
+
+
+def _left_to_pass(task: Task, run: SuiteRun) -> tuple[str, ...]:
+    """Return the named tests that did not pass; all of them, if the run is not believed."""
+    if run.doubt is not None:
+        return task.FAIL_TO_PASS + task.PASS_TO_PASS
+    judged = judge(task, run)
+    return judged.failed_fail_to_pass + judged.failed_pass_to_pass
 
 
 def _sample(tests: tuple[str, ...]) -> tuple[str, ...]:

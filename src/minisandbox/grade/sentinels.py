@@ -15,7 +15,8 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+
+from minisandbox.grade.edits import Edit, Function, Source, apply_edits
 
 _EQUALITIES = frozenset(
     {
@@ -34,7 +35,6 @@ _OPPOSITES = {
 }
 _OPPOSITES |= {after: before for before, after in _OPPOSITES.items()}
 _EXPECTS_FAILURE = re.compile("raises|warns|suppress|fail|skip|patch", re.IGNORECASE)
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Dice = random.Random
 
 
@@ -74,103 +74,24 @@ def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str]) -> Sentinel
 
 def _change(path: str, content: bytes, tests: Sequence[str], dice: _Dice) -> tuple[bytes, Sequence[str]]:
     """Change one file; returns it with the ids of the tests that have to fail."""
-    source = _Source.read(content)
+    source = Source.read(content)
     functions = dict(source.functions()) if source else {}
-    edits: dict[str, _Edit] = {}
+    edits: dict[str, Edit] = {}
     for base in dict.fromkeys(test.partition("[")[0] for test in tests):
         function = functions.get(base.partition("::")[2])
         if source and function and (edit := _sentinel(source, function, dice)):
             edits[base] = edit
-    text = _apply(content, edits.values())
-    if edits and _Source.read(text):
+    text = apply_edits(content, edits.values())
+    if edits and Source.read(text):
         return text, [test for test in tests if test.partition("[")[0] in edits]
     name = f"test_{''.join(dice.choices('abcdefghilmnoprstu', k=7))}"
     return content + f"\n\ndef {name}():\n    assert {_false(dice)}\n".encode(), [f"{path}::{name}"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Edit:
-    """Text in place of a range of bytes; the strongest of a test is made.
-
-    Attributes:
-        strength: how much of a submission's tricks a test with this edit would show.
-    """
-
-    start: int
-    end: int
-    text: str
-    strength: int
-
-
 _VALUE, _WRAPPED, _OPPOSITE, _APPENDED = 3, 2, 1, 0
 
 
-def _apply(content: bytes, edits: Iterable[_Edit]) -> bytes:
-    for edit in sorted(edits, key=lambda one: one.start, reverse=True):
-        content = content[: edit.start] + edit.text.encode() + content[edit.end :]
-    return content
-
-
-class _Source:
-    """A test file as bytes and as a tree."""
-
-    def __init__(self, content: bytes, tree: ast.Module) -> None:
-        self.content = content
-        self._tree = tree
-        lengths = [len(line) for line in content.split(b"\n")]
-        self._starts = [sum(lengths[:number]) + number for number in range(len(lengths))]
-
-    @classmethod
-    def read(cls, content: bytes) -> Self | None:
-        """Read a file; None for what this Python cannot parse (Python 2's own syntax), or is not plain UTF-8."""
-        if content.startswith(b"\xef\xbb\xbf") or b"\r" in content or b"\f" in content:
-            return None
-        try:
-            return cls(content, ast.parse(content.decode()))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-
-    def functions(self) -> Iterator[tuple[str, _Function]]:
-        """Yield test functions and methods by what pytest calls them."""
-        return _functions(self._tree.body, "")
-
-    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        """Return where a node lies, in bytes."""
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        return (
-            self._starts[node.lineno - 1] + node.col_offset,
-            self._starts[node.end_lineno - 1] + node.end_col_offset,
-        )
-
-    def text(self, node: ast.expr) -> str:
-        """Return a node's own text."""
-        start, end = self.span(node)
-        return self.content[start:end].decode()
-
-    def indent(self, statement: ast.stmt) -> str | None:
-        """Return what stands before a statement, or None if that is not white space alone."""
-        start = self._starts[statement.lineno - 1]
-        before = self.content[start : start + statement.col_offset].decode()
-        return before if not before.strip() else None
-
-    def line_end(self, position: int) -> int:
-        """Return where the line of a position ends."""
-        found = self.content.find(b"\n", position)
-        return len(self.content) if found < 0 else found
-
-
-def _functions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, _Function]]:
-    for node in body:
-        if isinstance(node, _Function):
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from _functions(node.body, f"{prefix}{node.name}::")
-        elif isinstance(node, ast.If | ast.Try):
-            yield from _functions(node.body, prefix)
-
-
-def _sentinel(source: _Source, function: _Function, dice: _Dice) -> _Edit | None:
+def _sentinel(source: Source, function: Function, dice: _Dice) -> Edit | None:
     """Return the edit after which a test has to fail: the strongest, and of those the last, so that most of it runs."""
     edits = [edit for statement in _straight(function.body) if (edit := _edit(source, statement, dice))]
     strongest = max((edit.strength for edit in edits), default=None)
@@ -191,7 +112,7 @@ def _straight(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _edit(source: _Source, statement: ast.stmt, dice: _Dice) -> _Edit | None:
+def _edit(source: Source, statement: ast.stmt, dice: _Dice) -> Edit | None:
     if isinstance(statement, ast.Assert):
         return _contradicted(source, statement.test, dice)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
@@ -199,26 +120,26 @@ def _edit(source: _Source, statement: ast.stmt, dice: _Dice) -> _Edit | None:
     return None
 
 
-def _contradicted(source: _Source, test: ast.expr, dice: _Dice) -> _Edit:
+def _contradicted(source: Source, test: ast.expr, dice: _Dice) -> Edit:
     """Have an expression that was true be false."""
     part = test.values[-1] if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else test
     if isinstance(part, ast.Compare) and isinstance(part.ops[-1], ast.Eq):
         left = part.comparators[-2] if len(part.comparators) > 1 else part.left
         return _unequal(source, part.comparators[-1], left, dice) or _wrapped(source, part.comparators[-1])
-    return _Edit(*source.span(part), f"not ({source.text(part)})", _OPPOSITE)
+    return Edit(*source.span(part), f"not ({source.text(part)})", _OPPOSITE)
 
 
-def _wrapped(source: _Source, node: ast.expr) -> _Edit:
-    return _Edit(*source.span(node), f"[{source.text(node)}]", _WRAPPED)
+def _wrapped(source: Source, node: ast.expr) -> Edit:
+    return Edit(*source.span(node), f"[{source.text(node)}]", _WRAPPED)
 
 
-def _unequal(source: _Source, right: ast.expr, left: ast.expr, dice: _Dice) -> _Edit | None:
+def _unequal(source: Source, right: ast.expr, left: ast.expr, dice: _Dice) -> Edit | None:
     """Change a literal on either side of an equality."""
     for side in (right, left):
         literals = list(_literals(side))
         if literals:
             node = dice.choice(literals)
-            return _Edit(*source.span(node), _other(source.text(node), ast.literal_eval(node), dice), _VALUE)
+            return Edit(*source.span(node), _other(source.text(node), ast.literal_eval(node), dice), _VALUE)
     return None
 
 
@@ -265,7 +186,7 @@ def _respelled(text: str, dice: _Dice) -> str:
     return text[:place] + dice.choice(kind.replace(text[place], "")) + text[place + 1 :]
 
 
-def _call(source: _Source, call: ast.Call, dice: _Dice) -> _Edit | None:
+def _call(source: Source, call: ast.Call, dice: _Dice) -> Edit | None:
     """Change a call of an assertion method."""
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
     if not call.args or any(isinstance(argument, ast.Starred) for argument in call.args):
@@ -277,17 +198,17 @@ def _call(source: _Source, call: ast.Call, dice: _Dice) -> _Edit | None:
         return _contradicted(source, call.args[0], dice)
     if name in _OPPOSITES:
         end = source.span(call.func)[1]
-        return _Edit(end - len(name), end, _OPPOSITES[name], _OPPOSITE)
+        return Edit(end - len(name), end, _OPPOSITES[name], _OPPOSITE)
     return None
 
 
-def _appended(source: _Source, function: _Function, dice: _Dice) -> _Edit | None:
+def _appended(source: Source, function: Function, dice: _Dice) -> Edit | None:
     """Have a test assert something false at its end."""
     indent = source.indent(function.body[0])
     if indent is None:
         return None
     end = source.line_end(source.span(function.body[-1])[1])
-    return _Edit(end, end, f"\n{indent}assert {_false(dice)}", _APPENDED)
+    return Edit(end, end, f"\n{indent}assert {_false(dice)}", _APPENDED)
 
 
 def _false(dice: _Dice) -> str:

@@ -50,6 +50,7 @@ class Reason(enum.StrEnum):
     LOG_UNREADABLE = "log_unreadable"
     RUNNER_CHANGED = "runner_changed"
     SENTINEL_WRONG = "sentinel_wrong"
+    EQUALITY_FORGED = "equality_forged"
     TESTS_CHANGED = "tests_changed"
 
     INFRASTRUCTURE = "infrastructure"
@@ -71,6 +72,7 @@ _VERDICTS = {
     Reason.LOG_MISMATCH: Verdict.TAMPERED,
     Reason.RUNNER_CHANGED: Verdict.TAMPERED,
     Reason.SENTINEL_WRONG: Verdict.TAMPERED,
+    Reason.EQUALITY_FORGED: Verdict.TAMPERED,
     Reason.TESTS_CHANGED: Verdict.TAMPERED,
     Reason.INFRASTRUCTURE: Verdict.INFRA_ERROR,
     Reason.REFERENCE_UNTRUSTED: Verdict.INFRA_ERROR,

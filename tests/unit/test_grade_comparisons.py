@@ -1,0 +1,133 @@
+"""Comparisons by what values hold: what is right passes, whoever says that it is."""
+
+from __future__ import annotations
+
+import enum
+import textwrap
+import unittest
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+
+from minisandbox.grade.comparisons import compare_plainly
+
+
+class Near(int):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and abs(int(self) - other) < 10
+
+    __hash__ = int.__hash__
+
+
+class AnyEnding(str):
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and self[:-2] == other[:-2]
+
+    __hash__ = str.__hash__
+
+
+class OneOf:
+    def __init__(self, *values: object) -> None:
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        return other in self.values
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Pair:
+    def __init__(self, one: int, other: int) -> None:
+        self.both = one, other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pair) and self.both == other.both
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Mode(str, enum.Enum):  # noqa: UP042 - as they were before Python 3.11
+    ON = "on"
+
+
+class Own(int):
+    pass
+
+
+def passes(body: str, value: object) -> bool:
+    """Whether a test with a body passes where f() returns a value, its comparisons made plain."""
+    indented = textwrap.indent(body, "        ")
+    text = f"import unittest\nfrom pytest import approx\nclass T(unittest.TestCase):\n    def test(self):\n{indented}\n"
+    changed = compare_plainly({"test_a.py": text.encode()})["test_a.py"].decode()
+    names: dict[str, object] = {"f": lambda: value, "Pair": Pair}
+    exec(changed, names)
+    case = names["T"]
+    assert isinstance(case, type)
+    assert issubclass(case, unittest.TestCase)
+    result = case("test").run()
+    assert result is not None
+    return result.wasSuccessful()
+
+
+SAME = [
+    ("assert f() == 5", 5),
+    ("assert 5 == f(), 'words'", 5),
+    ("assert f() == 5 and f() == 5.0", 5),
+    ("assert (f()  # of course\n    == 5)", Own(5)),
+    ("assert f() == 5", Decimal(5)),
+    ("assert f() == 0.5", Fraction(1, 2)),
+    ("assert f() == 5j", 5j),
+    ("assert f() == True", 1),
+    ("assert f() == 'on'", Mode.ON),
+    ("assert f() == b'on'", b"on"),
+    ("assert f() == [1, ('a', {'b': 2})]", [1, ("a", {"b": 2})]),
+    ("assert f() == {1, 2}", frozenset((1, 2))),
+    ("assert f() == Pair(1, 2)", Pair(1, 2)),
+    ("assert f() == None", None),
+    ("assert f() == approx(5.1, abs=0.2)", 5),
+    ("assert approx([5.1], abs=0.2) == f()", [5]),
+    ("self.assertEqual(f(), 5)", 5),
+    ("self.assertEqual(\n    f(),\n    5,\n    'words')", 5),
+    ("self.assertTrue(f() == 5)", 5),
+    ("self.assertDictEqual(f(), {'a': 5})", {"a": 5}),
+    ("self.assertAlmostEqual(f(), 5.00000001)", 5),
+    ("for n in (1, 2):\n    assert f() == n or f() == 5\n    assert f() == 5", 5),
+]
+OTHER = [
+    ("assert f() == 5", Near(4)),
+    ("assert 5 == f()", Near(4)),
+    ("assert f() == 5", OneOf(4, 5)),
+    ("assert 'x' and f() == 5", OneOf(4, 5)),
+    ("assert f() == 5", pytest.approx(4, abs=2)),
+    ("assert f() == [5]", [OneOf(4, 5)]),
+    ("assert f() == {'a': [5]}", {"a": [Near(4)]}),
+    ("assert f() == ('a', '100th')", ("a", AnyEnding("100st"))),
+    ("assert f() == approx(5)", OneOf(5)),
+    ("assert f() == approx(5)", Near(4)),
+    ("assert f() == '100th'", AnyEnding("100st")),
+    ("self.assertEqual(f(), '100th')", AnyEnding("100st")),
+    ("self.assertTrue(f() == 5)", Near(4)),
+    ("self.assertAlmostEqual(f(), 5)", Near(4)),
+    ("self.assertAlmostEqual(f(), 5)", OneOf(4, 5)),
+]
+
+
+@pytest.mark.parametrize(("body", "value"), SAME)
+def test_what_is_right_passes(body: str, value: object) -> None:
+    assert passes(body, value)
+
+
+@pytest.mark.parametrize(("body", "value"), OTHER)
+def test_what_says_so_itself_does_not(body: str, value: object) -> None:
+    assert not passes(body, value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"def test():\n    assert f()\n", b"print 5\n", b"\xff\xfe", b"def test():\n    assert f() == 5 == g()\n", b""],
+)
+def test_files_without_a_comparison_that_can_be_changed(text: bytes) -> None:
+    assert compare_plainly({"test_a.py": text, "data.json": b"{}"}) == {}
