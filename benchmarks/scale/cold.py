@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.store import Store
-from minisandbox.store.entries import FILE, NAME, Entry, read_entries
+from minisandbox.store.entries import FILE, Entry, read_entries
 from minisandbox.store.packs import Packs, Piece, cut
 
 MB = 1_000_000
@@ -85,7 +85,7 @@ def drawn(store: Store, keys: Sequence[str], most: float) -> Iterator[tuple[str,
     for key in random.Random(1).sample(list(keys), len(keys)):
         if size > most:
             return
-        for entry in read_entries(store.layer_directory(key) / NAME):
+        for entry in read_entries(store.layer_directory(key)):
             if entry.kind == FILE and entry.size and not entry.same and entry.digest not in seen:
                 seen.add(entry.digest)
                 size += entry.size

@@ -117,8 +117,8 @@ def read_layers(store: Store) -> Iterator[Layer]:
     """Yield a store's layers."""
     for folder in sorted((store.root / "layers").iterdir()):
         listed = folder / "files.gz"
-        record = LayerRecord.read(folder / "layer.json")
-        yield Layer(record, list(read_entries(listed)), listed.lstat().st_blocks * 512)
+        record = LayerRecord.read(store.root, f"layers/{folder.name}/layer.json")
+        yield Layer(record, list(read_entries(folder)), listed.lstat().st_blocks * 512)
 
 
 def fit(layers: Sequence[Layer]) -> Measured:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.errors import InvalidValue, NotFound, StoreError
 from minisandbox.images import Difference, Lock, Package, compare_locks, lock_of, read_lock, read_pins
-from minisandbox.images.lock import packages_fact
+from minisandbox.images.lock import PACKAGES, packages_fact
 from minisandbox.store import LayerRecord
 from minisandbox.store.keys import JSONValue
 
@@ -123,3 +124,29 @@ def test_pins_that_no_index_has(tmp_path: Path, line: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         read_pins(tmp_path / "pins.txt")
     assert caught.value.hint
+
+
+def test_pins_are_read_of_files_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"# " + b"x" * (16 << 20))
+    (tmp_path / "nul").write_text("-r a\0b\n")
+    for place in ("pipe", "large", "nul", ".", "gone", "/dev/zero"):
+        with pytest.raises(InvalidValue, match="cannot read the pins in"):
+            read_pins(tmp_path / place)
+
+
+def test_pins_that_name_each_other_are_read_once(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text(f"-r {(number + 1) % 30}.txt\n" * 2 + f"p{number}==1\n")
+    assert len(read_pins(tmp_path / "0.txt").requirements) == 30
+    for number in range(200):
+        (tmp_path / f"{number}.txt").write_text(f"-r {number + 1}.txt\n")
+    with pytest.raises(InvalidValue, match="more than 100 files"):
+        read_pins(tmp_path / "0.txt")
+
+
+@pytest.mark.parametrize("packages", ["[" * 100_000, "5", "[[1]]", "{"])
+def test_a_layer_from_elsewhere_may_say_anything_of_its_packages(packages: str) -> None:
+    record = LayerRecord("a" * 64, None, {"kind": "python_copy"}, 0, 0, 0, 0, {PACKAGES: packages})
+    with pytest.raises(StoreError, match="does not say what was installed"):
+        lock_of("one", [record])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import InvalidValue, PatchError
+from minisandbox.errors import InvalidValue, PatchError, SourceError
 from minisandbox.images import GitSource, LocalSource, Recipe, SdistSource
+from minisandbox.images.localsource import take_snapshot
 from minisandbox.images.request import PythonRequest
 
 HERE = LocalSource(Path())
@@ -113,3 +114,10 @@ def test_projects_are_checked(name: str, version: str) -> None:
 def test_git_sources_are_checked(url: str, commit: str) -> None:
     with pytest.raises(InvalidValue):
         GitSource(url, commit)
+
+
+def test_a_file_of_a_terabyte_is_no_source(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(SourceError, match="too large for a source"):
+        take_snapshot(LocalSource(tmp_path))

@@ -68,6 +68,7 @@ def test_bytes_that_are_no_text_survive(tmp_path: Path) -> None:
         ({"instance_id": "o__r-1"}, "no model_patch"),
         ({**A, "model_patch": 5}, "model_patch of type int"),
         ({**A, "model_patch": "\ud800"}, "stand for no bytes"),
+        ({**A, "model_name_or_path": "m\ud800"}, "model_name_or_path with half of a surrogate pair"),
         ({**A, "model_name_or_path": ["m"]}, "model_name_or_path of type list"),
         ("diff", "of type str"),
     ],
@@ -76,6 +77,7 @@ def test_what_cannot_be_used_is_listed(tmp_path: Path, entry: object, problem: s
     first, second = read_predictions(write(tmp_path / "preds.json", {"o__r-1": entry, "o__r-2": B}))
     assert problem in first.problem
     assert not first.is_empty
+    assert first.model.encode()
     assert not second.problem
 
 
@@ -88,6 +90,7 @@ def test_what_cannot_be_used_is_listed(tmp_path: Path, entry: object, problem: s
         ("preds.json", json.dumps({"b": A}), "its instance_id is 'o__r-1'"),
         ("preds.jsonl", json.dumps(A)[:-4], "line 1 is not JSON"),
         ("preds.json", json.dumps(A) + "\n" + json.dumps(B), "is not JSON"),
+        ("preds.json", json.dumps([{**A, "instance_id": "\ud800"}]), "half of a surrogate pair"),
         ("preds.json", "5", "neither an object nor a list"),
         ("preds.json", "{}", "has no predictions"),
         ("empty/x.txt", "", "has no predictions"),

@@ -231,7 +231,7 @@ def test_damaged_records_are_said(store: Store, text: str) -> None:
 def test_records_of_another_format_are_refused(tmp_path: Path) -> None:
     (tmp_path / "r").write_text('{"format": 9}')
     with pytest.raises(StoreError, match="format 9"):
-        LayerRecord.read(tmp_path / "r")
+        LayerRecord.read(tmp_path, "r")
 
 
 def test_remove_layer(store: Store) -> None:

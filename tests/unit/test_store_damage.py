@@ -124,7 +124,7 @@ def test_a_flipped_byte_is_found_by_reading(store: Store) -> None:
 
 def test_a_damaged_object_that_no_layer_has_is_not_taken_up(store: Store) -> None:
     key = add_layer(store, "a", {"f": "content"})
-    entry = next(entry for entry in read_entries(store.layer_directory(key) / NAME) if entry.path == "f")
+    entry = next(entry for entry in read_entries(store.layer_directory(key)) if entry.path == "f")
     store.remove_layer(key)
     flip(store.pool.path(entry.object_name))
     verify(store, full=True)
@@ -134,7 +134,7 @@ def test_a_damaged_object_that_no_layer_has_is_not_taken_up(store: Store) -> Non
 
 def test_a_deleted_object_is_put_back(store: Store) -> None:
     key = add_layer(store, "a", {"f": "content"})
-    entry = next(entry for entry in read_entries(store.layer_directory(key) / NAME) if entry.path == "f")
+    entry = next(entry for entry in read_entries(store.layer_directory(key)) if entry.path == "f")
     store.pool.path(entry.object_name).unlink()
     assert verify(store, full=True).damaged == ()
     assert store.pool.path(entry.object_name).samefile(store.layer_tree(key) / "f")

@@ -16,7 +16,7 @@ from minisandbox.errors import DiskFull, StoreError
 from minisandbox.images.travel import export_file, import_directory, import_file
 from minisandbox.store import Made, Store
 from minisandbox.store.collect import collect, remove_images
-from minisandbox.store.entries import NAME, Entry, read_entries
+from minisandbox.store.entries import Entry, read_entries
 from minisandbox.store.freezing import freeze, frozen_keys, thaw_images
 from minisandbox.store.overview import image_rows, parts
 from minisandbox.store.sizes import StoreSizes
@@ -52,7 +52,7 @@ def texts(store: Store, key: str) -> dict[str, object]:
 
 
 def entries(store: Store, key: str) -> list[Entry]:
-    return list(read_entries(store.layer_directory(key) / NAME))
+    return list(read_entries(store.layer_directory(key)))
 
 
 def packs(store: Store) -> list[Path]:

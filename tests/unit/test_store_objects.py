@@ -11,7 +11,7 @@ import pytest
 
 from minisandbox.errors import StoreError
 from minisandbox.store import Made, Store, measure_tree, step_key
-from minisandbox.store.entries import NAME, Entry, read_entries
+from minisandbox.store.entries import Entry, read_entries
 
 MOMENT = 946684800
 
@@ -52,7 +52,7 @@ def one_file(text: str = "content", name: str = "f", mode: int = 0o644) -> Calla
 
 
 def listed(store: Store, name: str) -> dict[str, Entry]:
-    return {entry.path: entry for entry in read_entries(store.layer_directory(key_of(name)) / NAME)}
+    return {entry.path: entry for entry in read_entries(store.layer_directory(key_of(name)))}
 
 
 def inode(path: Path) -> int:

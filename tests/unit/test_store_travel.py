@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import stat
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def facts(store: Store, key: str) -> list[tuple[object, ...]]:
     """Everything about a layer's files but owners and inodes."""
     return [
         (e.path, e.kind, e.mode, e.mtime, e.size, e.digest, e.same, e.target, e.attributes)
-        for e in read_entries(store.layer_directory(key) / NAME)
+        for e in read_entries(store.layer_directory(key))
     ]
 
 
@@ -353,6 +354,17 @@ def with_line(**fields: object) -> Callable[[str, bytes], Iterator[tuple[str, by
     return change
 
 
+def with_number(of: str, field: str, text: str) -> Callable[[str, bytes], Iterator[tuple[str, bytes]]]:
+    """Change a number in every record."""
+
+    def change(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+        if of in name and name.endswith(".json"):
+            data = re.sub(rf'"{field}": [0-9.e+-]+'.encode(), f'"{field}": {text}'.encode(), data)
+        yield name, data
+
+    return change
+
+
 FILE = "lib/one.py"
 FORGERIES: list[tuple[str, Callable[[str, bytes], Iterator[tuple[str, bytes]]], str]] = [
     ("absolute", with_entry(FILE, path="/etc/cron.d/x"), "no path in a tree"),
@@ -393,6 +405,14 @@ FORGERIES: list[tuple[str, Callable[[str, bytes], Iterator[tuple[str, bytes]]], 
     ("image name", lambda n, d: iter([(n, d.replace(b'"name": "one"', b'"name": "../x"'))]), "not a usable name"),
     ("workdir", lambda n, d: iter([(n, d.replace(b'"/testbed"', b'"../../x"'))]), "a value that it cannot have"),
     ("variable", lambda n, d: iter([(n, d.replace(b'"PATH"', b'"A=B"'))]), "a value that it cannot have"),
+    ("created in no number", with_number("images.json", "created", "1" + "0" * 400), "created is 1000"),
+    ("created never", with_number("images.json", "created", "NaN"), "created is nan"),
+    ("created at no moment", with_number("images.json", "created", "Infinity"), "created is inf"),
+    ("no seconds", with_number("layers/", "seconds", "Infinity"), "seconds is inf"),
+    ("seconds in no number", with_number("layers/", "seconds", "1" + "0" * 400), "seconds is 1000"),
+    ("negative bytes", with_number("layers/", "bytes", "-5"), "bytes is -5"),
+    ("disk in no number", with_entry(FILE, disk=10**400), "too large"),
+    ("negative size", with_entry(FILE, size=-1), "has size -1"),
     ("layer key", lambda n, d: iter([(n, d.replace(key_of("one").encode(), b"../../../x"))]), "not a layer key"),
     ("other key", lambda n, d: iter([(n, d.replace(b'"key": "' + key_of("one").encode(), b'"key": "' + b"0" * 64)
                                       if n.endswith(".json") and n.startswith("layers") else d)]), "another key"),
@@ -478,6 +498,6 @@ def test_another_users_images_become_ones_own(store: Store, other: Store, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.stdout.splitlines() == ["False ['odd']", "2 1 ()", "{12345}", "1 ()"], done.stderr
     import_file(other, tmp_path / "user/back")
-    owners = {entry.uid for entry in read_entries(other.layer_directory(key) / NAME)}
+    owners = {entry.uid for entry in read_entries(other.layer_directory(key))}
     assert owners == {0}, "what was the user's own is root's own"
     assert (other.layer_tree(key) / "of/daemon").read_text() == "daemon" * 100

@@ -13,6 +13,8 @@ from tests.unit.test_tasks_jsonl import row as own_row
 from minisandbox.errors import InvalidValue, PatchError, TaskFileError
 from minisandbox.tasks import DIALECTS, Form, TaskSet, task_from_row
 from minisandbox.tasks.dialects import form_of
+from minisandbox.tasks.dialects.skyrl import inner_row
+from minisandbox.tasks.dialects.values import object_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PATCH = "--- a/src/x.py\n+++ b/src/x.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
@@ -296,3 +298,11 @@ def test_a_set_may_leave_out_what_is_no_task(tmp_path: Path) -> None:
 def test_names_of_layouts_are_documented() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "task-files.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in DIALECTS)
+
+
+def test_json_that_is_too_deep_is_told() -> None:
+    deep = "[" * 100_000
+    with pytest.raises(TaskFileError, match="not JSON"):
+        object_of({"extra_info": deep}, "extra_info")
+    with pytest.raises(TaskFileError, match="no JSON"):
+        inner_row({"instance": deep})

@@ -170,6 +170,12 @@ def test_missing_fields(field: str) -> None:
         pytest.param(build(requirements="x"), "build.requirements", "a string, not a list", id="requirements"),
         pytest.param(build(environment={"A": 1}), "build.environment.A", "a number", id="environment"),
         pytest.param(build(environment={"A=B": "1"}), "build.environment", "'A=B'", id="environment-name"),
+        pytest.param(row(build="[" * 100_000), "build", "not JSON", id="build-deep"),
+        pytest.param(row(test="[" * 100_000), "test", "not JSON", id="test-deep"),
+        pytest.param(row(FAIL_TO_PASS="[" * 100_000), "FAIL_TO_PASS", "not JSON", id="f2p-deep"),
+        pytest.param(
+            build(requirements_file="/dev/zero"), "build.requirements_file", "cannot read the pins", id="pins-device"
+        ),
         pytest.param(build(source={}), "build.source", "exactly one key", id="no-source"),
         pytest.param(build(source={"svn": {}}), "build.source.svn", "known are sdist", id="svn"),
         pytest.param(

@@ -160,7 +160,7 @@ def _calls(box: Sandbox, task: Task) -> dict[tuple[str, int], tuple[str, ...]]:
     box.exec(f"{task.test_command} -q -p calls_plugin -p no:cacheprovider", timeout=task.test_timeout * 5, env=env)
     try:
         found = json.loads(box.files.read_bytes(f"{_INSIDE}/calls.json", limit=64 * MiB))
-    except (FileAccessError, ValueError):
+    except (FileAccessError, ValueError, RecursionError):
         return {}
     places = {place.rpartition(":"): tuple(map(str, tests)) for place, tests in found.items()}
     return {(file, int(row)): tests for (file, _, row), tests in places.items()}

@@ -170,6 +170,8 @@ def _prediction(entry: object, place: str, *, key: str | None = None) -> Predict
         raise PredictionError(
             f"{place}: it has no instance_id", reason="it is not a prediction", hint="each names its task"
         )
+    if not _is_text(name):
+        raise PredictionError(f"{place}: its instance_id has half of a surrogate pair", reason="no task has such an id")
     if isinstance(entry, dict) and key is not None and name != key:
         raise PredictionError(f"{place}: its instance_id is {name!r}", reason="it was put under another task's id")
     problem, data = _problem(entry, fields), b""
@@ -178,7 +180,8 @@ def _prediction(entry: object, place: str, *, key: str | None = None) -> Predict
             data = patch.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             problem = "has a model_patch with characters that stand for no bytes"
-    return Prediction(name, model if isinstance(model, str) and model else NAMELESS, data, place, problem)
+    named = isinstance(model, str) and model and _is_text(model)
+    return Prediction(name, str(model) if named else NAMELESS, data, place, problem)
 
 
 def _problem(entry: object, fields: Mapping[str, object]) -> str:
@@ -190,4 +193,16 @@ def _problem(entry: object, fields: Mapping[str, object]) -> str:
     for field in ("model_patch", "model_name_or_path"):
         if not isinstance(fields.get(field), str | None):
             return f"has a {field} of type {type(fields[field]).__name__}, not text"
+    model = fields.get("model_name_or_path")
+    if isinstance(model, str) and not _is_text(model):
+        return "has a model_name_or_path with half of a surrogate pair"
     return ""
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string can be written anywhere: JSON's escapes can name half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

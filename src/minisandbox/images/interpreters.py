@@ -14,12 +14,14 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from minisandbox.errors import InterpreterNotFound
+from minisandbox.errors import InterpreterNotFound, StoreError
 from minisandbox.images.probe import Interpreter, probe, stamp_of
 from minisandbox.images.request import PythonRequest
 from minisandbox.store import Store
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.paths import home_directory
+from minisandbox.store.reading import read_below
+from minisandbox.store.records import MOST
 
 _CACHE = "interpreters.json"
 _NAME = re.compile(r"python(?:[23](?:\.\d{1,2})?)?")
@@ -160,12 +162,20 @@ def _read_cache(store: Store | None) -> dict[str, _Answer]:
     if store is None:
         return {}
     try:
-        rows = json.loads((store.root / _CACHE).read_bytes())
+        rows = json.loads(read_below(store.root, _CACHE, MOST))
         return {
             name: _Answer(row["stamp"], Interpreter.from_json(row["answer"]) if row["answer"] else None)
             for name, row in rows.items()
         }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # only a cache: asking again repairs it
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        StoreError,
+    ):  # only a cache: asking again repairs it
         return {}
 
 

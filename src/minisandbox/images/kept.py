@@ -12,6 +12,8 @@ from minisandbox.images.stepping import Step
 from minisandbox.store import Store
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import store_faults
+from minisandbox.store.reading import read_below
+from minisandbox.store.records import MOST
 from minisandbox.store.store import check_name
 
 _FORMAT = 1
@@ -38,13 +40,13 @@ def read_kept(store: Store, image: str) -> Kept:
     """
     path = _path(store, image)
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_below(store.root, f"{path.parent.name}/{path.name}", MOST))
         if values["format"] != _FORMAT:
             raise ValueError(f"format {values['format']!r}")
         return Kept(image, {str(below): str(layer) for below, layer in values["layers"].items()})
     except FileNotFoundError:
         return Kept(image, {})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(
             f"record {path} is damaged",
             reason=str(error),

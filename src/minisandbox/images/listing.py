@@ -96,7 +96,7 @@ class Listings:
             if kept["format"] == _FORMAT:
                 files = [Link(**row) for row in kept["files"]]
                 return Listing({link.filename: link for link in files}, float(kept["fetched"]))
-        except (OSError, ValueError, TypeError, KeyError):  # only a cache: asking again repairs it
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # only a cache: asking again repairs it
             pass
         return None
 

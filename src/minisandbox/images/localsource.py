@@ -17,6 +17,7 @@ from minisandbox.images.hostgit import run_git
 from minisandbox.images.recipe import LocalSource
 
 _LIST_TIMEOUT = 120.0
+_LARGEST = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,11 @@ def _read(root: Path, path: str) -> tuple[str, bytes] | None:
     except (FileNotFoundError, NotADirectoryError):  # tracked, but gone: a directory may have become a file
         return None
     with open(fd, "rb") as file:
-        return ("program" if info.st_mode & stat.S_IXUSR else "file"), file.read()
+        info = os.fstat(fd)
+        if info.st_size > _LARGEST:
+            raise SourceError(f"{root / path} is too large for a source", reason=f"it has {info.st_size} bytes")
+        content = file.read(info.st_size) if stat.S_ISREG(info.st_mode) else b""  # something may have taken its place
+        return ("program" if info.st_mode & stat.S_IXUSR else "file"), content
 
 
 def _member(path: str, kind: str, content: bytes) -> tuple[tarfile.TarInfo, io.BytesIO | None]:

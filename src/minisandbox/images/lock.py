@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.errors import InvalidValue, NotFound, StoreError
 from minisandbox.images.torch_builds import BACKEND
 from minisandbox.store import LayerRecord
 
@@ -86,6 +86,9 @@ def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
     Args:
         image: its name.
         records: its layers, bottom first.
+
+    Raises:
+        StoreError: one came from elsewhere, and what it says of its packages cannot be read.
     """
     python: dict[str, str] = {}
     system: dict[str, str] = {}
@@ -96,15 +99,26 @@ def lock_of(image: str, records: Iterable[LayerRecord]) -> Lock:
         kind = str(record.step.get("kind", ""))
         base = base or record.key
         if kind.startswith("python_"):
-            python = {name: str(record.step[name]) for name in ("version", "build", "abi")} | {"kind": kind[7:]}
+            python = {name: str(record.step.get(name, "")) for name in ("version", "build", "abi")} | {"kind": kind[7:]}
         if kind == "system":
             system = dict(_pairs(record.facts.get("versions", ""), "="))
         if INSTALLED in record.facts:
             installed = read_freeze(record.facts[INSTALLED])
         backend = str(record.step.get(BACKEND, backend))
         if packages := record.facts.get(PACKAGES):
-            steps[step_name(kind)] = tuple(Package(*row) for row in json.loads(packages))
+            steps[step_name(kind)] = _packages(packages, record.key)
     return Lock(image, base, python, system, installed, steps, backend)
+
+
+def _packages(text: str, key: str) -> tuple[Package, ...]:
+    try:
+        return tuple(Package(*map(str, row)) for row in json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StoreError(
+            f"layer {key[:16]} does not say what was installed",
+            reason=f"its record has a list of packages that cannot be read: {error}",
+            hint="build the image again",
+        ) from error
 
 
 def step_name(kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import InvalidValue, StoreError
+from minisandbox.store.reading import read_regular
 
+_MOST = 16 << 20
+_MOST_FILES = 100
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _HASH = re.compile(r"\s+--hash[= ]\S+")
 # conda's name=version=build where the build is for a Python: those are distributions too, most by the same name
@@ -65,19 +69,32 @@ def read_pins(path: Path) -> Pins:
         path: the file; other files that it names (``-r``) are read too.
 
     Raises:
-        InvalidValue: it cannot be read, or a line of it says what a recipe has no place for.
+        InvalidValue: it cannot be read, is no regular file or larger than 16 MiB, or a line of it says what a
+            recipe has no place for.
     """
+    return _read_pins(path, set())
+
+
+def _read_pins(path: Path, seen: set[str]) -> Pins:
+    """Read a listing, and those that it names; one that was read already adds nothing."""
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"cannot read the pins in {path}", reason=str(error), hint="give a text file") from error
+        place = os.path.realpath(path)
+        if place in seen:
+            return Pins(())
+        seen.add(place)
+        text = read_regular(path, _MOST).decode()
+    except (OSError, ValueError, StoreError) as error:  # ValueError: not UTF-8, or a path that cannot be
+        reason = error.reason if isinstance(error, StoreError) else str(error)
+        raise InvalidValue(f"cannot read the pins in {path}", reason=reason, hint="give a text file") from error
+    if len(seen) > _MOST_FILES:
+        raise InvalidValue(f"cannot read the pins in {path}", reason=f"more than {_MOST_FILES} files name each other")
     if path.suffix in (".yml", ".yaml"):
         return _read_conda(text)
     found: list[str] = []
     skipped: list[tuple[str, str]] = []
     for line in _lines(text):
         if nested := re.fullmatch(r"(?:-r|--requirement)[ =]\s*(\S+)", line):
-            inner = read_pins(path.parent / nested[1])
+            inner = _read_pins(path.parent / nested[1], seen)
             found += inner.requirements
             skipped += inner.skipped
         elif reason := _unusable(line):

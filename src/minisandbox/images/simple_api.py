@@ -160,7 +160,7 @@ def _json_files(page: bytes, base: str) -> list[dict[str, object]]:
     try:
         files = json.loads(page)["files"]
         return [file for file in files if isinstance(file, dict)]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SourceError(f"{base} is not an index page", reason=f"{type(error).__name__}: {error}") from error
 
 

@@ -61,7 +61,7 @@ class Decoder:
 def _header(data: bytes) -> Header:
     try:
         header = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"a header that is not JSON: {data[:80]!r}") from error
     if not isinstance(header, dict):
         raise FrameError(f"a header that is not an object: {data[:80]!r}")

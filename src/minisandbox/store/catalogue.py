@@ -65,10 +65,10 @@ class Catalogue:
             NotFound: there is none of that name.
             StoreError: it is damaged.
         """
-        path = self._image(name)
+        file = f"images/{check_name(name)}.json"
         try:
             with store_faults(f"read image {name}"):
-                return ImageRecord.read(path)
+                return ImageRecord.read(self.root, file)
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise NotFound(
@@ -138,7 +138,8 @@ class Catalogue:
 
     def pins(self) -> frozenset[str]:
         """Return the names of the pinned images."""
-        with suppress(FileNotFoundError):  # a store that is only read, from before there were pins
+        # a store that is only read may be from before there were pins
+        with store_faults("list pins"), suppress(FileNotFoundError):
             return frozenset(os.listdir(self.root / "pins"))
         return frozenset()
 
@@ -162,9 +163,10 @@ class Catalogue:
             NotFound: there is none.
             StoreError: the record is damaged.
         """
+        file = f"failed/{check_name(name)}.json"
         try:
             with store_faults(f"read the failure of {name}"):
-                return FailureRecord.read(self._failure(name))
+                return FailureRecord.read(self.root, file)
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise NotFound(f"the store {self.root} knows of no failed build of {name!r}") from None

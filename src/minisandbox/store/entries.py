@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import StoreError
+from minisandbox.store.reading import read_below
 
 FORMAT = 1
 NAME = "files.gz"
 PRIVATE = -1
+MOST = 1 << 30
+"""Bytes that a list may have: some six million files."""
+_LONGEST = 1 << 22
+_LARGEST = (1 << 63) - 1
 
 FILE, DIRECTORY, LINK, WHITEOUT, FIFO, SOCKET = "f", "d", "l", "w", "p", "s"
 KINDS = frozenset((FILE, DIRECTORY, LINK, WHITEOUT, FIFO, SOCKET))
@@ -116,21 +122,27 @@ def decode(line: bytes) -> Entry:
     texts, numbers = (path, kind, digest, same, target), (mode, uid, gid, mtime, size, disk, copy)
     if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
         raise ValueError("a field has the wrong type")
+    if any(abs(number) > _LARGEST for number in numbers):
+        raise ValueError("a number is too large")
     pairs = tuple((name, value) for name, value in attributes)
     if kind not in KINDS or any(type(text) is not str for pair in pairs for text in pair):
         raise ValueError("a field has a value that it cannot have")
     return Entry(path, kind, mode, uid, gid, mtime, size, disk, digest, copy, same, target, pairs)
 
 
-def read_entries(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a list, in its order.
+def read_entries(layer: Path, *, most: int = MOST) -> Iterator[Entry]:
+    """Yield the entries of a layer's list, in its order.
+
+    Args:
+        layer: the layer's directory in its store.
+        most: bytes that the list may have, compressed or not.
 
     Raises:
-        StoreError: it is damaged, or of a later format.
+        StoreError: it is damaged, too large, no file at all, or of a later format.
         FileNotFoundError: there is none: the layer was made by an earlier MiniSandbox.
     """
-    with path.open("rb") as file:
-        yield from parse(_lines(gzip.GzipFile(fileobj=file)), str(path))
+    packed = read_below(layer.parent.parent, f"{layer.parent.name}/{layer.name}/{NAME}", most)
+    yield from parse(_lines(gzip.GzipFile(fileobj=io.BytesIO(packed)), most), f"{layer}/{NAME}")
 
 
 def parse(lines: Iterator[bytes], where: str) -> Iterator[Entry]:
@@ -155,9 +167,13 @@ def parse(lines: Iterator[bytes], where: str) -> Iterator[Entry]:
         ) from error
 
 
-def _lines(source: gzip.GzipFile) -> Iterator[bytes]:
+def _lines(source: gzip.GzipFile, most: int) -> Iterator[bytes]:
     with source:
         try:
-            yield from source
+            while line := source.readline(_LONGEST + 1):
+                most -= len(line)
+                if len(line) > _LONGEST or most < 0:
+                    raise ValueError("it unpacks to more than a list can have")
+                yield line
         except Exception as error:  # zlib.error and what else a flipped byte leads to in its reader
             raise ValueError(str(error)) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from minisandbox.store.entries import FILE, Entry
 from minisandbox.store.faults import store_faults
 from minisandbox.store.growing import Readable
 from minisandbox.store.parcels import PackedLayer, layers_of, pack_layer
+from minisandbox.store.reading import open_below
 from minisandbox.store.records import ImageRecord
 from minisandbox.store.store import Store
 
@@ -210,7 +210,7 @@ def read_contents(store: Store, sources: Mapping[str, tuple[str, Entry]]) -> Ite
         elif not entry.size:
             yield key, entry, io.BytesIO()
         elif digest in pooled and store.pool.has(pooled[digest]):
-            with store.pool.path(pooled[digest]).open("rb") as file:
+            with store.pool.open(pooled[digest]) as file:
                 yield key, entry, file
         else:
             packed[digest] = key, entry
@@ -221,7 +221,8 @@ def _unpacked(store: Store, packed: dict[str, tuple[str, Entry]]) -> Iterator[tu
     for pack in store.packs.all() if packed else ():
         with suppress(FileNotFoundError):  # removed since: the layers that needed it were thawed
             for digest, content in pack.contents(frozenset(packed)):
-                yield (*packed.pop(digest), content)
+                if digest in packed:  # a pack of somebody else's may have it twice
+                    yield (*packed.pop(digest), content)
     for key, entry in packed.values():
         try:
             file = open_content(store, key, entry)
@@ -235,18 +236,17 @@ def _unpacked(store: Store, packed: dict[str, tuple[str, Entry]]) -> Iterator[tu
 
 
 def _listed(store: Store, key: str) -> Iterator[Entry]:
-    return listing.read_entries(store.layer_directory(key) / listing.NAME)
+    return listing.read_entries(store.layer_directory(key))
 
 
 def open_content(store: Store, key: str, entry: Entry) -> IO[bytes]:
     """Open a file of a layer for reading; nothing that took its place is followed or waited for.
 
     Raises:
+        StoreError: it is no regular file, or is reached through a link.
         OSError: it cannot be opened.
     """
-    path = store.layer_directory(key) / "tree" / entry.path
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    return os.fdopen(fd, "rb")
+    return open_below(store.root, f"layers/{key}/tree/{entry.path}")
 
 
 class Hashed(io.RawIOBase):

@@ -162,7 +162,7 @@ class _Freezing:
     def _is_in_pool(self, layer: Path) -> bool:
         """Whether the pool has every file of a layer that holds anything, by the very inode."""
         try:
-            for entry in listing.read_entries(layer / listing.NAME):
+            for entry in listing.read_entries(layer):
                 if entry.kind == FILE and entry.size and not entry.same and not self._has(layer, entry):
                     return False
         except (FileNotFoundError, StoreError):  # of an earlier MiniSandbox, or damaged: verification tells
@@ -292,7 +292,7 @@ def remove_packs(store: Store, *, dry_run: bool = False) -> int:
 def _listed(store: Store, key: str) -> Iterator[Entry]:
     """The files of a layer as its list says; none where it has gone, or the list is damaged."""
     with suppress(FileNotFoundError, StoreError):
-        yield from listing.read_entries(store.layer_directory(key) / listing.NAME)
+        yield from listing.read_entries(store.layer_directory(key))
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -25,14 +25,16 @@ from minisandbox.store.entries import FILE, LINK, Entry, copy_name
 from minisandbox.store.faults import disk_full, fault_point, store_faults
 from minisandbox.store.growing import Growth, Readable, write_content
 from minisandbox.store.keys import is_key
-from minisandbox.store.parcels import PackedLayer, check_image, check_layer, layers_of, pack_layer, unfit
+from minisandbox.store.parcels import MOST_LIST, PackedLayer, check_image, check_layer, layers_of, pack_layer, unfit
 from minisandbox.store.records import ImageRecord, LayerRecord
 from minisandbox.store.sizes import stack_of
 from minisandbox.store.store import Made, Store
 
 _CHUNK = 1 << 20
-_MOST_HEAD, _MOST_RECORD, _MOST_LIST = 1 << 24, 1 << 20, 1 << 28
-"""Bytes of the head, of a layer's record and of its list of files; objects of JSON take 26 times as much."""
+_MOST_HEAD, _MOST_RECORD = 1 << 24, 1 << 20
+"""Bytes of the head, which has all images, and of a layer's record; objects of JSON take 26 times as much."""
+_MOST_IMAGES = 1 << 26
+"""Bytes of the records of all images that are taken over from a directory."""
 _PRIVILEGED = stat.S_ISUID | stat.S_ISGID
 
 Progress = Callable[[int, int], None]
@@ -119,7 +121,7 @@ def import_store(
     store.require_writable("import images")
     if store.root.resolve() == source.root.resolve():
         raise InvalidValue(f"{source.root} is the store itself", hint="give another store's directory")
-    images = [source.image(name) for name in (source.image_names() if names is None else dict.fromkeys(names))]
+    images = _images_of(source, source.image_names() if names is None else dict.fromkeys(names))
     with source.hold(*layers_of(images), frozen=True):
         return _Import(store, _Other(source, images), replace, progress).run()
 
@@ -189,7 +191,7 @@ class StreamParcel:
         found = []
         for key in self._keys:
             record = self._text(self._next(f"{exporting.LAYERS}/{key}.json"), _MOST_RECORD)
-            lines = self._text(self._next(f"{exporting.LAYERS}/{key}.files"), _MOST_LIST)
+            lines = self._text(self._next(f"{exporting.LAYERS}/{key}.files"), MOST_LIST)
             if key in wanted:
                 entries = tuple(listing.parse(io.BytesIO(lines), self.where))
                 found.append(PackedLayer(LayerRecord.parse(record, self.where), entries))
@@ -398,6 +400,17 @@ class _Import:
         if entry.kind == LINK:
             mode = 0o777  # symlink(7): its permissions are these, and never used
         return dataclasses.replace(entry, mode=mode, uid=uid, gid=gid)
+
+
+def _images_of(source: Store, names: Iterable[str]) -> list[ImageRecord]:
+    """The records of another store's images, checked before anything is made of them."""
+    found, size = [], 0
+    for name in names:
+        found.append(check_image(source.image(name), f"the store {source.root}"))
+        size += len(found[-1].to_json())
+        if size > _MOST_IMAGES:
+            raise unfit(f"the store {source.root}", "the records of its images are too large; name some of them")
+    return found
 
 
 def _image(values: dict[str, object], where: str) -> ImageRecord:

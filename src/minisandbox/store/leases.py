@@ -10,19 +10,23 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from minisandbox.errors import NotFound
+from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import is_key
 from minisandbox.store.locks import still_named, try_flock
 from minisandbox.store.thawing import is_frozen, thaw
 
 USED = "used"
+_TIMEOUT = 300.0
+_POLL = 0.01
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -146,8 +150,7 @@ def _open_shared(layer: Path) -> int:
     except FileNotFoundError:
         raise gone from None
     try:
-        # Held exclusively only for a look, or until its remover has renamed it.
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        _share(fd, layer)
         if still_named(fd, layer):
             return fd
     except BaseException:  # the descriptor must not leak, whatever ended it
@@ -155,6 +158,27 @@ def _open_shared(layer: Path) -> int:
         raise
     os.close(fd)
     raise gone
+
+
+def _share(fd: int, layer: Path) -> None:
+    """Take the shared lock of a layer, unless it is being removed.
+
+    It is held exclusively for a look, or while the layer is removed or frozen; but somebody else's for ever, perhaps.
+    """
+    deadline = time.monotonic() + _TIMEOUT
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        if not still_named(fd, layer):  # it is being removed
+            return
+        if time.monotonic() >= deadline:
+            raise StoreError(
+                f"layer {layer.name} is still locked after {_TIMEOUT:.0f} s",
+                reason="another process freezes it, or whoever owns the store keeps its lock",
+                hint=f"see who has it open: fuser -v {layer}",
+            )
+        time.sleep(_POLL)
 
 
 def open_exclusive(layer: Path) -> int | None:

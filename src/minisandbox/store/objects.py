@@ -16,9 +16,11 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from minisandbox.store.entries import PRIVATE, Entry, copy_name
 from minisandbox.store.faults import fault_point
+from minisandbox.store.reading import open_below
 
 SMALLEST = 1
 """Bytes below which a file is not shared: an empty one takes nothing but its inode."""
@@ -37,6 +39,15 @@ class Pool:
     def path(self, name: str) -> Path:
         """Return where an object of that name lies."""
         return Path(self._path(name))
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open an object for reading.
+
+        Raises:
+            StoreError: it is no regular file.
+            OSError: it cannot be opened.
+        """
+        return open_below(self.root.parent, f"{self.root.name}/{name[:2]}/{name}")
 
     def has(self, name: str) -> bool:
         """Whether an object of that name is there, damaged or not."""

@@ -21,6 +21,7 @@ from minisandbox.errors import StoreError
 from minisandbox.store.durable import sync_directory, written_atomically
 from minisandbox.store.faults import fault_point
 from minisandbox.store.growing import Readable
+from minisandbox.store.reading import open_below
 
 LARGEST = 32 << 20
 """Bytes of contents after which a pack is full: what a layer costs at most to thaw besides its own files, 0.1 s."""
@@ -32,6 +33,7 @@ _COUNT = struct.Struct("<Q")
 _ROW = struct.Struct("<32sQ")
 _WINDOW = 25  # a whole pack
 _CHUNK = 1 << 20
+_MOST_ROWS = 1 << 22
 _SUFFIX = ".pack"
 
 
@@ -84,11 +86,12 @@ class Pack:
         """Yield contents that are wanted, by hash, in the pack's order; each is to be read before the next one.
 
         Raises:
-            StoreError: it cannot be read to the last of them. Whether a content has its hash is for the reader to see.
+            StoreError: it is no file, or cannot be read to the last of them. Whether a content has its hash is for the
+                reader to see.
             FileNotFoundError: it has been removed.
         """
         left = sum(digest in wanted for digest, _ in self.rows)
-        with self.path.open("rb") as file:
+        with _open(self.path) as file:
             file.seek(_body(len(self.rows)))
             stream = Decompressed(file)
             for digest, size in self.rows:
@@ -204,21 +207,22 @@ def _add(piece: Piece, out: IO[bytes]) -> None:
 
 
 def read_pack(path: Path) -> Pack | None:
-    """Return the pack of a file; None where it has gone, or its head is not what was written."""
+    """Return the pack of a file; None where it has gone, or it is not what was written, as far as its head says."""
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 return None
             (count,) = _COUNT.unpack(file.read(_COUNT.size))
             info = os.fstat(file.fileno())
-            if count > info.st_size // _ROW.size:
+            if count > min(info.st_size // _ROW.size, _MOST_ROWS):
                 return None
             head = file.read(count * _ROW.size)
-    except (FileNotFoundError, struct.error):
+    except (FileNotFoundError, StoreError, struct.error):
         return None
     rows = tuple((digest.hex(), size) for digest, size in _ROW.iter_unpack(head))
     # its name is the hash of its head, so that no flipped byte there makes it promise what it does not have
     fine = f"{hashlib.sha256(head).hexdigest()}{_SUFFIX}" == path.name
+    fine &= len(rows) == 1 or sum(size for _, size in rows) <= LARGEST  # one that is larger is alone
     return Pack(path, rows, info.st_blocks * 512) if fine else None
 
 
@@ -244,12 +248,16 @@ def cut(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield portion
 
 
+def _open(path: Path) -> IO[bytes]:
+    return open_below(path.parent.parent, f"{path.parent.name}/{path.name}")
+
+
 def _body(count: int) -> int:
     return len(_MAGIC) + _COUNT.size + count * _ROW.size
 
 
 def _age(path: Path) -> int:
     try:
-        return path.stat().st_mtime_ns
+        return path.lstat().st_mtime_ns
     except FileNotFoundError:  # removed since
         return 0

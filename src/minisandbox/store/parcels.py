@@ -16,7 +16,8 @@ from minisandbox.store import entries as listing
 from minisandbox.store.catalogue import check_name
 from minisandbox.store.entries import DIRECTORY, FILE, LINK, PRIVATE, Entry
 from minisandbox.store.keys import check_key, is_key
-from minisandbox.store.records import ImageRecord, LayerRecord
+from minisandbox.store.reading import open_folder
+from minisandbox.store.records import ImageRecord, LayerRecord, is_number
 from minisandbox.store.scanning import describe, walk
 from minisandbox.store.sizes import stack_of
 from minisandbox.store.store import Store
@@ -24,6 +25,9 @@ from minisandbox.store.store import Store
 _LONGEST_NAME, _LONGEST_PATH, _LONGEST_TARGET = 255, 3000, 4095
 _MOST_OWNERS = 65536
 _MOST_BYTES = 1 << 44
+_LEAST_LINE = 64
+MOST_LIST = 1 << 28
+"""Bytes of a layer's list of files in a parcel; objects of JSON take 26 times as much."""
 _OPAQUE = frozenset((b"y".hex(), b"x".hex()))
 _COMMIT = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})?")
 
@@ -46,10 +50,10 @@ def pack_layer(store: Store, key: str) -> PackedLayer:
 
     Raises:
         NotFound: it is not there.
-        StoreError: its record or its list is damaged.
+        StoreError: its record or its list is damaged, or has more than a parcel may have.
         OSError: a layer of an earlier MiniSandbox, which has no list, cannot be read.
     """
-    owner = (store.root / "version").stat().st_uid
+    owner = (store.root / "version").lstat().st_uid
     entries = (_relative(entry, owner) for entry in entries_of(store, key))
     return PackedLayer(store.layer(key), tuple(entries))
 
@@ -57,11 +61,16 @@ def pack_layer(store: Store, key: str) -> PackedLayer:
 def entries_of(store: Store, key: str) -> Iterator[Entry]:
     """Yield what a layer's list says, or what is there where it has none."""
     directory = store.layer_directory(key)
-    if (directory / listing.NAME).exists():
-        yield from listing.read_entries(directory / listing.NAME)
+    if os.path.lexists(directory / listing.NAME):
+        yield from listing.read_entries(directory, most=MOST_LIST)
         return
+    os.close(open_folder(store.root, ["layers", key, "tree"]))  # not through a link
     first: dict[int, str] = {}
+    listed = 0
     for path, info in walk(directory / "tree"):
+        listed += len(path) + _LEAST_LINE
+        if listed > MOST_LIST:
+            raise unfit(f"layer {key[:16]} of the store {store.root}", "it has too many files")
         entry = describe(path, f"{directory}/tree/{path}", info)
         if info.st_nlink > 1 and entry.kind != DIRECTORY:
             known = first.setdefault(info.st_ino, path)
@@ -93,14 +102,14 @@ def check_image(record: ImageRecord, where: str) -> ImageRecord:
         check_name(record.name)
         for key in (record.key, *stack_of(record)):
             check_key(key)
-        path, created = PurePosixPath(record.workdir), float(record.created)
+        path = PurePosixPath(record.workdir)
         names = [name for name, _ in record.environment]
         pairs = (*record.environment, *record.notes.items())
         fine = (
             _are_texts(text for pair in pairs for text in pair)
             and bool(record.layers)
             and path.is_absolute()
-            and created >= 0
+            and is_number(record.created)
             and ".." not in path.parts
             and _COMMIT.fullmatch(record.base_commit) is not None
             and all(name and "=" not in name for name in names)
@@ -124,7 +133,7 @@ def check_layer(layer: PackedLayer, where: str) -> PackedLayer:
         if record.parent is not None:
             check_key(record.parent)
         facts = (text for pair in record.facts.items() for text in pair)
-        fine = float(record.seconds) >= 0 and _are_texts(facts) and bool(record.step.keys())
+        fine = is_number(record.seconds) and _are_texts(facts) and bool(record.step.keys())
     except (InvalidValue, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise unfit(where, f"the record of a layer: {error}") from error
     if not fine:

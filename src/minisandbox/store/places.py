@@ -14,7 +14,7 @@ from minisandbox.store.durable import sync_directory
 def is_read_only(path: Path) -> bool:
     """Whether a store is there that this process may not change: on a read-only mount, or somebody else's."""
     try:
-        owner = (path / "version").stat().st_uid
+        owner = (path / "version").lstat().st_uid
     except OSError:
         return False
     if os.statvfs(path).f_flag & os.ST_RDONLY:

@@ -189,7 +189,7 @@ def objects_of(layers: Iterable[Path]) -> Iterator[str]:
     """
     for layer in layers:
         try:
-            for entry in listing.read_entries(layer / listing.NAME):
+            for entry in listing.read_entries(layer):
                 if entry.copy != PRIVATE:
                     yield entry.object_name
         except FileNotFoundError:

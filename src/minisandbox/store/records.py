@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from minisandbox.errors import StoreError
 from minisandbox.store.keys import JSONValue
+from minisandbox.store.reading import read_below
 
 FORMAT = 1
+MOST = 1 << 22
+"""Bytes that a record's file may have; objects of JSON take 26 times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +24,21 @@ class _Record:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, sort_keys=True).encode() + b"\n"
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, root: Path, name: str) -> Self:
         """Read a record.
 
         Args:
-            path: its file.
+            root: the store's directory.
+            name: its file, relative to that.
 
         Returns:
             The record; fields of later minor additions are ignored.
 
         Raises:
-            StoreError: the file is damaged or of a later format.
+            StoreError: the file is damaged, too large, no file at all, or of a later format.
             FileNotFoundError: there is none.
         """
-        return cls.parse(path.read_bytes(), str(path))
+        return cls.parse(read_below(root, name, MOST), f"{root}/{name}")
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> Self:
@@ -52,6 +56,7 @@ class _Record:
             version = values.pop("format")
             known = {f.name for f in fields(cls)}
             if version == FORMAT:
+                cls._check(values)
                 return cls(**{name: _frozen(value) for name, value in values.items() if name in known})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(
@@ -62,6 +67,43 @@ class _Record:
         raise StoreError(
             f"record {where} has format {version!r}", hint="use the MiniSandbox that wrote it, or a later one"
         )
+
+    @classmethod
+    def _check(cls, values: Mapping[str, object]) -> None:
+        for one in fields(cls):
+            if one.name in values and not _FITS[str(one.type)](values[one.name]):
+                raise ValueError(f"{one.name} is {repr(values[one.name])[:80]}")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number that can be a size, a moment or a length of time: finite, and not negative."""
+    return type(value) in (int, float) and 0 <= cast("float", value) < 1 << 63
+
+
+def _is_mapping_of_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _is_list_of_pairs(value: object) -> bool:
+    return isinstance(value, list) and all(_is_list_of_texts(pair) and len(pair) == 2 for pair in value)
+
+
+_FITS: Mapping[str, Callable[[object], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "str | None": lambda value: value is None or isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: is_number(value) and isinstance(value, int),
+    "float": is_number,
+    "tuple[str, ...]": _is_list_of_texts,
+    "tuple[tuple[str, str], ...]": _is_list_of_pairs,
+    "Mapping[str, str]": _is_mapping_of_texts,
+    "Mapping[str, JSONValue]": lambda value: isinstance(value, dict),
+}
+"""For the type of each field, whether a value of JSON can be one."""
 
 
 def _frozen(value: object) -> object:

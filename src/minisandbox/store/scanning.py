@@ -60,8 +60,9 @@ def walk(tree: Path, lifted: Lifted | None = None) -> Iterator[tuple[str, os.sta
         OSError: a directory cannot be read.
     """
     base = os.fspath(tree)
-    yield "", os.lstat(base)
-    waiting = [""]
+    top = os.lstat(base)
+    yield "", top
+    waiting = [""] if stat.S_ISDIR(top.st_mode) else []  # a link in its place is not followed
     while waiting:
         folder = waiting.pop()
         for entry in _listed(f"{base}/{folder}", lifted):

@@ -81,8 +81,8 @@ def measure_layer(store: Store, key: str, packed: Mapping[str, float]) -> LayerS
     path = store.layer_directory(key) / listing.NAME
     private, objects = 0, {}
     try:
-        private += path.stat().st_size
-        for entry in listing.read_entries(path):
+        private += path.lstat().st_size
+        for entry in listing.read_entries(store.layer_directory(key)):
             if frozen and entry.digest in packed:
                 objects[f"{entry.digest}{PACKED}"] = round(entry.size * packed[entry.digest])
             elif entry.copy != PRIVATE:

@@ -24,6 +24,7 @@ from minisandbox.store.packs import Packs
 from minisandbox.store.paths import default_root
 from minisandbox.store.places import check_file_system, is_read_only, set_aside
 from minisandbox.store.publishing import Grow, Publication, make_visible, objects_of
+from minisandbox.store.reading import read_below
 from minisandbox.store.records import LayerRecord
 from minisandbox.store.staging import Staging
 from minisandbox.store.thawing import is_frozen
@@ -33,6 +34,7 @@ __all__ = ["Hold", "Made", "Store", "check_name"]
 
 VERSION = 1
 LOCK_TIMEOUT = 6 * 3600.0
+_MOST_VERSION = 1 << 10
 
 _PARTS = (
     "layers", "objects", "packs", "images", "failed", "pins", "quarantine", "staging", "locks", "logs", "downloads",
@@ -149,7 +151,7 @@ class Store(Catalogue):
         """
         self.layer_tree(key)  # is it there?
         with store_faults(f"read layer {key}"):
-            return LayerRecord.read(self._record(key))
+            return LayerRecord.read(self.root, f"layers/{key}/layer.json")
 
     def layers(self) -> Iterator[LayerRecord]:
         """Yield every published layer, in the order of their keys.
@@ -163,7 +165,8 @@ class Store(Catalogue):
 
     def layer_keys(self) -> list[str]:
         """Return the keys of all published layers, in order."""
-        return sorted(path.name for path in (self.root / "layers").iterdir() if (path / "layer.json").is_file())
+        with store_faults("list layers"):
+            return sorted(path.name for path in (self.root / "layers").iterdir() if (path / "layer.json").is_file())
 
     def ensure_layer(
         self,
@@ -418,7 +421,7 @@ def _check_version(root: Path) -> None:
     """Refuse a directory that is no store or a later one's; mark an empty one as ours."""
     file = root / "version"
     try:
-        text = file.read_text("ascii", "replace").strip()
+        text = read_below(root, file.name, _MOST_VERSION).decode("ascii", "replace").strip()
     except FileNotFoundError:
         if any(not entry.name.startswith((".version.", "lost+found")) for entry in root.iterdir()):
             _check_unmarked(file)

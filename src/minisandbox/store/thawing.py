@@ -83,7 +83,7 @@ class _Thaw:
         return Pool(self.root / "objects")
 
     def run(self) -> None:
-        entries = list(listing.read_entries(self.layer / listing.NAME))
+        entries = list(listing.read_entries(self.layer))
         growth = Growth(self.work / "tree", self.work / "contents")
         growth.contents.mkdir(mode=0o700)
         with self._pool.using():
@@ -147,7 +147,7 @@ class _Thaw:
             made.append(entry)
             content = growth.contents / entry.digest
             if not content.exists():  # the pool's inode takes no further name
-                with self._pool.path(entry.object_name).open("rb") as source:
+                with self._pool.open(entry.object_name) as source:
                     write_content(content, source, entry.digest, entry.size)
         return False
 

@@ -125,7 +125,8 @@ def verify(
 
 def _everything(store: Store) -> list[str]:
     """The keys of all layers, those without a record among them."""
-    return sorted(name for name in os.listdir(store.root / "layers") if is_key(name))
+    with store_faults("list layers"):
+        return sorted(name for name in os.listdir(store.root / "layers") if is_key(name))
 
 
 def _broken(store: Store, bad: set[str]) -> Iterator[str]:
@@ -172,7 +173,7 @@ class _Check:
             try:
                 kind = str(self.store.layer(key).step.get("kind", "?"))
                 directory = self.store.layer_directory(key)
-                expected = {entry.path: entry for entry in listing.read_entries(directory / listing.NAME)}
+                expected = {entry.path: entry for entry in listing.read_entries(directory)}
             except FileNotFoundError:
                 self.unlisted.append(key)
                 return None

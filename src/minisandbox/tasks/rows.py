@@ -284,7 +284,7 @@ class _Fields:
             return self.texts(key)
         try:
             decoded = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.error(
                 key, "is a string that is not JSON", reason=str(error), hint='give a list: ["tests/test_x.py::test_y"]'
             ) from None

@@ -34,7 +34,7 @@ def _decoded(key: str, text: str) -> object:
     """Columns of Parquet have one type for all rows; an object that differs from row to row is JSON there."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskFileError(
             f"field {key!r} is a string that is not JSON", field=key, reason=str(error), hint="give an object"
         ) from None

@@ -42,7 +42,7 @@ def inner_row(row: Mapping[str, object]) -> Mapping[str, object]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TaskFileError("field 'instance' is no JSON", field="instance", reason=str(error)) from None
     if not isinstance(value, Mapping) or matches(value):
         raise TaskFileError("field 'instance' is no row of a task", field="instance")

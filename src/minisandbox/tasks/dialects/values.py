@@ -43,7 +43,7 @@ def object_of(row: Mapping[str, object], name: str) -> dict[str, object]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TaskFileError(f"field {name!r} is a string that is not JSON", field=name, reason=str(error)) from None
     if not isinstance(value, dict):
         raise _wrong(name, "is missing" if value is None else "is not an object", "give an object, or JSON of one")
