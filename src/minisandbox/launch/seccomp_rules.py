@@ -90,8 +90,8 @@ _PR_SCHED_CORE, _PR_MERGE, _PR_SET_SECCOMP, _PR_FUTEX_HASH = 62, 67, 22, 78
 _F_NOTIFY, _F_SETFL, _O_ASYNC, _FIOASYNC = 1026, 4, 0x2000, 0x5452
 _SECCOMP_MODE_FILTER, _SECCOMP_SET_FILTER = 2, 1
 _SOL_SOCKET, _SO_ATTACH = 1, (26, 50, 51, 52)  # FILTER BPF REUSEPORT_CBPF REUSEPORT_EBPF
-_SOL_IP, _SOURCES, _IPV6_SOURCES = 0, (37, 38, 39, 41, 43, 44, 46, 47, 48), (43, 44, 46, 47, 48)
-"""IP_UNBLOCK_SOURCE to IP_MSFILTER, MCAST_BLOCK_SOURCE to MCAST_MSFILTER."""
+_SOL_IP, _SOURCES = 0, (37, 38, 39, 41, 43, 44, 46, 47, 48)
+"""IP_UNBLOCK_SOURCE to IP_MSFILTER, which IPv6 has not, and MCAST_BLOCK_SOURCE to MCAST_MSFILTER."""
 _SOL_IPV6, _LABELS_AND_OPTIONS = 41, (32, 6)  # FLOWLABEL_MGR 2292PKTOPTIONS
 _BRIDGES = (0x8940, 0x8941, 0x8980, 0x8981, 0x8982, 0x8983, 0x89A0, 0x89A1, 0x89A2, 0x89A3)
 _PTRACE_ATTACH, _PTRACE_SEIZE = 16, 0x4206
@@ -341,12 +341,7 @@ RULES = (
         ),
         Clause(
             "sources of multicast: lists that are looked through for each that is left",
-            (Test(1, (_SOL_IP,)), Test(2, _SOURCES)),
-            errno.ENOPROTOOPT,
-        ),
-        Clause(
-            "sources of multicast: lists that are looked through for each that is left",
-            (Test(1, (_SOL_IPV6,)), Test(2, _IPV6_SOURCES)),
+            (Test(1, (_SOL_IP, _SOL_IPV6)), Test(2, _SOURCES)),
             errno.ENOPROTOOPT,
         ),
     ),
