@@ -34,7 +34,7 @@ help:
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
-	@echo "make adversarial  250 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
+	@echo "make adversarial  270 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
 	@echo "make soak         200 times: kill -9 among 50 busy sandboxes, and see what is left"
 	@echo "make stress-store 60 processes want the same 10 layers; then the same with makers killed"
