@@ -20,6 +20,26 @@ def found(*added: str, path: str = "pkg/a.py", reference: bytes = b"", reverse: 
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "import test_inflection",
+        "table = sys.modules['test_inflection'].ORDINAL_NUMBERS",
+        "text = open('/testbed/tests/test_inflection.py').read()",
+        "for path in pathlib.Path('.').glob('t*.py'):",
+        'found = glob("/testbed/**/test_*.py")',
+        "for one in sys.modules.values():",
+    ],
+)
+def test_reading_the_tests_is_flagged(line: str) -> None:
+    def kinds(*tests: str) -> set[str]:
+        flags = scan(patch(line), ["pkg/a.py"], b"", reverse=False, tests=tests)
+        return {flag.kind.removeprefix(PREFIX) for flag in flags}
+
+    assert "test_reading" in kinds("tests/test_inflection.py", "tests/__init__.py")
+    assert ("test_reading" in kinds("tests/test.py")) == ("test_inflection" not in line)
+
+
+@pytest.mark.parametrize(
     ("line", "kind"),
     [
         ("frame = sys._getframe(1)", "frame_walking"),

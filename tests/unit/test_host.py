@@ -30,6 +30,15 @@ def test_what_is_no_owners_directory_stands_in_nobodys_way(tmp_path: Path) -> No
     assert not {one.path for one in reaper.reap(tmp_path)} & {*(tmp_path / "owners").iterdir()}
 
 
+def test_a_link_is_no_owners_directory(tmp_path: Path) -> None:
+    (tmp_path / "owners").mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/kept.txt").touch()
+    (tmp_path / "owners/999999999-1").symlink_to(tmp_path / "mine")
+    assert tmp_path / "owners/999999999-1" not in {one.path for one in reaper.reap(tmp_path)}
+    assert (tmp_path / "mine/kept.txt").exists()
+
+
 def test_an_owner_whose_directory_was_cleaned_away_goes_on(tmp_path: Path) -> None:
     records = reaper.Records(tmp_path)
     records.close()

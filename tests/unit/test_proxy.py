@@ -323,8 +323,11 @@ def test_a_tunnel_carries_what_its_port_is_for() -> None:
                 ):
                     request = f"CONNECT a.example.org:{target} HTTP/1.1\r\n\r\n".encode()
                     assert (await ask(door, request, data)).endswith(b"(reset)")
-                assert len(told) == 5
-                assert "asks for b.example.org" in str(told[0]["why"])
+                request = b"CONNECT a.example.org:443 HTTP/1.1\r\n\r\n"
+                assert (await ask(door, request, good, other)).endswith(b"(reset)")  # the server had it say it anew
+                assert (await ask(door, request, good + other)).endswith(b"(reset)")
+                assert len(told) == 7
+                assert all("asks for b.example.org" in str(told[number]["why"]) for number in (0, 5, 6))
 
     run(work())
 

@@ -13,6 +13,7 @@ from minisandbox.cli.sandbox_options import parse_network
 from minisandbox.errors import InvalidValue
 from minisandbox.launch.proxy_rules import (
     MOST_HEAD,
+    Hellos,
     Hop,
     RefusedError,
     Request,
@@ -399,6 +400,36 @@ def test_a_tls_tunnel_asks_for_the_host_that_was_allowed() -> None:
 def test_a_tls_tunnel_says_once_whom_it_asks_for(hello: bytes) -> None:
     with pytest.raises(RefusedError):
         opens("https", "a.example.org", hello)
+
+
+CHANGE, EARLY, FINISHED = b"\x14\3\3\0\1\1", b"\x17\3\3\0\5early", b"\x16\3\3\0\x28" + bytes(range(40))
+KEYS = b"\x16\3\3\0\7\x10\0\0\3key"
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 60])
+@pytest.mark.parametrize("before", [b"", CHANGE, EARLY + EARLY, EARLY + CHANGE, b"\x16\3\1\0\4\0\0\0\0"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_each_hello_in_the_clear_asks_for_the_host_that_was_allowed(pieces: int, before: bytes, size: int) -> None:
+    """A server can have the client say it anew (RFC 8446, section 4.1.4)."""
+    for name, refused in ((b"a.example.org", False), (b"", False), (b"b.example.org", True)):
+        said = client_hello(b"a.example.org") + before + client_hello(name, pieces=pieces) + EARLY
+        watch = Hellos("a.example.org")
+        sent = [said[start : start + size] for start in range(0, len(said), size)]
+        if refused:
+            with pytest.raises(RefusedError, match=r"asks for b\.example\.org"):
+                list(map(watch.look, sent))
+        else:
+            list(map(watch.look, sent))
+
+
+def test_what_is_encrypted_is_no_hello() -> None:
+    watch, chance = Hellos("a.example.org"), random.Random(7)
+    watch.look(client_hello(b"a.example.org") + KEYS + CHANGE + FINISHED)
+    for _ in range(3000):
+        length = chance.choice((16, 40, 200))
+        watch.look(b"\x16\3\3" + length.to_bytes(2) + chance.randbytes(length) + EARLY)
+    watch.look(b"no TLS at all" * 1000)
+    assert len(watch._data) + len(watch._message) <= MOST_HEAD
 
 
 @pytest.mark.parametrize(

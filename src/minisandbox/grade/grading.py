@@ -166,7 +166,8 @@ def grade_in(place: Workspace, submission: bytes) -> Grade:
     except PatchError as error:
         return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, str(error))
     reference = reference_change(task)
-    flags = change.flags + scan(submission, change.only or (), reference.patch, reverse=reference.reverse)
+    signs = scan(submission, change.only or (), reference.patch, reverse=reference.reverse, tests=task.test_files)
+    flags = change.flags + signs
     if all(policy.is_beside_the_point(path) for path in change.only or ()):
         detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
         return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)

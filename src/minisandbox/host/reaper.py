@@ -230,7 +230,7 @@ def leftovers(runtime: Path) -> Iterator[Leftover]:
         if is_dead(name):
             yield Leftover(_GROUP, Path(group), name)
     for directory in _entries(runtime / "owners"):
-        if directory.is_dir() and is_dead(directory.name):
+        if directory.is_dir() and not directory.is_symlink() and is_dead(directory.name):
             yield Leftover(_RECORDS, directory, directory.name)
 
 

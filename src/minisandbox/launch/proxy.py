@@ -494,6 +494,26 @@ class _Opening:
             raise
         return data
 
+    def watch(self, data: bytes) -> Callable[[bytes], None] | None:
+        """What looks at each piece that the client sends from then on; None where nothing needs to.
+
+        Args:
+            data: what it has sent so far.
+        """
+        if self.expected != "https":
+            return None
+        hellos = rules.Hellos(self.host)
+
+        def look(piece: bytes) -> None:
+            try:
+                hellos.look(piece)
+            except rules.RefusedError as refused:
+                self.report(str(refused))
+                raise
+
+        look(data)
+        return look
+
 
 class _Relay:
     """Bytes between a client and a server; where nothing moves for a while, both are cut off.
@@ -514,9 +534,11 @@ class _Relay:
         """Carry everything until both have closed their sides, and first what is given."""
         try:
             await self._send(self._client, to_client)
-            await self._send(self._server, await opening.complete(self._client, to_server))
+            begun = await opening.complete(self._client, to_server)
+            watch = opening.watch(begun)
+            await self._send(self._server, begun)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._copy(self._client, self._server))
+                group.create_task(self._copy(self._client, self._server, watch))
                 group.create_task(self._copy(self._server, self._client))
         except* (OSError, EOFError, rules.RefusedError):
             _reset(self._client)
@@ -542,8 +564,12 @@ class _Relay:
             report(str(refused))
             raise
 
-    async def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+    async def _copy(
+        self, source: socket.socket, sink: socket.socket, watch: Callable[[bytes], None] | None = None
+    ) -> None:
         while data := await self._loop.sock_recv(source, _CHUNK):
+            if watch is not None:
+                watch(data)
             await self._send(sink, data)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)

@@ -20,6 +20,8 @@ _MOST_LENGTH = 1 << 62
 _LONGEST_NAME = 253
 _DEFAULT_PORTS = (80, 443)
 _LONGEST_RECORD = 1 << 14
+_HANDSHAKE, _RECORDS = 22, (20, 21, 22, 23, 24)
+_CLIENT_HELLO = 1
 _NO_TLS = "a tunnel to port 443 that carries no TLS"
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]{0,31}) ([\x21-\x7e]+) HTTP/1\.([01])")
@@ -446,8 +448,8 @@ def opens(expected: str, host: str, data: bytes) -> bool:
     """
     if expected == "https":
         hello = _client_hello(data)
-        if hello is not None and (name := _server_name(hello)) not in ("", host):  # an address has none (RFC 6066)
-            raise RefusedError(f"a tunnel to {host} that asks for {shown(name)}")
+        if hello is not None:
+            _check_server_name(hello, host)
         return hello is not None
     if expected == "http":
         line, end, _ = data.partition(b"\r\n")
@@ -457,6 +459,67 @@ def opens(expected: str, host: str, data: bytes) -> bool:
             raise RefusedError(f"a tunnel to port 80 of {host} that carries no HTTP")
         return False
     return True
+
+
+class Hellos:
+    """Looks into each ClientHello that a client sends in the clear: a server can ask for a second one.
+
+    RFC 8446, section 4.1.4. It may come after early data, and in several records; what is encrypted looks like none.
+
+    Args:
+        host: the host that was asked for.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._data = self._message = b""
+        self._skipped = 0
+        self._over = False
+
+    def look(self, data: bytes) -> None:
+        """Look at what comes next, before the server gets it.
+
+        Raises:
+            RefusedError: it is the end of a ClientHello that asks for another host.
+        """
+        self._data += data
+        while self._data and not self._over:
+            if self._skipped:
+                self._skipped, self._data = max(0, self._skipped - len(self._data)), self._data[self._skipped :]
+            elif len(self._data) < 5:
+                return
+            else:
+                kind, major, length = self._data[0], self._data[1], int.from_bytes(self._data[3:5])
+                self._over = kind not in _RECORDS or major != 3
+                if kind != _HANDSHAKE:
+                    self._skipped = 5 + length
+                elif len(self._data) < 5 + length:
+                    return
+                else:
+                    self._take(self._data[5 : 5 + length])
+                    self._data = self._data[5 + length :]
+        if self._over:  # no TLS any more, and no server goes on
+            self._data = b""
+
+    def _take(self, record: bytes) -> None:
+        """Take what a record has of messages; what can be none, being encrypted, is dropped."""
+        self._message += record
+        while len(self._message) >= 6:
+            end = 4 + int.from_bytes(self._message[1:4])
+            is_hello = self._message[0] == _CLIENT_HELLO
+            if end > MOST_HEAD or (is_hello and self._message[4] != 3):  # the version's first byte
+                self._message = b""
+            elif len(self._message) < end:
+                return
+            else:
+                if is_hello:
+                    _check_server_name(self._message[4:end], self._host)
+                self._message = self._message[end:]
+
+
+def _check_server_name(hello: bytes, host: str) -> None:
+    if (name := _server_name(hello)) not in ("", host):  # an address has none (RFC 6066)
+        raise RefusedError(f"a tunnel to {host} that asks for {shown(name)}")
 
 
 def _client_hello(data: bytes) -> bytes | None:
