@@ -230,6 +230,36 @@ def test_a_command_that_has_its_supervisor_trace_it_is_ended(spec: ImageSpec) ->
         assert box.exec("echo on").stdout == "on\n"
 
 
+TRACER = """
+import ctypes, os, sys, time
+libc, seized = ctypes.CDLL(None, use_errno=True), set()
+print("ready", flush=True)
+while True:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as source:
+                words = source.read()
+        except OSError:
+            continue
+        if words.startswith(b"sleep") and name not in seized and libc.ptrace(0x4206, int(name), 0, 0) == 0:
+            seized.add(name)
+            open(f"/tmp/seized-{name}", "w").close()
+    time.sleep(0.005)
+"""
+
+
+@pytest.mark.once
+def test_an_end_that_a_tracer_hides_is_told(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        for words, outcome in ((["sleep", "0.5"], Outcome.EXITED), (["sleep", "600"], Outcome.TIMEOUT)):
+            with box.start(["python3", "-c", TRACER]) as tracer:
+                assert next(iter(tracer.events())) is not None
+                result = box.exec(words, timeout=PATIENCE if outcome is Outcome.EXITED else 0.5)
+                assert result.outcome is outcome, result
+                assert box.exec("ls /tmp/seized-*; rm /tmp/seized-*").exit_code == 0
+                assert tracer.wait().signal == signal.SIGKILL
+
+
 def test_what_cannot_be_started_for_other_reasons_met_no_limit(spec: ImageSpec) -> None:
     with Sandbox.create(spec) as box:
         result = box.exec("true", env={"A": "x" * 200_000})

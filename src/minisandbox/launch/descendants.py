@@ -25,6 +25,20 @@ def child_processes(pid: int) -> set[int]:
     return set(_children().get(pid, ()))
 
 
+def untold_children(pid: int) -> dict[int, int]:
+    """The children of a process that have ended and that another one traces, with that one.
+
+    Until it asks how they ended, if it ever does, their parent is not told (ptrace(2)).
+    """
+    found = {}
+    for child in every_pid():
+        state, parent, *_ = stat_fields(child) or (b"X", b"0")
+        if state in ENDED and int(parent) == pid:
+            with contextlib.suppress(OSError), open(f"/proc/{child}/status", "rb") as source:
+                found[child] = next((int(line.split()[1]) for line in source if line.startswith(b"TracerPid:")), 0)
+    return {child: tracer for child, tracer in found.items() if tracer not in (0, pid)}
+
+
 def descendants(without: Collection[int] = ()) -> set[int]:
     """Every live process below this one.
 

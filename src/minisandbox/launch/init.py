@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from . import filelocks, limits, maker, seccomp, sockets, watchdog, worker
 from . import syscalls as sc
-from .descendants import child_processes, stat_fields
+from .descendants import child_processes, stat_fields, untold_children
 from .identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
 from .kernel_memory import KernelMemory
 from .ledger import Ledger
@@ -171,6 +171,7 @@ class Init:
         self._rlimits = tuple(numbers.items())
         self._workers: set[int] = set()
         self._looks: dict[int, tuple[float, float]] = {}  # of busy workers: when, and the pause after it
+        self._untold: dict[int, set[int]] = {}  # of busy workers: what of theirs had ended, untold, at the last look
         self._waiting: set[int] = set()
         self._primary = 0
         self._failures = 0
@@ -248,10 +249,11 @@ class Init:
                 self._primary = 0
 
     def _look_at_busy(self) -> None:
-        """End workers that wait for a child which was stopped before it became a command.
+        """End workers that wait for a child which was stopped before it became a command, and who hides an end.
 
         Such a worker is held in the kernel until its child executes something (vfork(2)), and can keep no deadline.
-        That child has the worker's arguments still, and nobody of ours ever stops one.
+        That child has the worker's arguments still, and nobody of ours ever stops one. Neither can a worker that is not
+        told of its command's end: whoever has traced that for two looks, and not asked how it ended, is ended.
         """
         now = time.monotonic()
         for pid in [pid for pid, (due, _) in self._looks.items() if due <= now]:
@@ -260,6 +262,15 @@ class Init:
             with contextlib.suppress(OSError):  # it has just ended, or no descriptor is left
                 if any(map(_is_held, child_processes(pid))):
                     os.kill(pid, signal.SIGKILL)  # what it leaves falls to us, and is ended when this one is reaped
+                self._tell_ends(pid, now)
+
+    def _tell_ends(self, pid: int, now: float) -> None:
+        before, untold = self._untold.pop(pid, ()), untold_children(pid)
+        for child, tracer in untold.items():
+            if child in before and tracer not in self._workers:
+                os.kill(tracer, signal.SIGKILL)
+        if untold:
+            self._untold[pid], self._looks[pid] = set(untold), (now + _FIRST_LOOK, _FIRST_LOOK)
 
     def _reap(self) -> None:
         """Collect what has ended; then look for orphans, once: a killed worker can leave thousands of processes."""
@@ -288,6 +299,7 @@ class Init:
         self._workers.discard(pid)
         self._waiting.discard(pid)
         self._looks.pop(pid, None)
+        self._untold.pop(pid, None)
         if pid == self._primary:
             self._primary = 0
 
