@@ -42,7 +42,8 @@ PYTHONS = ("python3", "python3.14", "python3.13", "python3.12", "python3.11")
 PROBE = "import sys, ctypes, ssl, venv; sys.exit(sys.version_info < (3, 11))"
 LONGEST = 20 * 60.0  # seconds
 RANGE_TESTS = (
-    "tests/conformance tests/kernel/test_isolation.py tests/kernel/test_users.py tests/kernel/test_snapshots.py"
+    "tests/conformance/test_conformance.py tests/kernel/test_isolation.py tests/kernel/test_users.py "
+    "tests/kernel/test_snapshots.py"
 )
 RANGE_SIZE = 65536
 

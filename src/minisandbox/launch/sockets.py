@@ -31,8 +31,8 @@ _ANSWER = 1 << 15
 _PATIENCE = 2.0
 _FEW = 4
 """So many sockets are not looked at."""
-_MOST_GROUPS = 5000
-"""Of multicast: more are not counted."""
+_MOST_COUNTED = 5000
+"""Groups of multicast, in a list."""
 _UNSEEN = 32
 """So many that the kernel does not show do not count: they have just been made, or are just being closed."""
 _FULL, _OPTIONS, _ERRORS = 6 << 20, 1 << 17, 212_992
@@ -164,9 +164,9 @@ def _statistics() -> tuple[int, int, bool]:
 
 
 def _lines(name: str) -> int:
-    """How many entries a list of the network has, or somewhat more than count."""
+    """How many entries a list of the network has, as far as they are counted."""
     with contextlib.suppress(OSError), open(f"/proc/net/{name}", "rb") as source:
-        return sum(1 for _ in itertools.islice(source, _MOST_GROUPS))
+        return sum(1 for _ in itertools.islice(source, _MOST_COUNTED))
     return 0
 
 
