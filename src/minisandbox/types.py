@@ -236,6 +236,8 @@ def _ip_literal(name: str) -> str:
 class Mount:
     """A host directory or file shown inside a sandbox.
 
+    What is in it is the host's own: code inside can connect to a unix socket there, and write to a FIFO.
+
     Attributes:
         source: absolute host path of a directory or regular file.
         target: absolute path inside; made if it is not there.

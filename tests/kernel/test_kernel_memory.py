@@ -209,6 +209,33 @@ def test_groups_of_multicast_are_limited(spec: ImageSpec) -> None:
         assert box.exec("echo here").stdout == "here\n"
 
 
+SHARERS = """
+import socket, time
+kept = []
+for number in range({sockets}):
+    one = socket.socket(socket.AF_INET, socket.SOCK_{kind})
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    one.bind(("127.0.0.1", 4000 + number % {ports}))
+    if "{kind}" == "STREAM":
+        one.listen()
+    kept.append(one)
+time.sleep({pause})
+"""
+
+
+@pytest.mark.parametrize("kind", ["DGRAM", "STREAM"])
+@pytest.mark.usefixtures("mechanism")
+def test_sockets_that_share_a_port_are_limited(spec: ImageSpec, kind: str) -> None:
+    """The kernel keeps room for as many as there ever were, which no account sees, until the last one is closed."""
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        few = SHARERS.format(kind=kind, sockets=600, ports=4, pause=1)
+        assert box.exec(["python3", "-c", few], timeout=60).check().limits_hit == ()
+        many = SHARERS.format(kind=kind, sockets=600, ports=1, pause=60)
+        result = box.exec(["python3", "-c", many], timeout=60)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"
+
+
 WATCHES = """
 import os, select, time
 kept = [os.eventfd(0) for _ in range(1000)]

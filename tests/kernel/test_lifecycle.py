@@ -190,6 +190,33 @@ def test_sigkill_of_the_controller_leaves_nothing(spec: ImageSpec, then: str) ->
     assert not [record for record in live_sandboxes() if record.owner == controller]
 
 
+ORPHANS = """
+import socket, struct
+here, kept = socket.create_server(("127.0.0.1", 0), backlog=100), []
+for _ in range(100):
+    client = socket.create_connection(here.getsockname())
+    served, _ = here.accept()
+    served.setsockopt(socket.IPPROTO_IP, 21, 255)  # IP_MINTTL: it hears no answer
+    served.send(b"x" * 5000)
+    kept += [client, served]
+"""
+
+
+def orphans() -> int:
+    """Connections of the whole machine that no process holds any more."""
+    words = Path("/proc/net/sockstat").read_text().splitlines()[1].split()
+    return int(words[words.index("orphan") + 1])
+
+
+def test_connections_that_nobody_answers_end_soon(spec: ImageSpec) -> None:
+    """They keep their network namespace and what they have to send: 100 s, where nobody has set anything."""
+    before = orphans()
+    with Sandbox.create(spec) as box:
+        box.exec(["python3", "-c", ORPHANS]).check()
+        assert orphans() >= before + 50
+    until(lambda: orphans() < before + 50, seconds=20)
+
+
 @pytest.mark.parametrize("name", [b"minisandbox-launcher", b"minisandbox-zygote"])
 def test_sigkill_of_the_launcher_ends_its_sandboxes(spec: ImageSpec, name: bytes) -> None:
     with running_controller(spec, "time.sleep(600)") as (_, pids):

@@ -36,7 +36,8 @@ DOCKER_DENIES = """
 STRICTER = """
     io_setup landlock_create_ruleset landlock_add_rule landlock_restrict_self
     adjtimex clock_adjtime epoll_ctl_old epoll_wait_old fanotify_mark listmount memfd_secret modify_ldt
-    name_to_handle_at process_mrelease process_vm_readv process_vm_writev setxattrat statmount sync vmsplice
+    name_to_handle_at process_mrelease process_vm_readv process_vm_writev setxattrat statmount sync syncfs
+    vmsplice
 """
 NEEDED = """
     openat2 pidfd_open pidfd_send_signal prctl kill waitid wait4 memfd_create setresuid setresgid setgroups getxattr

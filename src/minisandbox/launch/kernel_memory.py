@@ -43,6 +43,8 @@ _MOST_NETLINK = 1000
 """Those that hear of changes are in one list of the machine, which is looked through whenever one of them is closed."""
 _MOST_GROUPS = 4000
 """Of multicast: they are in one list, which is looked through whenever one of them is left."""
+_MOST_SHARING = 256
+"""Sockets at one port (SO_REUSEPORT): there is room for twice as many as there ever were, until the last one goes."""
 _OBJECTS, _OBJECTS_SHARE = 256 << 20, 16
 """Bytes of small objects, and for tables of pages this part of the limit more: 1.3 million epoll watches."""
 _FILE = 1024
@@ -107,8 +109,12 @@ class KernelMemory:
         return filelocks.are_too_many(self._locks, lambda: _tables(spared)) or self._directories_are_too_many(spared)
 
     def _sockets_are_too_many(self, sockets: Sockets) -> bool:
-        held = sockets.held()
-        return held > self._limit or sockets.netlink > _MOST_NETLINK or sockets.groups > _MOST_GROUPS
+        return (
+            sockets.held() > self._limit
+            or sockets.netlink > _MOST_NETLINK
+            or sockets.groups > _MOST_GROUPS
+            or sockets.sharing > _MOST_SHARING
+        )
 
     def _objects_are_too_many(self) -> bool:
         """Whether small objects take more than they may, when those that can be given back are gone."""

@@ -121,15 +121,15 @@ RULES = (
     # --- files -------------------------------------------------------------------------------------------------------
     _allow(
         "open openat openat2 creat close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 "
-        "pwritev2 lseek dup dup2 dup3 flock fsync fdatasync syncfs sync_file_range fallocate fadvise64 "
+        "pwritev2 lseek dup dup2 dup3 flock fsync fdatasync sync_file_range fallocate fadvise64 "
         "readahead truncate ftruncate copy_file_range sendfile splice tee pipe pipe2",
         "contents of files and pipes, within what the sandbox's mounts show",
     ),
     _refuse("vmsplice", errno.ENOSYS, "a page in a pipe keeps the huge page around it, which nothing shows any more"),
     _refuse(
-        "sync",
+        "sync syncfs",
         errno.EPERM,
-        "writes out all that the machine has to; sync(2) cannot fail, so nobody looks, and syncfs is allowed",
+        "write out all that the machine, or a file system of the host that shows inside, has to; fsync is allowed",
     ),
     _allow(
         "fcntl",

@@ -7,6 +7,7 @@ one that was reset, or one of UDP that was disconnected (connect(2) with AF_UNSP
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import os
@@ -18,12 +19,14 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _NLMSG_ERROR, _NLMSG_DONE, _DUMP_REQUEST = 2, 3, 0x301
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _TCP, _UDP, _EVERY_NETLINK = 6, 17, 0xFF
+_LISTENS = 10
+_OWN_PORT = struct.Struct("!4xH")  # of struct inet_diag_msg
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _ATTRIBUTE = struct.Struct("=HH")  # struct rtattr
 _MEMORY = struct.Struct("=9I")  # SK_MEMINFO_*, linux/sock_diag.h
 _QUEUE = struct.Struct("=I")  # the first of struct unix_diag_rqlen
 _UNIX_SIZE, _UNIX_QUEUE, _DGRAM = 16, 4, 2
-_NETLINK_SIZE = 28
+_INTERNET_SIZE, _NETLINK_SIZE = 72, 28
 _PORT = struct.Struct("=4xI")  # of struct netlink_diag_msg: 0 for the kernel's own, which no count has
 _DATAGRAMS = 11
 """So many can wait for one reader (net.unix.max_dgram_qlen), of which the kernel tells the first one's size."""
@@ -47,12 +50,12 @@ def _internet(family: int, protocol: int) -> bytes:
 _Dump = tuple[bytes, int, int]
 """A request, the size of the message that answers, and the attribute in which memory comes."""
 _DUMPS_WITHOUT_TCP: tuple[_Dump, ...] = (
-    *((_internet(family, _UDP), 72, 7) for family in _INTERNET),
+    *((_internet(family, _UDP), _INTERNET_SIZE, 7) for family in _INTERNET),
     (struct.pack("=BBHIII8x", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, 0x30), 16, 5),
     (struct.pack("=BBHII8x", socket.AF_NETLINK, _EVERY_NETLINK, 0, 0, 1), _NETLINK_SIZE, 0),
 )
 # these two look through a table of the whole machine, 0.25 ms each
-_DUMPS = (*((_internet(family, _TCP), 72, 7) for family in _INTERNET), *_DUMPS_WITHOUT_TCP)
+_DUMPS = (*((_internet(family, _TCP), _INTERNET_SIZE, 7) for family in _INTERNET), *_DUMPS_WITHOUT_TCP)
 
 
 class Sockets:
@@ -71,11 +74,17 @@ class Sockets:
         self._questions = 0
         self.groups = 0
         """How many groups of multicast were joined at the last look."""
+        self._listening: collections.Counter[int] = collections.Counter()
 
     @property
     def netlink(self) -> int:
         """How many of netlink there were at the last look."""
         return len(self._ports)
+
+    @property
+    def sharing(self) -> int:
+        """How many of UDP, or that listened, had one port at the last look."""
+        return max(self._listening.values(), default=0)
 
     def held(self) -> int:
         """Bytes that they hold, or 0 for few.
@@ -85,6 +94,7 @@ class Sockets:
         sent.
         """
         self._ports.clear()
+        self._listening.clear()
         self.groups = 0
         used, data, here = _statistics()
         if used <= _FEW:
@@ -109,6 +119,8 @@ class Sockets:
                 for message in self._answers():
                     if size == _NETLINK_SIZE and not self._is_new(message):
                         continue
+                    if size == _INTERNET_SIZE and (request[1] == _UDP or message[1] == _LISTENS):
+                        self._listening[request[1] << 16 | _OWN_PORT.unpack_from(message)[0]] += 1
                     unix = size == _UNIX_SIZE
                     yield from _memory(message[size:], attribute, _DATAGRAMS if unix and message[1] == _DGRAM else unix)
 

@@ -121,6 +121,7 @@ CALLS = (
     Try("swapoff", given(None), MACHINE, root=True, maybe=True),
     Try("swapon", given(None, 0), MACHINE, root=True, maybe=True),
     Try("sync", given(), "what the whole machine has to write"),
+    Try("syncfs", given(-1), "what a file system of the host has to write"),
     Try("sysfs", given(3), OLD, maybe=True),
     Try("syslog", given(10, None, 0), "the kernel's log", maybe=True),
     Try("umount2", given(b"/usr/bin", 4), MOUNTS, root=True),

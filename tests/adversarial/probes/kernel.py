@@ -35,8 +35,8 @@ NUMBERS: dict[str, int | tuple[int, int | None]] = {
     "set_mempolicy": (238, 237),
     "set_mempolicy_home_node": 450, "setdomainname": (171, 162), "sethostname": (170, 161), "setns": (308, 268),
     "settimeofday": (164, 170), "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194), "socket": (41, 198),
-    "statmount": 457, "swapoff": (168, 225), "swapon": (167, 224), "sync": (162, 81), "sysfs": (139, None),
-    "syslog": (103, 116),
+    "statmount": 457, "swapoff": (168, 225), "swapon": (167, 224), "sync": (162, 81), "syncfs": (306, 267),
+    "sysfs": (139, None), "syslog": (103, 116),
     "umount2": (166, 39), "unshare": (272, 97), "uselib": (134, None), "userfaultfd": (323, 282),
     "ustat": (136, None), "vhangup": (153, 58),
 }  # fmt: skip
