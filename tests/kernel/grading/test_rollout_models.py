@@ -166,7 +166,7 @@ def test_one_request_that_is_refused_ends_no_batch_whose_others_are_answered(
 def test_a_budget_that_is_used_up_stops_the_batch_and_keeps_what_is_finished(
     smith: Task, smith_image: Image, tmp_path: Path
 ) -> None:
-    tasks = [replace(smith, instance_id=f"calc__{number}") for number in range(20)]
+    tasks = [replace(smith, instance_id=f"calc__{number}") for number in range(8)]
     with serving(ScriptedServer([FIX, SUBMIT])) as server:
         asked = {"agent": BashAgent(), "agent_limits": AgentLimits()}
 
@@ -175,7 +175,7 @@ def test_a_budget_that_is_used_up_stops_the_batch_and_keeps_what_is_finished(
             return Setup(**asked, model=OpenAIModel("scripted", server.url, meter=meter))  # type: ignore[arg-type] # as above
 
         with pytest.raises(BudgetExceeded):
-            run_batch(tasks, setup(30_000), tmp_path, image_of=lambda _: smith_image)
+            run_batch(tasks, setup(12_000), tmp_path, image_of=lambda _: smith_image)
         with RunReader(tmp_path) as run:
             first = list(run.summaries())
         assert 0 < sum(one.finished for one in first) < len(tasks)
