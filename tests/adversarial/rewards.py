@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.vendored import vendor_pytest
 
 from minisandbox.grade import Grade
 from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
@@ -38,16 +39,6 @@ FILES = {
     "tests/conftest.py": "",
     ".coveragerc": "[run]\n",
 }
-
-
-def vendor_pytest(target: Path) -> None:
-    """Copy pytest and what it needs out of the environment that runs these tests."""
-    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        for file in importlib.metadata.distribution(name).files or ():
-            if file.parts[0] != ".." and file.suffix != ".pyc":
-                place = target / str(file)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(Path(str(file.locate())).read_bytes())
 
 
 Try = Callable[[str], Grade]

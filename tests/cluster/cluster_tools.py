@@ -14,7 +14,8 @@ from typing import Any
 
 from tests import waiting
 from tests.cluster.hosts import Command, Hosts, hosts
-from tests.kernel.grading.conftest import BUG, FILES, vendor_pytest
+from tests.kernel.grading.conftest import BUG, FILES
+from tests.vendored import vendor_pytest
 
 from minisandbox.rollouts import RunReader
 from minisandbox.sandbox import Sandbox

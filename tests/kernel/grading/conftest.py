@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.vendored import vendor_pytest
 
 from minisandbox.images import Image, build
 from minisandbox.store import Store
@@ -66,17 +66,6 @@ new file mode 100644
 +def test_new():
 +    assert True
 """
-
-
-def vendor_pytest(target: Path) -> None:
-    """Copy pytest and what it needs out of the environment that runs these tests."""
-    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        for file in importlib.metadata.distribution(name).files or ():
-            place = target / str(file)
-            if file.parts[0] == ".." or file.suffix == ".pyc":
-                continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(Path(str(file.locate())).read_bytes())
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.kernel.grading.conftest import vendor_pytest
+from tests.vendored import vendor_pytest
 
 from minisandbox.agents import AgentLimits, open_agent
 from minisandbox.errors import InvalidValue
