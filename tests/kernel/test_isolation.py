@@ -115,6 +115,7 @@ def test_the_interpreter_of_the_host_is_not_in_reach(box: Sandbox) -> None:
 
 def test_the_hosts_name_is_not_inside(box: Sandbox) -> None:
     assert box.exec("uname -n; cat /etc/hostname /proc/sys/kernel/hostname").stdout == "sandbox\nsandbox\n"
+    assert box.exec("cat /proc/sys/kernel/domainname").stdout == "(none)\n"
 
 
 def test_only_loopback_and_it_is_up(box: Sandbox) -> None:

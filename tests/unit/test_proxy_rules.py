@@ -422,6 +422,28 @@ def test_each_hello_in_the_clear_asks_for_the_host_that_was_allowed(pieces: int,
             list(map(watch.look, sent))
 
 
+def test_a_second_hello_is_known_whatever_its_version_and_length() -> None:
+    """OpenSSL takes the first byte of a version for nothing, and up to 131,396 bytes."""
+    newer = client_hello(b"b.example.org").replace(b"\3\3" + b"r" * 32, b"\4\3" + b"r" * 32)
+    padded = client_hello(b"b.example.org", more=b"\0\x15" + (65_000).to_bytes(2) + bytes(65_000), pieces=5)
+    for hello in (newer, padded):
+        watch = Hellos("a.example.org")
+        watch.look(client_hello(b"a.example.org") + CHANGE)
+        with pytest.raises(RefusedError, match=r"asks for b\.example\.org"):
+            watch.look(hello)
+
+
+def test_a_hello_comes_in_few_pieces() -> None:
+    """Each is work of a proxy that others use too."""
+    hello = client_hello(b"a.example.org", pieces=10_000)
+    with pytest.raises(RefusedError, match="no TLS"):
+        opens("https", "a.example.org", hello)
+    watch = Hellos("a.example.org")
+    watch.look(client_hello(b"a.example.org"))
+    with pytest.raises(RefusedError, match="too many pieces"):
+        watch.look(hello)
+
+
 def test_what_is_encrypted_is_no_hello() -> None:
     watch, chance = Hellos("a.example.org"), random.Random(7)
     watch.look(client_hello(b"a.example.org") + KEYS + CHANGE + FINISHED)
@@ -429,7 +451,7 @@ def test_what_is_encrypted_is_no_hello() -> None:
         length = chance.choice((16, 40, 200))
         watch.look(b"\x16\3\3" + length.to_bytes(2) + chance.randbytes(length) + EARLY)
     watch.look(b"no TLS at all" * 1000)
-    assert len(watch._data) + len(watch._message) <= MOST_HEAD
+    assert len(watch._rest) + len(watch._message) <= 4 * MOST_HEAD
 
 
 @pytest.mark.parametrize(

@@ -485,6 +485,12 @@ def test_what_looks_for_no_signal_has_a_largest_size(architecture: str) -> None:
 
 
 @both
+def test_pages_are_copied_to_sockets(architecture: str) -> None:
+    """What MSG_ZEROCOPY locks counts for the host's user."""
+    assert [ask(architecture, "setsockopt", 3, 1, option) for option in (60, 9)] == ["ENOPROTOOPT", "allowed"]
+
+
+@both
 def test_multicast_has_groups_and_no_sources(architecture: str) -> None:
     allowed, refused = (35, 36, 42, 45), (37, 38, 39, 41, 43, 44, 46, 47, 48)
     assert {ask(architecture, "setsockopt", 3, 0, option) for option in allowed} == {"allowed"}

@@ -139,6 +139,7 @@ class _Making:
             executor.run(operation)
         self.step = "name it"
         socket.sethostname(plan.hostname)
+        sc.setdomainname("(none)")  # of NIS, as the kernel has it where nobody set one
         self._hand_out("tree", executor.tree)
         if plan.network == "allow":
             self.step = "listen for the network proxy"

@@ -22,6 +22,10 @@ _DEFAULT_PORTS = (80, 443)
 _LONGEST_RECORD = 1 << 14
 _HANDSHAKE, _RECORDS = 22, (20, 21, 22, 23, 24)
 _CLIENT_HELLO = 1
+_LONGEST_HELLO = 1 << 18
+"""Bytes: more than servers take (OpenSSL 131,396)."""
+_MOST_PARTS = 64
+"""Records that one ClientHello may come in: clients use one or two, and each is work of the proxy's."""
 _NO_TLS = "a tunnel to port 443 that carries no TLS"
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]{0,31}) ([\x21-\x7e]+) HTTP/1\.([01])")
@@ -50,7 +54,7 @@ _NEVER = tuple(
         ("192.88.99.0/24", "6to4"), ("224.0.0.0/4", "multicast"), ("240.0.0.0/4", "reserved"),
         # services of clouds for their machines, in ranges that look harmless
         ("168.63.129.16/32", "metadata"), ("100.100.100.200/32", "metadata"),
-        ("fd00:ec2::254/128", "metadata"), ("fd20:ce::254/128", "metadata"),
+        ("fd00:ec2::/64", "metadata"), ("fd20:ce::254/128", "metadata"), ("fd00:42::42/128", "metadata"),
         ("::ffff:0:0/96", "IPv4-mapped"), ("2001::/23", "reserved"), ("2001:db8::/32", "documentation"),
         ("2002::/16", "6to4"), ("3fff::/20", "documentation"),
     )
@@ -472,49 +476,54 @@ class Hellos:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._data = self._message = b""
-        self._skipped = 0
+        self._rest = self._message = b""
+        self._skipped = self._parts = 0
         self._over = False
 
     def look(self, data: bytes) -> None:
         """Look at what comes next, before the server gets it.
 
         Raises:
-            RefusedError: it is the end of a ClientHello that asks for another host.
+            RefusedError: it is the end of a ClientHello that asks for another host, or one in too many pieces.
         """
-        self._data += data
-        while self._data and not self._over:
-            if self._skipped:
-                self._skipped, self._data = max(0, self._skipped - len(self._data)), self._data[self._skipped :]
-            elif len(self._data) < 5:
-                return
+        data, position = self._rest + data, 0
+        while not self._over:
+            step = min(self._skipped, len(data) - position)
+            self._skipped, position = self._skipped - step, position + step
+            if self._skipped or len(data) - position < 5:
+                break
+            kind, major = data[position], data[position + 1]
+            length = int.from_bytes(data[position + 3 : position + 5])
+            self._over = kind not in _RECORDS or major != 3  # no TLS any more, and no server goes on
+            if kind != _HANDSHAKE:
+                self._skipped = 5 + length
+            elif len(data) - position < 5 + length:
+                break
             else:
-                kind, major, length = self._data[0], self._data[1], int.from_bytes(self._data[3:5])
-                self._over = kind not in _RECORDS or major != 3
-                if kind != _HANDSHAKE:
-                    self._skipped = 5 + length
-                elif len(self._data) < 5 + length:
-                    return
-                else:
-                    self._take(self._data[5 : 5 + length])
-                    self._data = self._data[5 + length :]
-        if self._over:  # no TLS any more, and no server goes on
-            self._data = b""
+                self._take(data[position + 5 : position + 5 + length])
+                position += 5 + length
+        self._rest = b"" if self._over else data[position:]
 
     def _take(self, record: bytes) -> None:
         """Take what a record has of messages; what can be none, being encrypted, is dropped."""
-        self._message += record
-        while len(self._message) >= 6:
-            end = 4 + int.from_bytes(self._message[1:4])
-            is_hello = self._message[0] == _CLIENT_HELLO
-            if end > MOST_HEAD or (is_hello and self._message[4] != 3):  # the version's first byte
-                self._message = b""
-            elif len(self._message) < end:
-                return
+        data, position = self._message + record, 0
+        self._parts += 1
+        while len(data) - position >= 4:
+            end = position + 4 + int.from_bytes(data[position + 1 : position + 4])
+            is_hello = data[position] == _CLIENT_HELLO
+            if end - position > _LONGEST_HELLO or (self._parts > _MOST_PARTS and not is_hello):
+                position = len(data)
+            elif len(data) < end:
+                if self._parts > _MOST_PARTS:
+                    raise RefusedError(f"a tunnel to {self._host} whose ClientHello comes in too many pieces")
+                break
             else:
                 if is_hello:
-                    _check_server_name(self._message[4:end], self._host)
-                self._message = self._message[end:]
+                    _check_server_name(data[position + 4 : end], self._host)
+                position, self._parts = end, 1
+        self._message = data[position:]
+        if not self._message:
+            self._parts = 0
 
 
 def _check_server_name(hello: bytes, host: str) -> None:
@@ -527,12 +536,15 @@ def _client_hello(data: bytes) -> bytes | None:
 
     RFC 8446, sections 4.1.2 and 5.1.
     """
-    message, position = b"", 0
+    message, position, parts = b"", 0, 0
     while len(data) >= position + 5:
+        parts += 1
         kind, major, length = data[position], data[position + 1], int.from_bytes(data[position + 3 : position + 5])
         record = data[position + 5 : position + 5 + length]
         message += record
         if (kind, major) != (22, 3) or not 0 < length <= _LONGEST_RECORD or message[:1] not in (b"", b"\x01"):
+            raise RefusedError(_NO_TLS)
+        if parts > _MOST_PARTS:  # all of them are looked at again whenever more comes
             raise RefusedError(_NO_TLS)
         if len(message) >= 4 and len(message) >= (end := 4 + int.from_bytes(message[1:4])):
             return message[4:end]

@@ -90,6 +90,7 @@ _PR_SCHED_CORE, _PR_MERGE, _PR_SET_SECCOMP, _PR_FUTEX_HASH = 62, 67, 22, 78
 _F_NOTIFY, _F_SETFL, _O_ASYNC, _FIOASYNC = 1026, 4, 0x2000, 0x5452
 _SECCOMP_MODE_FILTER, _SECCOMP_SET_FILTER = 2, 1
 _SOL_SOCKET, _SO_ATTACH = 1, (26, 50, 51, 52)  # FILTER BPF REUSEPORT_CBPF REUSEPORT_EBPF
+_SO_ZEROCOPY = 60
 _SOL_IP, _SOURCES = 0, (37, 38, 39, 41, 43, 44, 46, 47, 48)
 """IP_UNBLOCK_SOURCE to IP_MSFILTER, which IPv6 has not, and MCAST_BLOCK_SOURCE to MCAST_MSFILTER."""
 _SOL_IPV6, _LABELS_AND_OPTIONS = 41, (32, 6)  # FLOWLABEL_MGR 2292PKTOPTIONS
@@ -333,6 +334,11 @@ RULES = (
             "SO_ATTACH_*: all of the machine have one amount of memory for their code",
             (Test(1, (_SOL_SOCKET,)), Test(2, _SO_ATTACH)),
             errno.EPERM,
+        ),
+        Clause(
+            "SO_ZEROCOPY: pages that it locks are counted for the host's user, whatever the namespace",
+            (Test(1, (_SOL_SOCKET,)), Test(2, (_SO_ZEROCOPY,))),
+            errno.ENOPROTOOPT,
         ),
         Clause(
             "IPV6_FLOWLABEL_MGR, IPV6_2292PKTOPTIONS: one number for all; memory that nobody counts",

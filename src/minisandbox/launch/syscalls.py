@@ -157,6 +157,12 @@ def prctl(option: int, argument: int = 0, second: int = 0) -> int:
     return _checked(_libc.prctl(option, argument, second, 0, 0), "prctl", option)
 
 
+def setdomainname(name: str) -> None:
+    """setdomainname(2)."""
+    data = os.fsencode(name)
+    _checked(_libc.setdomainname(data, len(data)), "setdomainname", name)
+
+
 def setfsids(uid: int, gid: int) -> None:
     """setfsuid(2) and setfsgid(2)."""
     for call, number in ((_libc.setfsgid, gid), (_libc.setfsuid, uid)):
