@@ -145,7 +145,7 @@ async def case_come_and_go(make: World) -> None:
     for _ in range(3):
         await once()
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(50):
+    for _ in range(20):
         await once()
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
