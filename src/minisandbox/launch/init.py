@@ -87,7 +87,8 @@ def _become(
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     if network == "off":
-        _end_orphans_soon(proc)
+        # connections that no process holds any more, and nobody answers, end after 2 s, not after 100 (tcp(7))
+        sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
     enter_new_namespace(identity, partner, proc)
     lists = filelocks.open_lists(proc, locks)
     os.close(proc)
@@ -136,15 +137,6 @@ def _raise_loopback() -> None:
         request = struct.pack("16sH14x", b"lo", 0)
         (flags,) = struct.unpack_from("H", fcntl.ioctl(handle, _SIOCGIFFLAGS, request), 16)
         fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
-
-
-def _end_orphans_soon(proc: int) -> None:
-    """Have connections that no process holds any more, and nobody answers, end after 2 s, not after 100 (tcp(7))."""
-    descriptor = os.open("sys/net/ipv4/tcp_orphan_retries", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
-    try:
-        os.write(descriptor, b"1")
-    finally:
-        os.close(descriptor)
 
 
 class Init:

@@ -542,9 +542,8 @@ def _client_hello(data: bytes) -> bytes | None:
         kind, major, length = data[position], data[position + 1], int.from_bytes(data[position + 3 : position + 5])
         record = data[position + 5 : position + 5 + length]
         message += record
-        if (kind, major) != (22, 3) or not 0 < length <= _LONGEST_RECORD or message[:1] not in (b"", b"\x01"):
-            raise RefusedError(_NO_TLS)
-        if parts > _MOST_PARTS:  # all of them are looked at again whenever more comes
+        is_part = (kind, major) == (_HANDSHAKE, 3) and 0 < length <= _LONGEST_RECORD and message[:1] in (b"", b"\x01")
+        if not is_part or parts > _MOST_PARTS:  # all of them are looked at again whenever more comes
             raise RefusedError(_NO_TLS)
         if len(message) >= 4 and len(message) >= (end := 4 + int.from_bytes(message[1:4])):
             return message[4:end]

@@ -304,9 +304,15 @@ def default_internal_signals() -> None:
             _syscall(number, c_int(internal), default, None, ctypes.c_size_t(8))
 
 
-def write_setting(path: str, text: str) -> None:
-    """write(2) a text to a file of the kernel's, which takes or refuses it as a whole: below /proc or /sys."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def write_setting(path: str, text: str, below: int | None = None) -> None:
+    """write(2) a text to a file of the kernel's, which takes or refuses it as a whole: below /proc or /sys.
+
+    Args:
+        path: the file.
+        text: what it is to hold.
+        below: descriptor of the directory that a relative path begins at.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=below)
     try:
         os.write(descriptor, text.encode())
     finally:
