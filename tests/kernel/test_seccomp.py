@@ -403,7 +403,7 @@ end
         read -ru3 _ _ _ _ _ port _
         curl -sf http://127.0.0.1:$port/ > page; kill $!
     """,
-    "strace": "strace -f -o log sh -c 'echo hi; true'; grep -q execve log",
+    # strace needs a pid 1 that answers: tests/adversarial/test_tracing.py
     "gdb": """
         echo 'int main(void) { return 0; }' > a.c; gcc -g a.c -o a
         gdb -q -batch -nx -ex 'break main' -ex run -ex bt ./a > log 2>&1; grep '#0 *main' log

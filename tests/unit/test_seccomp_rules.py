@@ -397,12 +397,16 @@ def test_scheduling_of_pid_1_is_out_of_reach(architecture: str) -> None:
 
 
 @both
-def test_tracing_is_allowed_but_of_pid_1(architecture: str) -> None:
+def test_tracing_is_allowed_but_of_pid_1_and_to_stop_at_the_end_is_asked_about(architecture: str) -> None:
     traceme, attach, seize = 0, 16, 0x4206
     assert ask(architecture, "ptrace", traceme) == "allowed"
     for request in (attach, seize):
         assert ask(architecture, "ptrace", request, 77) == "allowed"
         assert ask(architecture, "ptrace", request | GARBAGE, 1 | GARBAGE) == "EPERM"
+    for request in (21, 0x4200, seize):  # PTRACE_OLDSETOPTIONS, PTRACE_SETOPTIONS
+        assert ask(architecture, "ptrace", request, 77, 0, 0x3F) == "allowed"
+        assert ask(architecture, "ptrace", request | GARBAGE, 77, 0, 0x47 | GARBAGE) == "asked"
+    assert ask(architecture, "ptrace", seize, 1, 0, 0x40) == "EPERM"
 
 
 @both

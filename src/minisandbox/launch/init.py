@@ -24,6 +24,7 @@ from .descendants import child_processes, stat_fields, untold_children
 from .identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
 from .kernel_memory import KernelMemory
 from .ledger import Ledger
+from .tracing import Tracing
 
 _CONTROL, _LIFELINE, _LOCKS = 3, 4, 5
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
@@ -53,23 +54,24 @@ def main(
     hosts = _move_descriptors(birth, lifeline, locks)
     partner = socket.socket(fileno=os.dup(_CONTROL))
     try:
-        hold, watched, lists = _become(identity, partner, hosts, network, group)
+        hold, watched, lists, tracing = _become(identity, partner, hosts, network, group)
     except OSError as error:
         partner.send(failure(error))
         partner.recv(1)  # it is read by whoever wants this sandbox
         os._exit(1)
     numbers, door = _await_birth(partner)
     partner.close()
-    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(hold), watched, lists).serve()
+    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(hold), tracing, watched, lists).serve()
 
 
 def _become(
     identity: Identity, partner: socket.socket, locks: int, network: str, group: limits.Group | None
-) -> tuple[limits.Hold | None, sockets.Sockets | None, tuple[int, ...]]:
+) -> tuple[limits.Hold | None, sockets.Sockets | None, tuple[int, ...], Tracing]:
     """Make namespaces and give up every privilege, long before there is a plan.
 
     Returns:
-        What it keeps of the group, the sockets of a network namespace of its own, and the lists of file locks.
+        What it keeps of the group, the sockets of a network namespace of its own, the lists of file locks, and what
+        answers the filter's questions.
 
     Raises:
         OSError: the kernel refused.
@@ -96,10 +98,10 @@ def _become(
     # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
-    seccomp.install()
+    tracing = Tracing(seccomp.install(listen=True))
     seccomp.verify()
     partner.send(BECOME)
-    return hold, watched, lists
+    return hold, watched, lists, tracing
 
 
 def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
@@ -147,6 +149,7 @@ class Init:
         door: listening socket at which others bring jobs.
         numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.maker` gives them.
         ledger: what counts the limits that were met.
+        tracing: what answers the filter's questions.
         watched: the sockets of its network namespace, if that is its own.
         locks: the lists of file locks.
     """
@@ -157,6 +160,7 @@ class Init:
         door: socket.SocketType,
         numbers: dict[str, int],
         ledger: Ledger,
+        tracing: Tracing,
         watched: sockets.Sockets | None = None,
         locks: tuple[int, ...] = (),
     ) -> None:
@@ -164,6 +168,7 @@ class Init:
         self._door = door
         self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ledger = ledger
+        self._tracing = tracing
         self._memory = numbers.pop(maker.MEMORY, 0)
         kernel_memory = numbers.pop(maker.KERNEL_MEMORY, 0)
         objects = ledger.hold.objects if ledger.hold else None
@@ -182,7 +187,8 @@ class Init:
         # SIGCHLD has the zygote's handler, which does nothing: what counts is the byte on the pipe
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._poll = select.poll()
-        for descriptor in (self._notes, self._wakeup, _LIFELINE):
+        questions = () if tracing.listener == -1 else (tracing.listener,)
+        for descriptor in (self._notes, self._wakeup, _LIFELINE, *questions):
             self._poll.register(descriptor, select.POLLIN)
 
     def serve(self) -> None:
@@ -201,6 +207,8 @@ class Init:
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()
+            if self._tracing.listener in events:
+                self._tracing.answer()
             if self._looks:
                 self._look_at_busy()
             if self._notes in events:
@@ -342,6 +350,7 @@ class Init:
         if pid == 0:
             try:
                 os.close(_LIFELINE)
+                self._tracing.close()
                 if self._ledger.hold:
                     self._ledger.hold.keep_counters()
                 notes = (self._notes_write, self._ledger)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
-from .seccomp_rules import ALLOW, IGNORE, Clause, Test
+from .seccomp_rules import ALLOW, ASK, IGNORE, Clause, Test
 
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
@@ -26,7 +26,9 @@ _FARTHEST = 255  # a conditional jump's offset is a byte
 _LOW = 0xFFFFFFFF
 
 _RETURN_ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW
+_RETURN_ASK = 0x7FC00000  # SECCOMP_RET_USER_NOTIF
 _RETURN_ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
+_RETURNS = {ALLOW: _RETURN_ALLOW, ASK: _RETURN_ASK, IGNORE: _RETURN_ERRNO}
 
 Instruction = tuple[int, int, int, int]
 """code, jt, jf, k: struct sock_filter."""
@@ -35,8 +37,7 @@ Code = list[Instruction]
 
 def decide(verdict: int) -> Code:
     """End with a verdict."""
-    value = {ALLOW: _RETURN_ALLOW, IGNORE: _RETURN_ERRNO}.get(verdict, _RETURN_ERRNO | verdict)
-    return [(_RETURN, 0, 0, value)]
+    return [(_RETURN, 0, 0, _RETURNS.get(verdict, _RETURN_ERRNO | verdict))]
 
 
 def check_arguments(clauses: Iterable[Clause], verdict: int) -> Code:
@@ -127,7 +128,7 @@ def run(program: bytes, audit_architecture: int, number: int, arguments: Sequenc
         arguments: up to six, each taken as 64 bits.
 
     Returns:
-        The verdict: 0, or an errno.
+        The verdict, as :mod:`.seccomp_rules` has them.
 
     Raises:
         ValueError: the kernel would not have taken the filter, or it returns something that is no verdict of ours.
@@ -159,8 +160,8 @@ def run(program: bytes, audit_architecture: int, number: int, arguments: Sequenc
 
 
 def _verdict(value: int) -> int:
-    if value == _RETURN_ALLOW:
-        return ALLOW
+    if value in (_RETURN_ALLOW, _RETURN_ASK):
+        return ALLOW if value == _RETURN_ALLOW else ASK
     if value & ~0xFFFF == _RETURN_ERRNO:
         return value & 0xFFFF or IGNORE
     raise ValueError(f"no verdict: {value:#x}")

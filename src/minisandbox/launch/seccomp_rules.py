@@ -13,7 +13,9 @@ from dataclasses import dataclass
 ALLOW = 0
 """The verdict that lets a call through."""
 IGNORE = 1 << 16
-"""The verdict of a call that succeeds and does nothing; every other verdict is the errno it gets."""
+"""The verdict of a call that succeeds and does nothing; every verdict but these three is the errno it gets."""
+ASK = 1 << 17
+"""The verdict of a call that pid 1 is asked about (:mod:`.tracing`); without a listener it gets ENOSYS."""
 
 _LOW = 0xFFFFFFFF
 
@@ -47,7 +49,7 @@ class Clause:
     Attributes:
         when: for people: the case it is about.
         tests: what must hold, all of it.
-        verdict: :data:`ALLOW`, :data:`IGNORE` or an errno.
+        verdict: :data:`ALLOW`, :data:`IGNORE`, :data:`ASK` or an errno.
     """
 
     when: str
@@ -96,6 +98,7 @@ _SOL_IP, _SOURCES = 0, (37, 38, 39, 41, 43, 44, 46, 47, 48)
 _SOL_IPV6, _LABELS_AND_OPTIONS = 41, (32, 6)  # FLOWLABEL_MGR 2292PKTOPTIONS
 _BRIDGES = (0x8940, 0x8941, 0x8980, 0x8981, 0x8982, 0x8983, 0x89A0, 0x89A1, 0x89A2, 0x89A3)
 _PTRACE_ATTACH, _PTRACE_SEIZE = 16, 0x4206
+_PTRACE_OPTIONS, _PTRACE_O_TRACEEXIT = (21, 0x4200, _PTRACE_SEIZE), 0x40  # OLDSETOPTIONS SETOPTIONS SEIZE
 _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # LINUX, LINUX32, both with UNAME26; the last one asks
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DGRAM, _RAW, _PACKET, _TYPE_MASK = 1, 2, 3, 10, 0xF
@@ -239,6 +242,11 @@ RULES = (
         "ptrace",
         "debuggers and sanitizers of its own programs; what supervises them is not dumpable, so not traceable",
         Clause("attaching to pid 1", (Test(0, (_PTRACE_ATTACH, _PTRACE_SEIZE)), Test(1, (1,))), errno.EPERM),
+        Clause(
+            "PTRACE_O_TRACEEXIT: two that trace each other so never end; for whom nobody traces",
+            (Test(0, _PTRACE_OPTIONS), _has(3, _PTRACE_O_TRACEEXIT)),
+            ASK,
+        ),
     ),
     _allow("uretprobe uprobe", "only the kernel's probe trampolines use these; refused, a probed program would crash"),
     _allow("futex futex_waitv futex_wake futex_wait futex_requeue", "locks"),
