@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from minisandbox.errors import InvalidValue
 from minisandbox.launch import plan as p
 from minisandbox.launch.capture import Capture
+from minisandbox.launch.descendants import status_number
 from minisandbox.launch.frames import Decoder, FrameError, encode
 from minisandbox.sandbox.plans import Request, make_plan
 from minisandbox.types import ImageSpec, Limits, Mount, Network, parse_size
@@ -141,3 +143,10 @@ def test_a_mount_of_several_directories_shows_one_over_the_other() -> None:
     attached = {op.path: op.slot for op in plan.operations if isinstance(op, p.Attach)}
     order = [taken[attached[lower]] for lower in shown.lowers if attached.get(lower)]
     assert order == ["/", "/middle", "/bottom"]  # nothing is at /top here: the directory of a file
+
+
+def test_a_number_of_a_process_that_is_gone_or_has_none_is_nothing() -> None:
+    own = f"/proc/{os.getpid()}"
+    assert [status_number(own, name) for name in (b"Pid:", b"None:")] == [os.getpid(), 0]
+    assert status_number(f"{own}/task/{os.getpid()}", b"Tgid:") == os.getpid()
+    assert status_number("/proc/0", b"Pid:") == 0

@@ -34,8 +34,7 @@ def untold_children(pid: int) -> dict[int, int]:
     for child in every_pid():
         state, parent, *_ = stat_fields(child) or (b"X", b"0")
         if state in ENDED and int(parent) == pid:
-            with contextlib.suppress(OSError), open(f"/proc/{child}/status", "rb") as source:
-                found[child] = next((int(line.split()[1]) for line in source if line.startswith(b"TracerPid:")), 0)
+            found[child] = status_number(f"/proc/{child}", b"TracerPid:")
     return {child: tracer for child, tracer in found.items() if tracer not in (0, pid)}
 
 
@@ -131,3 +130,15 @@ def stat_fields(pid: int) -> list[bytes]:
             return source.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def status_number(place: str, name: bytes) -> int:
+    """A number that the kernel tells of a process or thread (proc_pid_status(5)); 0 where it is gone, or has none.
+
+    Args:
+        place: where it is shown: ``/proc/PID`` or ``/proc/PID/task/TID``.
+        name: the row's, with its colon.
+    """
+    with contextlib.suppress(OSError), open(f"{place}/status", "rb") as source:
+        return next((int(line.split()[1]) for line in source if line.startswith(name)), 0)
+    return 0

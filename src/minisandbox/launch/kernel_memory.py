@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Iterator
 
 from . import filelocks, limits, watchdog
-from .descendants import every_pid
+from .descendants import every_pid, status_number
 from .ledger import Ledger
 from .sockets import Sockets
 
@@ -206,10 +206,7 @@ def _tables(spared: Collection[int]) -> Iterator[str]:
 def _size(table: str) -> int:
     """How many descriptors a table has that cannot be listed: since Linux 6.2 as told, before as it has room for."""
     with contextlib.suppress(OSError):
-        if size := os.stat(table).st_size:
-            return size
-        with open(f"{os.path.dirname(table)}/status", "rb") as source:
-            return next(int(line.split()[1]) for line in source if line.startswith(b"FDSize:"))
+        return os.stat(table).st_size or status_number(os.path.dirname(table), b"FDSize:")
     return 0
 
 
