@@ -318,6 +318,15 @@ def test_file_locks_are_limited(spec: ImageSpec, kind: str, path: str) -> None:
         assert box.exec("echo here").stdout == "here\n"
 
 
+@pytest.mark.parametrize("before", ["", "import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)"], ids=["", "hidden"])
+def test_file_locks_on_what_is_the_hosts_are_limited(spec: ImageSpec, before: str) -> None:
+    """What a process holds that does not show its descriptors (PR_SET_DUMPABLE) could be any number."""
+    many = LOCKS.format(kind="OFD_SETLK", path="/dev/null", flags="os.O_RDONLY", files=3, count=9000, pause=60)
+    with Sandbox.create(spec, limits=LIMITS) as box:
+        result = box.exec(["python3", "-c", before + many], timeout=60)
+        assert result.limits_hit == ("memory",), result
+
+
 def test_locks_of_a_neighbour_are_its_own(spec: ImageSpec) -> None:
     """Those of open file descriptions are shown to everybody."""
     many = LOCKS.format(kind="OFD_SETLK", path="/usr/bin/python3", flags="os.O_RDONLY", files=1, count=9000, pause=60)
@@ -327,6 +336,37 @@ def test_locks_of_a_neighbour_are_its_own(spec: ImageSpec) -> None:
         box.start(["bash", "-c", "sleep 600 & read; kill %1"]) as here,
     ):
         assert other.exec(["python3", "-c", many], timeout=60).limits_hit == ("memory",)
+        here.write("\n")
+        assert (here.wait(30).ok, here.wait(30).limits_hit) == (True, ())
+
+
+ENDED = """
+import ctypes, os, threading, time
+for first_thread_alone in (True, False):
+    ended = os.fork()
+    if ended == 0:
+        if first_thread_alone:
+            threading.Thread(target=time.sleep, args=(60,)).start()
+            ctypes.CDLL(None).pthread_exit(None)
+        os._exit(0)
+os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
+print("there", flush=True)
+input()
+"""
+
+
+def test_what_has_ended_holds_no_locks_beside_a_neighbour_with_many(spec: ImageSpec) -> None:
+    """It shows no descriptors, and counted as what hides them."""
+    many = LOCKS.format(kind="OFD_SETLK", path="/usr/bin/python3", flags="os.O_RDONLY", files=1, count=5000, pause=60)
+    with (
+        Sandbox.create(spec, limits=LIMITS) as box,
+        Sandbox.create(spec, limits=Limits(memory=None)) as neighbour,
+        box.start(["python3", "-c", ENDED]) as here,
+        neighbour.start(["python3", "-c", many]) as there,
+    ):
+        next(here.events())
+        next(there.events())
+        assert box.exec("sleep 1").limits_hit == ()  # longer than it takes to look
         here.write("\n")
         assert (here.wait(30).ok, here.wait(30).limits_hit) == (True, ())
 

@@ -142,3 +142,19 @@ def status_number(place: str, name: bytes) -> int:
     with contextlib.suppress(OSError), open(f"{place}/status", "rb") as source:
         return next((int(line.split()[1]) for line in source if line.startswith(name)), 0)
     return 0
+
+
+def may_hold(place: str, ours: Collection[int]) -> bool:
+    """Whether a process or thread that does not show its descriptors may have some of its own.
+
+    One that ends has no memory any more, shows nothing from then on (fs/proc/fd.c), and gives all back. One that ours
+    has just forked is ours still, which waits until it executes something (vfork(2)).
+
+    Args:
+        place: as for :func:`status_number`.
+        ours: processes that hold nothing of that kind.
+    """
+    if not status_number(place, b"VmSize:"):
+        return False
+    parent = status_number(place, b"PPid:")
+    return parent not in ours or stat_fields(parent)[:1] != [b"D"]

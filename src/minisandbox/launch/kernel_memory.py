@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Iterator
 
 from . import filelocks, limits, watchdog
-from .descendants import every_pid, status_number
+from .descendants import every_pid, may_hold, status_number
 from .ledger import Ledger
 from .sockets import Sockets
 
@@ -106,7 +106,9 @@ class KernelMemory:
             return True
         if _undone(spared) > _MOST_UNDONE:
             return True
-        return filelocks.are_too_many(self._locks, lambda: _tables(spared)) or self._directories_are_too_many(spared)
+        if filelocks.are_too_many(self._locks, lambda: _tables(spared), spared):
+            return True
+        return self._directories_are_too_many(spared)
 
     def _sockets_are_too_many(self, sockets: Sockets) -> bool:
         return (
@@ -164,7 +166,7 @@ class KernelMemory:
             return False
         names = max(self._most_names, _NAMES_BELOW)
         enough = self._limit // 2 // (names * _NAME) + 1
-        if _open_directories(spared, enough) < enough:
+        if any(_open_directories(spared, enough) < enough for _ in range(2)):  # as with locks, it must be so twice
             self._lowest = now
             return False
         return now - self._lowest > self._limit
@@ -186,10 +188,13 @@ def _open_directories(spared: Collection[int], enough: int) -> int:
         try:
             names = os.listdir(table)
         except OSError:  # it has ended, or does not show them
-            count += _size(table)
+            count += _size(table) if may_hold(os.path.dirname(table), spared) else 0
             continue
         looked_at += len(names)
-        count += len(names) if looked_at > _MOST_LOOKED_AT else sum(_directories(table, name) for name in names)
+        if looked_at > _MOST_LOOKED_AT:
+            count += len(names)
+        else:
+            count += sum(_directories(table, name, spared) for name in names)
         if count >= enough:
             break
     return count
@@ -210,7 +215,7 @@ def _size(table: str) -> int:
     return 0
 
 
-def _directories(table: str, name: str) -> int:
+def _directories(table: str, name: str, spared: Collection[int]) -> int:
     """How many directories a descriptor keeps open, or could where the process does not show it."""
     try:
         mode = os.stat(f"{table}/{name}").st_mode
@@ -221,7 +226,7 @@ def _directories(table: str, name: str) -> int:
                 under_way = any(line.startswith(b"scm_fds:") and int(line.split()[1]) for line in source)
             return _IN_FLIGHT if under_way else 0
     except PermissionError:
-        return 1
+        return int(may_hold(os.path.dirname(table), spared))
     except OSError:  # it has just been closed
         return 0
     return 0
