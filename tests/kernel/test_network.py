@@ -20,12 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.waiting import running, settled, until
+from tests.waiting import running, settled, stat_fields, until
 
 from minisandbox.errors import InvalidValue, OwnerOnly, SandboxGone
-from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox import Process, Sandbox
+from minisandbox.sandbox import network as network_module
 from minisandbox.sandbox.controller import current_controller
-from minisandbox.types import ImageSpec, Network, Refusals
+from minisandbox.types import ImageSpec, Network, Output, Refusals
 
 pytestmark = pytest.mark.kernel
 
@@ -132,6 +133,7 @@ def test_there_is_no_other_way_than_the_proxy(spec: ImageSpec, site: tuple[Path,
         assert box.processes() == ()
         names = box.exec("cat /proc/[0-9]*/cmdline /proc/[0-9]*/comm").stdout_bytes
         assert b"minisandbox-network" not in names
+        assert b"minisandbox-gateway" not in names
         taken = "import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); s.bind("
         assert "in use" in box.exec(["python3", "-c", f"{taken}('127.0.0.1', 3128))"]).stderr
 
@@ -343,71 +345,225 @@ def test_it_stays_after_snapshots_resets_and_in_forks(spec: ImageSpec, site: tup
             assert child.refusals().count == 0
 
 
-def proxy_pid() -> int:
-    proxy = current_controller().gateway._proxy
-    assert proxy is not None
-    return proxy._process.pid
+def gateway_pid() -> int:
+    process = current_controller().gateway._process
+    assert process is not None
+    return process.pid
+
+
+def proxies(gateway: int = 0) -> set[int]:
+    """The proxy processes that a gateway has."""
+    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+    parent, found = str(gateway or gateway_pid()), set()
+    for pid in pids:
+        fields = stat_fields(pid)
+        if fields is not None and fields[1] == parent and running(pid):
+            found.add(pid)
+    return found
 
 
 def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_nothing_of_a_sandbox_stays_in_the_proxy(spec: ImageSpec, site: tuple[Path, int]) -> None:
+def test_nothing_of_a_sandbox_stays_in_the_gateway(spec: ImageSpec, site: tuple[Path, int]) -> None:
     if os.geteuid() != 0:
         pytest.skip("the descriptors of a process that is not dumpable are root's to see")
     with Sandbox.create(spec, network=private(site[1])) as box:
         fetch(box, site[1])
-        pid = proxy_pid()
+        pid, (proxy,) = gateway_pid(), proxies()
         with Sandbox.create(spec, network=private(site[1])) as second:
             fetch(second, site[1])
             before = settled(lambda: descriptors(pid))
-        until(lambda: descriptors(pid) == before - 2)  # the listening socket and the pidfd
+            assert len(proxies()) == 2
+        until(lambda: descriptors(pid) == before - 3)  # the listening socket, the pidfd, and the socket to its proxy
+        until(lambda: proxies() == {proxy})
         for _ in range(5):
             box.reset()
         assert fetch(box, site[1]) == "hello"
-        until(lambda: descriptors(pid) <= before)
-        assert proxy_pid() == pid
+        until(lambda: descriptors(pid) == before - 3)
+        assert len(proxies() - {proxy}) == 1
+        until(lambda: not running(proxy))
+        assert gateway_pid() == pid
 
 
-def test_the_proxys_death_is_no_sandboxs(spec: ImageSpec, site: tuple[Path, int]) -> None:
+def test_the_gateways_death_is_no_sandboxs(
+    spec: ImageSpec, site: tuple[Path, int], caplog: pytest.LogCaptureFixture
+) -> None:
     with Sandbox.create(spec, network=private(site[1])) as box:
         assert fetch(box, site[1]) == "hello"
-        os.kill(proxy_pid(), signal.SIGKILL)
+        doomed = proxies()
+        assert len(doomed) == 1
+        os.kill(gateway_pid(), signal.SIGKILL)
+        until(lambda: not any(map(running, doomed)))
         until(lambda: "refused" in fetch(box, site[1]))
         assert box.exec("echo alive").stdout == "alive\n"
         assert box.refusals() == Refusals()
+        assert "the network's gateway was killed" in caplog.text
         with Sandbox.create(spec, network=private(site[1])) as second:
             assert fetch(second, site[1]) == "hello"
         box.reset()
         assert fetch(box, site[1]) == "hello"
 
 
-def test_the_proxy_ends_with_its_controller(spec: ImageSpec) -> None:
-    (layer,) = spec.layers
-    program = f"""
-import os, signal
+HOLDING = """
+import socket, sys, time
+held = []
+for _ in range(int(sys.argv[2])):
+    held.append(socket.create_connection(("127.0.0.1", 3128), 30))
+    held[-1].sendall(b"CONNECT %b HTTP/1.1\\r\\n\\r\\n" % sys.argv[1].encode())
+    assert b" 200 " in held[-1].recv(4096)
+print("held", flush=True)
+try:
+    print(held[0].recv(1))
+except OSError:
+    print("cut off")
+"""
+
+
+def first_line(process: Process) -> bytes:
+    """The first that it prints."""
+    data = b""
+    for event in process.events():
+        data += event.data if isinstance(event, Output) else b""
+        if b"\n" in data:
+            break
+    return data
+
+
+def test_a_proxys_death_costs_its_sandbox_its_connections_alone(
+    spec: ImageSpec, site: tuple[Path, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    port = site[1]
+    with socket.create_server((HERE, 0)) as server:
+        network, where = private(port, port_of(server)), f"{HERE}:{port_of(server)}"
+        with Sandbox.create(spec, network=network) as box, Sandbox.create(spec, network=network) as other:
+            ask(box, b"CONNECT h:443 HTTP/1.1\r\n\r\n")
+            (doomed,) = proxies()
+            with (
+                box.start(["python3", "-c", HOLDING, where, "1"]) as cut,
+                other.start(["python3", "-c", HOLDING, where, "1"]) as kept,
+            ):
+                for process in (cut, kept):
+                    assert first_line(process) == b"held\n"
+                os.kill(doomed, signal.SIGKILL)
+                assert cut.wait(60).stdout.splitlines()[1] in ("b''", "cut off")
+                assert fetch(box, port) == "hello"
+                assert fetch(other, port) == "hello"
+                assert box.refusals().count == 1
+                assert f"sandbox {box.id}: its network proxy was killed" in caplog.text
+                server.accept()[0].close()
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(b"!")
+                    assert kept.wait(60).stdout.splitlines()[1] == "b'!'"
+
+
+CROWD = """
+import resource, socket, sys
 from pathlib import Path
+from tests.kernel import test_network as t
 from minisandbox.sandbox import Sandbox
-from minisandbox.sandbox.controller import current_controller
+from minisandbox.types import ImageSpec, Limits
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+spec, port = ImageSpec("base", (Path(sys.argv[1]),)), int(sys.argv[2])
+with socket.create_server((t.HERE, 0), backlog=1024) as server:
+    where = f"{t.HERE}:{t.port_of(server)}"
+    network = t.private(port, t.port_of(server))
+    boxes = [Sandbox.create(spec, network=network, limits=Limits(open_files=200)) for _ in range(4)]
+    holding = [box.start(["python3", "-c", t.HOLDING, where, "120"]) for box in boxes[:3]]
+    print([t.first_line(process) for process in holding], t.fetch(boxes[3], port), len(t.proxies()))
+    for box in boxes:
+        box.stop()
+"""
+
+
+def test_what_one_sandbox_holds_it_does_not_take_from_others(spec: ImageSpec, site: tuple[Path, int]) -> None:
+    """Three hold 240 descriptors each of the 300 that a process may have here."""
+    done, held = run_program(CROWD, str(spec.layers[0]), str(site[1])), b"held\n"
+    assert done.stdout == f"{[held] * 3} hello 4\n", done.stderr
+
+
+def test_a_proxy_that_nobody_uses_ends(
+    spec: ImageSpec, site: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_module, "UNUSED", 0.3)
+    with (
+        socket.create_server((HERE, 0)) as server,
+        Sandbox.create(spec, network=private(site[1], port_of(server))) as box,
+    ):
+        for number in range(2):
+            ask(box, b"CONNECT h:443 HTTP/1.1\r\n\r\n")
+            until(lambda: not proxies())
+            assert box.refusals().count == number + 1
+        with box.start(["python3", "-c", HOLDING, f"{HERE}:{port_of(server)}", "1"]) as process:
+            assert first_line(process) == b"held\n"
+            (pid,) = proxies()
+            assert settled(proxies, seconds=1.0) == {pid}, "it ended with a connection open"
+
+
+def test_no_connection_is_lost_between_two_proxies(
+    spec: ImageSpec, site: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here each ends as soon as it has nothing to do, whatever waits in the queue of the listening socket."""
+    script = """
+import concurrent.futures, socket
+def one(number):
+    with socket.create_connection(("127.0.0.1", 3128), 30) as c:
+        c.sendall(b"CONNECT h%d:443 HTTP/1.1\\r\\n\\r\\n" % number)
+        c.shutdown(socket.SHUT_WR)
+        return b" 403 " in b"".join(iter(lambda: c.recv(4096), b""))
+with concurrent.futures.ThreadPoolExecutor(3) as threads:
+    print(sum(threads.map(one, range(300))))
+"""
+    monkeypatch.setattr(network_module, "UNUSED", 0.0)
+    with Sandbox.create(spec, network=private(site[1])) as box:
+        assert box.exec(["python3", "-c", script], timeout=120).check().stdout == "300\n"
+        assert box.refusals().count == 300
+
+
+def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that can import what is here."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=os.environ | {"PYTHONPATH": path}, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_gateway_and_its_proxies_end_with_their_controller(spec: ImageSpec) -> None:
+    program = """
+import os, signal, sys
+from pathlib import Path
+from tests.kernel import test_network as t
+from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec, Network
-box = Sandbox.create(ImageSpec("base", (Path({str(layer)!r}),)), network=Network.allow("h"))
-print(current_controller().gateway._proxy._process.pid, flush=True)
+box = Sandbox.create(ImageSpec("base", (Path(sys.argv[1]),)), network=Network.allow("h"))
+t.ask(box, b"CONNECT other:443 HTTP/1.1\\r\\n\\r\\n")
+print(t.gateway_pid(), *t.proxies(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = run_program(program, str(spec.layers[0]))
     assert done.returncode == -signal.SIGKILL, done.stderr
-    until(lambda: not running(int(done.stdout)))
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 2
+    until(lambda: not any(map(running, pids)))
 
 
 def test_the_proxy_has_no_privilege_and_says_nothing_of_its_caller(spec: ImageSpec) -> None:
     with Sandbox.create(spec, network=Network.allow("packages.example.org")) as box:
         ask(box)
-        status = dict(
-            line.split(":\t", 1)
-            for line in Path(f"/proc/{proxy_pid()}/status").read_text().splitlines()
-            if ":\t" in line
-        )
-        assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
-        assert status["NoNewPrivs"] == "1"
-        assert Path(f"/proc/{proxy_pid()}/cmdline").read_bytes().strip(b"\0") == b"minisandbox-network"
+        (proxy,) = proxies()
+        for pid, name in ((proxy, b"minisandbox-network"), (gateway_pid(), b"minisandbox-gateway")):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+            assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
+            assert status["NoNewPrivs"] == "1"
+            assert Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0") == name
+            if os.geteuid() != 0:
+                with pytest.raises(PermissionError):
+                    os.listdir(f"/proc/{pid}/fd")
+        if os.geteuid() == 0:
+            held = {os.readlink(f"/proc/{proxy}/fd/{number}").split(":")[0] for number in range(3, 7)}
+            assert held <= {"socket", "anon_inode"}
+            assert not any("memfd" in os.readlink(entry) for entry in Path(f"/proc/{proxy}/fd").iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 import threading
@@ -19,11 +20,11 @@ Told = list[dict[str, object]]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def telling(told: Told) -> Callable[[dict[str, object]], bool]:
+def telling(told: Told) -> Callable[[bytes], bool]:
     """A controller that listens."""
 
-    def tell(message: dict[str, object]) -> bool:
-        told.append(message)
+    def tell(message: bytes) -> bool:
+        told.append(json.loads(message))
         return True
 
     return tell
@@ -33,12 +34,13 @@ def telling(told: Told) -> Callable[[dict[str, object]], bool]:
 async def tenant(*hosts: str, private: bool = True, upstream: Upstream = Upstream()) -> AsyncIterator[tuple[int, Told]]:  # noqa: B008 - frozen
     """A proxy for one sandbox: its port, and what it tells."""
     told: Told = []
-    with ThreadPoolExecutor(4) as threads:
-        made = proxy._Tenant("box", Rules(hosts, private), upstream, telling(told), threads)
-        door = socket.create_server(("127.0.0.1", 0))
-        made.serve(door)
+    with ThreadPoolExecutor(4) as threads, socket.create_server(("127.0.0.1", 0)) as door:
+        made = proxy._Tenant(Rules(hosts, private), upstream, telling(told), threads)
+        made.serve(door, 3600, lambda: None)
         yield door.getsockname()[1], told
-        made.close()
+        asyncio.get_running_loop().remove_reader(door)
+        for task in made._open:
+            task.cancel()
         await asyncio.sleep(0.01)
 
 
@@ -348,14 +350,15 @@ def test_a_proxy_of_this_machine_that_says_no() -> None:
 
 def test_refusals_that_nobody_listens_to_are_counted() -> None:
     async def work() -> None:
-        made = proxy._Tenant("box", Rules(()), Upstream(), lambda m: False, ThreadPoolExecutor(1))
+        made = proxy._Tenant(Rules(()), Upstream(), lambda m: False, ThreadPoolExecutor(1))
         for _ in range(3):
             made._report("why")
         told: Told = []
+        assert not made.tell_rest()
         made._tell = telling(told)
-        made.tell_rest()
-        made.tell_rest()
-        assert told == [{"event": "refused", "id": "box", "why": "", "count": 3}]
+        assert made.tell_rest()
+        assert made.tell_rest()
+        assert told == [{"why": "", "count": 3}]
 
     run(work())
 

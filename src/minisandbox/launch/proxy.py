@@ -1,13 +1,12 @@
-"""The network proxy of one controller: a process of the host through which sandboxes reach what they were allowed.
+"""The network proxy of one sandbox: a process of the host through which it reaches what it was allowed.
 
-Each sandbox has a network of its own without a route. A socket that was made in there listens for its programs; this
+The sandbox has a network of its own without a route. A socket that was made in there listens for its programs; this
 process holds the descriptor, accepts, and connects outwards in the host's network. Nothing of it is inside. What a
-request may ask for is decided in :mod:`.proxy_rules`.
+request may ask for is decided in :mod:`.proxy_rules`. The gateway (:mod:`.gateway`) forks it at the first connection.
 """
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import json
@@ -16,124 +15,127 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from . import proxy_rules as rules
 from . import syscalls as sc
+from .proxy_body import CHUNK, SECOND, Body
 
+TELL, TOLD = b"tell", b"told"
+"""What the gateway asks, and the answer once everything was told; all else that a proxy says is JSON."""
+MOST_MESSAGE = 1 << 15
+"""Bytes of a message to the gateway."""
 MOST_CONNECTIONS = 256
-"""Connections of one sandbox at once."""
+"""Connections at once."""
+_MOST_FILES = 2 * MOST_CONNECTIONS + 128
+"""Descriptors: two for each connection, and what this process and its lookups need."""
 _CONNECT_PATIENCE = 10.0
 _HEAD_PATIENCE = 30.0
 _IDLE_PATIENCE = 300.0
 _LINGER = 1.0
 _MOST_LEFT = 16
-_CHUNK = 1 << 16
-_MAX_MESSAGE = 1 << 18
 _LINES = 100
-"""Refusals of one sandbox that are told one by one; after them, one a second."""
-_RESOLVERS, _RESOLVERS_EACH = 64, 4
-_SECOND = "a second request on the same connection"
+"""Refusals that are told one by one; after them, one a second."""
+_RESOLVERS = 4
+_REST = 0.1
 
 
-def main(connection: socket.socket, controller: int) -> None:
-    """Serve one controller until it ends. Never returns.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a proxy is to do.
 
-    Args:
-        connection: datagram socket to the controller.
+    Attributes:
+        allowed: what the sandbox may reach.
+        upstream: the proxies through which this machine reaches the world.
+        unused: seconds without a connection after which the process ends.
+    """
+
+    allowed: rules.Rules
+    upstream: rules.Upstream
+    unused: float
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """What a proxy holds of what its gateway has; everything else it closes.
+
+    Attributes:
+        gateway: socket to the gateway.
+        listener: listens inside the sandbox.
+        sandbox: pidfd of the sandbox's first process.
         controller: pidfd of the controller.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    sc.overwrite_arguments("minisandbox-network")
-    # it reads what sandboxes send: whatever goes wrong here should be worth nothing
-    sc.prctl(sc.PR_SET_DUMPABLE, 0)
-    sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-    sc.capset(0)
-    asyncio.run(_serve(connection, controller))
+
+    gateway: int
+    listener: int
+    sandbox: int
+    controller: int
 
 
-async def _serve(connection: socket.socket, controller: int) -> None:
-    proxy = _Proxy(connection)
-    loop = asyncio.get_running_loop()
-    loop.add_reader(controller, os._exit, 0)
-    loop.add_reader(connection, proxy.take_message)
-    await asyncio.Event().wait()
+def main(terms: Terms, held: Descriptors, gateway: int) -> NoReturn:
+    """Serve one sandbox until it ends, the controller or the gateway ends, or nobody has used it for a while.
+
+    Args:
+        terms: what it is to do.
+        held: its descriptors.
+        gateway: pid of the gateway, which this process was forked from.
+    """
+    sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == gateway:  # else it has ended before it was asked for
+        sc.overwrite_arguments("minisandbox-network")
+        _close_all_but({0, 1, 2, held.gateway, held.listener, held.sandbox, held.controller})
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        asyncio.run(_serve(terms, held))
+    os._exit(0)
 
 
-class _Proxy:
-    """All sandboxes of the controller."""
+def _close_all_but(kept: set[int]) -> None:
+    first = 0
+    for number in sorted(kept):
+        if first < number:
+            sc.close_range(first, number - 1)
+        first = number + 1
+    sc.close_range(first)
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        connection.setblocking(False)
-        self._resolvers = ThreadPoolExecutor(_RESOLVERS)
-        self._tenants: dict[str, _Tenant] = {}
 
-    def take_message(self) -> None:
-        """Take one message of the controller: a sandbox to serve, or a question."""
-        size = socket.CMSG_SPACE(8)
-        try:
-            data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, size, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, ancillary = b"", []
-        if not data:
-            os._exit(0)
-        message = json.loads(data)
-        if message["verb"] == "serve":
-            given = array.array("i", ancillary[0][2]) if ancillary else ()
-            if len(given) == 2:  # else there was no descriptor left for them, and connections are refused
-                self._admit(message, *given)
-            return
-        if tenant := self._tenants.get(message["id"]):
-            tenant.tell_rest()
-        _start(self._tell_at_last({"event": "told", "number": message["number"]}))
+async def _serve(terms: Terms, held: Descriptors) -> None:
+    loop, gateway = asyncio.get_running_loop(), socket.socket(fileno=held.gateway)
+    gateway.setblocking(False)
 
-    def _admit(self, message: dict[str, Any], listener: int, sandbox: int) -> None:
-        """Serve a sandbox until its first process, known by a pidfd, has ended."""
-        name, loop = message["id"], asyncio.get_running_loop()
-        tenant = _Tenant(
-            name,
-            rules.Rules(tuple(message["hosts"]), bool(message["private"])),
-            rules.Upstream(*message["upstream"]),
-            self._tell,
-            self._resolvers,
-        )
-        tenant.serve(socket.socket(fileno=listener))
-        self._tenants[name] = tenant  # after a reset it takes the place of the one before
-
-        def ended() -> None:
-            loop.remove_reader(sandbox)
-            os.close(sandbox)
-            tenant.close()
-            if self._tenants.get(name) is tenant:
-                del self._tenants[name]
-
-        loop.add_reader(sandbox, ended)
-
-    def _tell(self, message: dict[str, object]) -> bool:
+    def tell(message: bytes) -> bool:
         """Tell the controller, if it listens: nobody here waits for it."""
         with contextlib.suppress(OSError):
-            self._connection.send(json.dumps(message).encode())
+            gateway.send(message)
             return True
         return False
 
-    async def _tell_at_last(self, message: dict[str, object]) -> None:
-        while not self._tell(message):
-            await asyncio.sleep(0.01)
+    def end() -> None:
+        tenant.tell_rest()
+        os._exit(0)
+
+    def take_question() -> None:
+        with contextlib.suppress(OSError):
+            if not gateway.recv(len(TELL)):
+                os._exit(0)
+            _start(tenant.tell_all())
+
+    tenant = _Tenant(terms.allowed, terms.upstream, tell, ThreadPoolExecutor(_RESOLVERS))
+    loop.add_reader(held.controller, os._exit, 0)
+    loop.add_reader(held.sandbox, end)
+    loop.add_reader(gateway, take_question)
+    tenant.serve(socket.socket(fileno=held.listener), terms.unused, end)
+    await asyncio.Event().wait()
 
 
 class _Tenant:
-    """One sandbox.
+    """The sandbox.
 
     Args:
-        name: its id.
         allowed: what it may reach.
         upstream: the proxies through which this machine reaches the world.
         tell: what tells the controller something.
@@ -142,49 +144,65 @@ class _Tenant:
 
     def __init__(
         self,
-        name: str,
         allowed: rules.Rules,
         upstream: rules.Upstream,
-        tell: Callable[[dict[str, object]], bool],
+        tell: Callable[[bytes], bool],
         resolvers: ThreadPoolExecutor,
     ) -> None:
-        self._name = name
         self._allowed = allowed
         self._upstream = upstream
         self._tell = tell
         self._resolvers = resolvers
-        self._resolving = asyncio.Semaphore(_RESOLVERS_EACH)
+        self._resolving = asyncio.Semaphore(_RESOLVERS)
         self._open: set[asyncio.Task[None]] = set()
         self._told = 0
         self._untold = 0
         self._last_told = 0.0
 
-    def serve(self, listener: socket.socket) -> None:
-        """Take connections until closed."""
-        self._accepting = _start(self._accept(listener))
+    def serve(self, listener: socket.socket, unused: float, end: Callable[[], None]) -> None:
+        """Take connections.
 
-    def close(self) -> None:
-        """End all its connections; each closes its sockets when the loop no longer looks at them."""
-        self.tell_rest()
-        for task in (self._accepting, *self._open):
-            task.cancel()
-
-    async def _accept(self, listener: socket.socket) -> None:
+        Args:
+            listener: where they come in.
+            unused: seconds without one after which it ends.
+            end: ends it. It is not called between a connection's accept and its end: what was not accepted yet stays
+                in the queue of the listening socket, for the gateway to see.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._unused, self._end = unused, end
+        self._ending = self._loop.call_later(unused, self._end_unused)
         listener.setblocking(False)
-        with listener:
-            while True:
-                try:
-                    client, _ = await asyncio.get_running_loop().sock_accept(listener)
-                except OSError:  # it was reset before we came, or there is no descriptor left
-                    await asyncio.sleep(0.1)
-                    continue
-                if len(self._open) < MOST_CONNECTIONS:
-                    task = _start(self._converse(client))
-                    self._open.add(task)
-                    task.add_done_callback(self._open.discard)
-                else:
-                    self._turn_away(client)
-                await asyncio.sleep(0)  # a sandbox that connects without end must not be the only one that is served
+        self._loop.add_reader(listener, self._accept)
+
+    def _accept(self) -> None:
+        """Take one connection: a sandbox that connects without end must not be all that is served."""
+        try:
+            client, _ = self._listener.accept()
+        except BlockingIOError:  # it was reset before we came
+            return
+        except OSError:  # there is no descriptor left
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_REST, self._loop.add_reader, self._listener, self._accept)
+            return
+        if len(self._open) >= MOST_CONNECTIONS:
+            self._turn_away(client)
+            return
+        self._ending.cancel()
+        task = _start(self._converse(client))
+        self._open.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        if not self._open:
+            self._ending = self._loop.call_later(self._unused, self._end_unused)
+
+    def _end_unused(self) -> None:
+        if self.tell_rest():
+            self._end()
+        else:
+            self._ending = self._loop.call_later(_REST, self._end_unused)
 
     # --- refusals ----------------------------------------------------------------------------------------------------
 
@@ -192,22 +210,27 @@ class _Tenant:
         why = f"more than {MOST_CONNECTIONS} connections at once"
         self._report(why)
         with client, contextlib.suppress(OSError):
+            client.setblocking(False)
             client.send(rules.answer("403", f"refused by minisandbox: {why}"))
 
     def _report(self, why: str) -> None:
         """Tell the controller of a refusal, a flood of them in part only."""
         now = asyncio.get_running_loop().time()
-        message: dict[str, object] = {"event": "refused", "id": self._name, "why": why, "count": 1 + self._untold}
-        if (self._told < _LINES or now >= self._last_told + 1) and self._tell(message):
+        if (self._told < _LINES or now >= self._last_told + 1) and self._tell(_refusal(why, 1 + self._untold)):
             self._told, self._untold, self._last_told = self._told + 1, 0, now
         else:
             self._untold += 1
 
-    def tell_rest(self) -> None:
-        """Tell how many refusals were not told."""
-        message: dict[str, object] = {"event": "refused", "id": self._name, "why": "", "count": self._untold}
-        if self._untold and self._tell(message):
+    def tell_rest(self) -> bool:
+        """Tell how many refusals were not told; returns whether all are now."""
+        if self._untold and self._tell(_refusal("", self._untold)):
             self._untold = 0
+        return not self._untold
+
+    async def tell_all(self) -> None:
+        """Tell what was not told, and then that this is all."""
+        while not (self.tell_rest() and self._tell(TOLD)):
+            await asyncio.sleep(0.01)
 
     # --- one connection ----------------------------------------------------------------------------------------------
 
@@ -230,7 +253,7 @@ class _Tenant:
     async def _carry_out(self, client: socket.socket, request: rules.Request, rest: bytes) -> None:
         self._allowed.check_name(request.target)
         if request.method != "CONNECT" and request.length is not None and len(rest) > request.length:
-            raise rules.RefusedError(_SECOND)
+            raise rules.RefusedError(SECOND)
         hop = self._hop(request)
         try:
             async with asyncio.timeout(_CONNECT_PATIENCE):
@@ -248,7 +271,7 @@ class _Tenant:
                     await relay.both_ways(rest, b"HTTP/1.1 200 Connection established\r\n\r\n" + early, opening)
                 else:
                     head = request.head(absolute=hop is not None, authorization=hop.authorization if hop else "")
-                    await relay.one_request(head, _Body(client, rest, request.length), self._report)
+                    await relay.one_request(head, Body(client, rest, request.length), self._report)
 
     def _hop(self, request: rules.Request) -> rules.Hop | None:
         """The proxy beyond ours that a request goes to, if any; an address, at least, can be checked even then."""
@@ -303,6 +326,10 @@ class _Tenant:
             raise _UnreachableError(f"{host}: {error.strerror}") from None
 
 
+def _refusal(why: str, count: int) -> bytes:
+    return json.dumps({"why": why, "count": count}).encode()
+
+
 class _UnreachableError(Exception):
     """What was asked for is allowed and cannot be had."""
 
@@ -353,7 +380,7 @@ async def _read_head(source: socket.socket) -> tuple[bytes, bytes]:
     while (end := data.find(b"\r\n\r\n", 0, rules.MOST_HEAD)) < 0:
         if len(data) >= rules.MOST_HEAD:
             raise rules.RefusedError(f"a head of more than {rules.MOST_HEAD} bytes")
-        piece = await asyncio.get_running_loop().sock_recv(source, _CHUNK)
+        piece = await asyncio.get_running_loop().sock_recv(source, CHUNK)
         if not piece and data:
             raise rules.RefusedError("a head that is cut off")
         if not piece:
@@ -377,7 +404,7 @@ async def _finish(client: socket.socket) -> None:
         client.shutdown(socket.SHUT_WR)
         async with asyncio.timeout(_LINGER):
             for _ in range(_MOST_LEFT):
-                if not await asyncio.get_running_loop().sock_recv(client, _CHUNK):
+                if not await asyncio.get_running_loop().sock_recv(client, CHUNK):
                     break
 
 
@@ -395,69 +422,6 @@ def _start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 
 
 _tasks: set[asyncio.Task[None]] = set()
-
-
-class _Body:
-    """The body of a request, as it is sent on.
-
-    Args:
-        source: where it comes from.
-        data: what has come already.
-        length: how long it is; None for one in chunks.
-    """
-
-    def __init__(self, source: socket.socket, data: bytes, length: int | None) -> None:
-        self._source = source
-        self._data = data
-        self._length = length
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """All of it, and then a look at whether more comes, which no request may be followed by.
-
-        Raises:
-            EOFError: it was cut off.
-            RefusedError: it is malformed, or more comes.
-        """
-        async for piece in self._chunks() if self._length is None else self._counted(self._length):
-            yield piece
-        with contextlib.suppress(EOFError):
-            if not self._data:
-                await self._fill()
-            raise rules.RefusedError(_SECOND)
-
-    async def _counted(self, count: int) -> AsyncIterator[bytes]:
-        while count:
-            if not self._data:
-                await self._fill()
-            piece, self._data = self._data[:count], self._data[count:]
-            count -= len(piece)
-            yield piece
-
-    async def _chunks(self) -> AsyncIterator[bytes]:
-        while size := rules.chunk_size(await self._line()):
-            yield f"{size:x}\r\n".encode()
-            async for piece in self._counted(size):
-                yield piece
-            yield b"\r\n"
-            if await self._line():
-                raise rules.RefusedError("a chunk that is longer than it says")
-        if await self._line():
-            raise rules.RefusedError("header fields after a body")
-        yield b"0\r\n\r\n"
-
-    async def _line(self) -> bytes:
-        while b"\r\n" not in self._data:
-            if len(self._data) > rules.MOST_CHUNK_LINE:
-                raise rules.RefusedError("a line of a body in chunks that does not end")
-            await self._fill()
-        line, _, self._data = self._data.partition(b"\r\n")
-        return line
-
-    async def _fill(self) -> None:
-        piece = await asyncio.get_running_loop().sock_recv(self._source, _CHUNK)
-        if not piece:
-            raise EOFError
-        self._data += piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,7 +447,7 @@ class _Opening:
         """
         try:
             while not rules.opens(self.expected, self.host, data):
-                if piece := await asyncio.get_running_loop().sock_recv(source, _CHUNK):
+                if piece := await asyncio.get_running_loop().sock_recv(source, CHUNK):
                     data += piece
                 elif data:
                     raise EOFError
@@ -543,7 +507,7 @@ class _Relay:
         except* (OSError, EOFError, rules.RefusedError):
             _reset(self._client)
 
-    async def one_request(self, head: bytes, body: _Body, report: Callable[[str], None]) -> None:
+    async def one_request(self, head: bytes, body: Body, report: Callable[[str], None]) -> None:
         """Carry one request there and all that comes back."""
         try:
             await self._send(self._server, head)
@@ -555,7 +519,7 @@ class _Relay:
         except* (OSError, EOFError, rules.RefusedError):
             _reset(self._client)
 
-    async def _pass_body(self, body: _Body, report: Callable[[str], None]) -> None:
+    async def _pass_body(self, body: Body, report: Callable[[str], None]) -> None:
         try:
             async for piece in body.pieces():
                 with contextlib.suppress(OSError):  # a server that has answered need not read all
@@ -567,7 +531,7 @@ class _Relay:
     async def _copy(
         self, source: socket.socket, sink: socket.socket, watch: Callable[[bytes], None] | None = None
     ) -> None:
-        while data := await self._loop.sock_recv(source, _CHUNK):
+        while data := await self._loop.sock_recv(source, CHUNK):
             if watch is not None:
                 watch(data)
             await self._send(sink, data)

@@ -1,4 +1,4 @@
-"""The controller's side of the network proxy: start it, give it sandboxes to serve, hear what it refuses."""
+"""The controller's side of the way out: start the gateway, give it sandboxes to serve, hear what was refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,9 +24,15 @@ _LOG = logging.getLogger("minisandbox.network")
 _BOOTSTRAP = (
     "import os, socket, sys; path = os.read(0, 65536).decode('utf-8', 'surrogateescape'); "
     "null = os.open('/dev/null', os.O_RDWR); [os.dup2(null, n) for n in (0, 1, 2)]; os.close(null); "
-    "sys.path.append(path); from minisandbox.launch import proxy; "
-    "proxy.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))"
+    "sys.path.append(path); from minisandbox.launch import gateway; "
+    "gateway.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))"
 )
+UNUSED = 60.0
+"""Seconds without a connection after which a sandbox's proxy ends; the next connection starts another."""
+_EVENTS = {
+    "killed": "sandbox %s: its network proxy was killed, and what went through it; the next connection starts another",
+    "full": "sandbox %s: it has no network, for its gateway has no file descriptor left (ulimit -n)",
+}
 _LAST = 100
 _PATIENCE = 5.0
 
@@ -67,11 +72,11 @@ def _upstream() -> proxy_rules.Upstream:
 
 
 class Gateway:
-    """The proxy process of a controller, started when it is first needed, and again after it was killed."""
+    """The gateway process of this process, started when it is first needed, and again after it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._proxy: _Proxy | None = None
+        self._process: _Process | None = None
         self._refused: dict[str, _Refused] = {}
 
     def serve(self, name: str, network: Network, listener: socket.socket, pidfd: int) -> None:
@@ -84,10 +89,10 @@ class Gateway:
             pidfd: its first process.
 
         Raises:
-            HostError: the proxy could not be started.
+            HostError: the gateway could not be started.
         """
         request: dict[str, object] = {
-            "verb": "serve", "id": name, "hosts": network.hosts, "private": network.private,
+            "verb": "serve", "id": name, "hosts": network.hosts, "private": network.private, "unused": UNUSED,
             "upstream": [(upstream := _upstream()).tunnel, upstream.plain, upstream.bypass],
         }  # fmt: skip
         self._refused.setdefault(name, _Refused())
@@ -102,18 +107,18 @@ class Gateway:
         try:
             self._running().send(request, *descriptors)
         except OSError as error:
-            raise HostError(f"the network proxy does not run: {error}") from error
+            raise HostError(f"the network's gateway does not run: {error}") from error
 
-    def _running(self) -> _Proxy:
-        if self._proxy is None:
-            self._proxy = _Proxy(self._note)
-        return self._proxy
+    def _running(self) -> _Process:
+        if self._process is None:
+            self._process = _Process(self._note)
+        return self._process
 
     def refusals(self, name: str) -> Refusals:
         """What was refused to a sandbox so far."""
-        proxy = self._proxy
-        if proxy is not None and name in self._refused:
-            proxy.catch_up(name)
+        process = self._process
+        if process is not None and name in self._refused:
+            process.catch_up(name)
         refused = self._refused.get(name) or _Refused()
         return Refusals(refused.count, tuple(refused.last))
 
@@ -122,18 +127,18 @@ class Gateway:
         self._refused.pop(name, None)
 
     def close(self) -> None:
-        """End the proxy."""
+        """End it, and with it every proxy."""
         with self._lock:
             self._drop()
 
     def _drop(self) -> None:
-        proxy, self._proxy = self._proxy, None
-        if proxy is not None:
-            proxy.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
-    def _note(self, message: dict[str, Any]) -> None:
+    def _note(self, name: str, message: dict[str, Any]) -> None:
         """Keep and log a refusal."""
-        name, why, count = str(message["id"]), str(message["why"]), int(message["count"])
+        why, count = str(message["why"]), int(message["count"])
         if refused := self._refused.get(name):
             refused.count += count
             refused.last.extend([why] if why else [])
@@ -150,10 +155,14 @@ class _Refused:
         self.last: deque[str] = deque(maxlen=_LAST)
 
 
-class _Proxy:
-    """One proxy process and the thread that hears what it says."""
+class _Process:
+    """One gateway process and the thread that hears what it says.
 
-    def __init__(self, note: Callable[[dict[str, Any]], None]) -> None:
+    Args:
+        note: is told of each refusal, and of which sandbox it is.
+    """
+
+    def __init__(self, note: Callable[[str, dict[str, Any]], None]) -> None:
         self._note = note
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -163,11 +172,16 @@ class _Proxy:
             self._connection.close()
             raise
         self._numbers = itertools.count(1)
-        self._told = 0
-        self._closing = False
+        self._asked: set[int] = set()
+        self._over = self._closing = False
         self._news = threading.Condition()
-        self._thread = threading.Thread(target=self._listen, name="minisandbox-network", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="minisandbox-gateway", daemon=True)
         self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        return self._process.pid
 
     def send(self, message: dict[str, object], *descriptors: int) -> None:
         """Send a message.
@@ -178,29 +192,39 @@ class _Proxy:
         rights.send(self._connection, json.dumps(message).encode(), descriptors)
 
     def catch_up(self, name: str) -> None:
-        """Wait until what it has refused so far was noted; where it has ended, nothing more comes."""
+        """Wait until what was refused so far was noted; where it has ended, nothing more comes."""
         number = next(self._numbers)
+        self._asked.add(number)
         with contextlib.suppress(OSError):
             self.send({"verb": "tell", "id": name, "number": number})
             with self._news:
-                self._news.wait_for(lambda: self._told >= number or not self._thread.is_alive(), _PATIENCE)
+                self._news.wait_for(lambda: number not in self._asked or self._over, _PATIENCE)
+        self._asked.discard(number)
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError):
             while data := self._connection.recv(1 << 16):
-                message = json.loads(data)
-                if message["event"] == "refused":
-                    self._note(message)
-                else:
-                    self._tell(int(message["number"]))
+                name, _, message = data.partition(b"\n")
+                with contextlib.suppress(
+                    ValueError, KeyError, TypeError
+                ):  # one proxy's nonsense is not the others' end
+                    self._take(name.decode(), json.loads(message))
         if not self._closing:
-            _LOG.warning("the network proxy was killed: what it served has no network any more")
-        self._tell(sys.maxsize)
-
-    def _tell(self, number: int) -> None:
+            _LOG.warning("the network's gateway was killed: what it served has no network any more")
         with self._news:
-            self._told = max(self._told, number)
+            self._over = True
             self._news.notify_all()
+
+    def _take(self, name: str, message: dict[str, Any]) -> None:
+        """Take what a sandbox's proxy has refused, or, without a name, what the gateway itself has to say."""
+        if name:
+            self._note(name, message)
+        elif message["event"] == "told":
+            with self._news:
+                self._asked.discard(message["number"])
+                self._news.notify_all()
+        else:
+            _LOG.warning(_EVENTS[message["event"]], message["id"])
 
     def close(self) -> None:
         """End it."""
