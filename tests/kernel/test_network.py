@@ -531,6 +531,30 @@ def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
+def test_a_launcher_that_was_killed_leaves_no_second_gateway(spec: ImageSpec) -> None:
+    program = """
+import os, signal, sys
+from pathlib import Path
+from tests.kernel import test_network as t
+from tests.waiting import running_with, stat_fields, until
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import current_controller
+from minisandbox.types import ImageSpec, Network
+def make():
+    return Sandbox.create(ImageSpec("base", (Path(sys.argv[1]),)), network=Network.allow("h"))
+box, first = make(), current_controller()
+os.kill(first.launcher._process.pid, signal.SIGKILL)
+until(lambda: not first.launcher.alive)
+second = make()
+assert current_controller() is not first
+t.ask(second)
+print(sum(stat_fields(pid)[1] == str(os.getpid()) for pid in running_with(b"minisandbox-gateway")))
+second.stop()
+"""
+    done = run_program(program, str(spec.layers[0]))
+    assert done.stdout == "1\n", done.stderr
+
+
 def test_the_gateway_and_its_proxies_end_with_their_controller(spec: ImageSpec) -> None:
     program = """
 import os, signal, sys

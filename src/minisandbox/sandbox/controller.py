@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class Controller:
     """The launcher of this process and the sandboxes it made.
 
+    Args:
+        gateway: that of a controller of this process whose launcher has ended; it would serve on for nobody.
+
     Attributes:
         pid: of this process; what a fork inherited is not its own.
         launcher: makes the sandboxes.
@@ -30,7 +33,7 @@ class Controller:
         layers: the store's layers that they use, and that nobody removes meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gateway: Gateway | None = None) -> None:
         try:
             runtime = reaper.runtime_directory()
         except OSError as error:
@@ -41,7 +44,7 @@ class Controller:
         scratch.reap()
         self.pid = os.getpid()
         self.launcher = Launcher(runtime)
-        self.gateway = Gateway()
+        self.gateway = gateway or Gateway()
         self.layers = Holder()
         self._records = reaper.Records(runtime)
         self._cores: weakref.WeakSet[Core] = weakref.WeakSet()
@@ -83,8 +86,10 @@ class _Current:
     def get(self) -> Controller:
         with self._lock:
             known = self._controller
-            if known is None or known.pid != os.getpid() or not known.launcher.alive:
-                self._controller = known = Controller()
+            if known is None or known.pid != os.getpid():
+                known = None
+            if known is None or not known.launcher.alive:
+                self._controller = known = Controller(known.gateway if known is not None else None)
                 atexit.register(known.close)
             return known
 
