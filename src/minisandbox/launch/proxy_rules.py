@@ -45,6 +45,8 @@ _FRAMING = {"host", "content-length", "transfer-encoding"}
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+"""The first half of an interface identifier whose second half is an IPv4 address (RFC 5214, section 6.1)."""
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NEVER = tuple(
     (ipaddress.ip_network(text), what)
@@ -197,6 +199,8 @@ def _kind(address: _Address) -> tuple[str, bool]:
 
     The ranges are those of IANA's special-purpose registries; ``ipaddress`` knows others in each version of Python.
     """
+    if address.version == 6 and int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
+        return "ISATAP", True
     for kinds, never in ((_NEVER, True), (_PRIVATE, False)):
         for network, kind in kinds:
             if address.version == network.version and address in network:
