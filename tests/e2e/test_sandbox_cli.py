@@ -14,12 +14,14 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fcntl import ioctl
+from functools import partial
 from pathlib import Path
 from struct import pack
 
 import pytest
+from tests.waiting import until
 
 from minisandbox import errors
 from minisandbox.cli import exits
@@ -45,9 +47,16 @@ def environment(store: Path) -> dict[str, str]:
     return {**os.environ, "MINISANDBOX_STORE": str(store), "TERM": "xterm-256color"}
 
 
-def sandbox(store: Path, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def sandbox(
+    store: Path, *words: str, stdin: bytes = b"", start: Sequence[str] = ()
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end.
+
+    Args:
+        start: words that start it.
+    """
     return subprocess.run(
-        command(*words), capture_output=True, timeout=120, check=False, env=environment(store), input=stdin
+        [*start, *command(*words)], capture_output=True, timeout=120, check=False, env=environment(store), input=stdin
     )
 
 
@@ -344,31 +353,107 @@ def test_a_terminal_for_a_command_where_nobody_sits_at_one(store: Path) -> None:
 # --- what the dead left ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone  # whoever starts meanwhile removes what this one means to
-def test_prune(store: Path, spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "runtime"))
+JOIN = 'while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
+
+
+@pytest.fixture
+def groups_apart() -> Iterator[tuple[set[Path], list[str]]]:
+    """Control groups that nobody else looks below, and the words that start a command in them.
+
+    A command looks below the groups that it is in. Where it would look by itself, others may have left some that
+    nothing can remove: their processes do not end. Where none can be made, these places have to do, without words.
+    """
+    places = limits.find_places()
+    above = {Path(place) for _, place in places.directories}
+    ours = {place / f"test-minisandbox-{os.getpid()}" for place in above}
+    inside = {place / "inside" if places.version == 2 else place for place in ours}  # no processes beside groups there
+    words = ["sh", "-c", JOIN, "sh", *map(str, inside), "--"]
+    try:
+        for place in inside:
+            place.mkdir(parents=True)
+            if places.version == 2:
+                (place.parent / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")
+        made = subprocess.run([*words, "true"], capture_output=True, check=False, timeout=60).returncode == 0
+    except OSError:  # not for us to make
+        made = False
+    yield (ours, words) if ours and made else (above, [])
+    for place in ours:
+        remove_groups(place)
+
+
+@pytest.fixture
+def stubborn(groups_apart: tuple[set[Path], list[str]]) -> Iterator[None]:
+    """A dead owner's control group elsewhere that nobody can remove: a process sits in it that does not end."""
+    ours, words = groups_apart
+    if not words:
+        yield
+        return
+    groups = [place.parent / f"{limits.PREFIX}{dead_owner(1)}" for place in ours]
+    try:
+        for group in groups:
+            (group / "1").mkdir(parents=True)
+        with subprocess.Popen([*words[:4], *(f"{group}/1" for group in groups), "--", "sleep", "600"]) as process:
+            until(lambda: all((group / "1/cgroup.procs").read_text(encoding="ascii") for group in groups))
+            yield
+            process.kill()
+    finally:
+        for group in groups:
+            remove_groups(group)
+
+
+def remove_groups(place: Path) -> None:
+    """Remove a control group and all below it; the kernel may need a moment to see that their processes have ended."""
+    for group in [Path(directory) for directory, _, _ in os.walk(place, topdown=False)]:
+        until(partial(is_removed, group))
+
+
+def is_removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def dead_owner(number: int = 0) -> str:
+    """This very process, before the machine was restarted."""
     pid, started, _, namespace = reaper.owner_name().split("-")
-    dead = f"{pid}-{started}-{'0' * 32}-{namespace}"  # this very process, before the machine was restarted
+    return f"{pid}-{started}-{number:032}-{namespace}"
+
+
+@pytest.mark.alone  # whoever starts meanwhile removes what this one means to
+@pytest.mark.usefixtures("stubborn")
+def test_prune(
+    store: Path,
+    spec: ImageSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups_apart: tuple[set[Path], list[str]],
+) -> None:
+    monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "runtime"))
+    places, words = groups_apart
+    dead = dead_owner()
     records = tmp_path / "runtime/owners" / dead
-    groups = {Path(place, f"{limits.PREFIX}{dead}") for _, place in limits.find_places().directories}
+    groups = {place / f"{limits.PREFIX}{dead}" for place in places}
+    living = {place / f"{limits.PREFIX}{reaper.owner_name()}" for place in places if words}
     hidden = Path(tempfile.gettempdir(), f"minisandbox-scratch-{dead}-x")
     with Sandbox.create(spec) as box:  # the first of a process removes what dead ones left, as prune does
         records.mkdir(parents=True)
         (records / "box-1.json").touch()
-        for group in groups:
+        for group in groups | living:
             (group / "1").mkdir(parents=True, exist_ok=True)
         (hidden / "tests").mkdir(parents=True, exist_ok=True)
         (hidden / "tests").chmod(0o500)
-        would = sandbox(store, "prune", "--dry-run")
+        would = sandbox(store, "prune", "--dry-run", start=words)
         assert f"would remove records {records}\n" in would.stdout.decode()
         assert f"would remove directory {hidden}\n" in would.stdout.decode()
+        assert all(f"would remove control group {group}\n" in would.stdout.decode() for group in groups)
         assert (would.returncode, records.exists(), hidden.exists()) == (0, True, True)
-        done = sandbox(store, "prune")
+        done = sandbox(store, "prune", start=words)
         assert f"\nremoved records {records}\n" in f"\n{done.stdout.decode()}"
-        assert done.returncode == 0
+        assert done.returncode == 0, done.stdout
         assert not any(path.exists() for path in (records, hidden, *groups))
+        assert all((group / "1").exists() for group in living)
         assert box.exec("echo alive").stdout == "alive\n"
-    assert str(records) not in sandbox(store, "prune").stdout.decode()
+    assert str(records) not in sandbox(store, "prune", start=words).stdout.decode()
 
 
 def test_prune_says_what_it_could_not_remove(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
