@@ -190,6 +190,56 @@ def test_sigkill_of_the_controller_leaves_nothing(spec: ImageSpec, then: str) ->
     assert not [record for record in live_sandboxes() if record.owner == controller]
 
 
+FIRST_THREAD_ENDS = """
+import ctypes, os, sys, threading, time, traceback
+from pathlib import Path
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import shut_down
+from minisandbox.types import ImageSpec
+
+spec = ImageSpec("k", (Path(sys.argv[1]),))
+box = Sandbox.create(spec)
+first = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+
+def go_on():
+    while " Z " not in first.read_text():
+        time.sleep(0.01)
+    print(box.id, flush=True)
+    sys.stdin.readline()
+    try:
+        with Sandbox.create(spec) as other:
+            print(box.exec("echo old").stdout, other.exec("echo new").stdout, Sandbox.attach(box.id).id, flush=True)
+        box.stop()
+        shut_down()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+threading.Thread(target=go_on).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_an_owner_whose_first_thread_has_ended_keeps_its_sandboxes(spec: ImageSpec) -> None:
+    """/proc calls it a zombie, and shows no descriptors of it."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", FIRST_THREAD_ENDS, str(spec.layers[0])]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        name = owner.stdout.readline().strip()
+        assert name in {one.id for one in live_sandboxes()}
+        assert not {one for one in reaper.reap(reaper.runtime_directory()) if one.owner.startswith(f"{owner.pid}-")}
+        with Sandbox.attach(name) as box:
+            assert box.exec("echo attached").stdout == "attached\n"
+        owner.stdin.write("\n")
+        owner.stdin.close()
+        assert owner.stdout.read().split() == ["old", "new", name]
+        assert owner.wait(60) == 0
+
+
 ORPHANS = """
 import socket, struct
 here, kept = socket.create_server(("127.0.0.1", 0), backlog=100), []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.waiting import locked_bytes
+from tests.waiting import locked_bytes, stat_fields, until
 
 from minisandbox.host import doors, reaper, surroundings
 from minisandbox.images.base import base_entries
@@ -113,6 +115,36 @@ def test_a_boot_that_cannot_be_told_proves_nothing(monkeypatch: pytest.MonkeyPat
     assert not reaper.is_dead(mine)
     assert reaper.is_alive(mine)
     assert reaper.is_dead("-".join([str(ended_process()), *mine.split("-")[1:]]))
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, os, sys, threading
+def rest():
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=rest).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def is_shown_as_ended(pid: int) -> bool:
+    return (stat_fields(pid) or ["X"])[0] == "Z"
+
+
+def test_an_owner_whose_first_thread_has_ended_is_alive_until_all_have(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS], stdin=subprocess.PIPE) as process:
+        name = reaper.owner_name(process.pid)
+        until(lambda: is_shown_as_ended(process.pid))
+        directory = owner_directory(tmp_path, name)
+        assert (reaper.owner_name(process.pid), reaper.is_alive(name), reaper.is_dead(name)) == (name, True, False)
+        assert directory not in {one.path for one in reaper.reap(tmp_path)}
+        assert (directory / "box-1.json").exists()
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie, whose threads have all ended
+        assert is_shown_as_ended(process.pid)
+        assert (reaper.is_alive(name), reaper.is_dead(name)) == (False, True)
+        assert directory in {one.path for one in reaper.reap(tmp_path)}
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,6 @@ def remove(directory: Path, sandbox_id: str) -> None:
 def _named(directory: Path) -> Iterator[str]:
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{descriptor}"
+        yield f"/proc/thread-self/fd/{descriptor}"  # of this thread: the first may have ended
     finally:
         os.close(descriptor)

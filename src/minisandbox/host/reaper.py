@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minisandbox.host import doors
 from minisandbox.launch import limits
-from minisandbox.launch.descendants import ENDED, stat_fields
+from minisandbox.launch.descendants import has_ended, stat_fields
 
 _START_TIME = 19  # from the state on (proc_pid_stat(5): field 22)
 DOCTOR = ".doctor"
@@ -71,9 +71,9 @@ def _private(path: Path) -> Path:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is no such process."""
+    """When a process started, in clock ticks since boot; None if there is none, or it has ended in all its threads."""
     fields = stat_fields(pid)
-    return None if not fields or fields[0] in ENDED else int(fields[_START_TIME])
+    return None if not fields or has_ended(pid, fields[0]) else int(fields[_START_TIME])
 
 
 def boot_id() -> str:

@@ -106,16 +106,23 @@ def _children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for pid in every_pid():
         state, parent, *_ = stat_fields(pid) or (b"X", b"0")
-        if state not in ENDED or _has_threads(pid):
+        if not has_ended(pid, state):
             children.setdefault(int(parent), []).append(pid)
     return children
 
 
-def _has_threads(pid: int) -> bool:
-    """Whether a process that looks like a zombie goes on: only its first thread has ended (proc(5))."""
+def has_ended(pid: int, state: bytes) -> bool:
+    """Whether a process has: one whose first thread alone has ended looks like a zombie and goes on (proc(5)).
+
+    Args:
+        pid: of the process.
+        state: the first of :func:`stat_fields`.
+    """
+    if state not in ENDED:
+        return False
     with contextlib.suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/task")) > 1
-    return False
+        return len(os.listdir(f"/proc/{pid}/task")) <= 1
+    return True
 
 
 def every_pid() -> list[int]:

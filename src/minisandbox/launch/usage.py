@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from .descendants import ENDED, every_pid, stat_fields
+from .descendants import every_pid, has_ended, stat_fields
 
 if TYPE_CHECKING:
     from .worker import Job
@@ -28,7 +28,7 @@ def serve(job: Job) -> None:
         cpu += sum(int(field) for field in fields[11:15])
         memory += int(fields[21]) * _PAGE
         # children of pid 1 are our workers: every command descends from one of them
-        processes += pid != 1 and fields[0] not in ENDED and fields[1] != b"1"
+        processes += pid != 1 and fields[1] != b"1" and not has_ended(pid, fields[0])
     scratch = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
     disk = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize
     job.send({"event": "usage", "cpu": cpu / _TICKS, "memory": memory, "disk": disk, "processes": processes})

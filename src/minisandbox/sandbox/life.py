@@ -191,5 +191,5 @@ def readable(descriptor: int, seconds: float) -> bool:
 
 
 def _pid_of(pidfd: int) -> int:
-    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
+    with open(f"/proc/thread-self/fdinfo/{pidfd}", encoding="ascii") as info:
         return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))

@@ -109,7 +109,7 @@ def _grant(name: str, parent: int) -> None:
     """Set mode 0700 on a directory that cannot be opened: by an O_PATH descriptor, so that no link is followed."""
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)
+        os.chmod(f"/proc/thread-self/fd/{fd}", stat.S_IRWXU)
     finally:
         os.close(fd)
 
