@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -10,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.waiting import locked_bytes, stat_fields, until
 
+from minisandbox.errors import HostError
 from minisandbox.host import doors, reaper, surroundings
 from minisandbox.images.base import base_entries
 from minisandbox.launch import identity
@@ -56,6 +59,26 @@ def test_a_relative_runtime_directory_is_the_same_from_everywhere(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINISANDBOX_RUNTIME", "here")
     assert reaper.runtime_directory() == tmp_path / "here"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="modes keep root from nothing")
+def test_a_runtime_directory_that_keeps_this_user_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "closed/below"))
+    with pytest.raises(HostError, match=f"make a runtime directory in {tmp_path}/closed/below") as caught:
+        reaper.runtime_directory()
+    assert "keep this user out" in str(caught.value)
+    assert "set MINISANDBOX_RUNTIME" in str(caught.value)
+
+
+def test_a_quota_that_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> NoReturn:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    records = reaper.Records(tmp_path)
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(HostError, match=r"cannot record sandbox box-1 in .*quota there is used up"):
+        records.add(_record(1))
 
 
 def test_the_file_system_of_a_directory() -> None:

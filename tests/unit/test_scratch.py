@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from minisandbox.errors import HostError
 from minisandbox.sandbox import scratch
 
 HOLD = """
@@ -49,3 +53,22 @@ def test_what_a_killed_owner_leaves_is_removed_by_the_next(tmp_path: Path) -> No
     assert [one.path for one in scratch.leftovers()] == [place]
     scratch.reap()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_place_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(HostError, match=f"make a temporary directory in {tmp_path}.*no room left.*set TMPDIR"):
+        scratch.new_scratch()
+
+
+def test_without_any_place_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", refuse)
+    assert not list(scratch.leftovers())
+    with pytest.raises(HostError, match="make a temporary directory"):
+        scratch.new_scratch()

@@ -14,6 +14,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from minisandbox.host.faults import ELSEWHERE, runtime_faults
+
 _BACKLOG = 256
 _PATIENCE = 60.0
 """Seconds to wait where too many others do already."""
@@ -24,20 +26,26 @@ def name_of(sandbox_id: str, process_id: str = "") -> str:
     return f"{sandbox_id}.{process_id}.door" if process_id else f"{sandbox_id}.door"
 
 
-def make(directory: Path, name: str) -> socket.socket:
+def make(directory: Path, name: str, elsewhere: str = ELSEWHERE) -> socket.socket:
     """A new door: a non-blocking listening socket.
 
+    Args:
+        directory: where it will lie.
+        name: what it is called.
+        elsewhere: how to have it made in another place.
+
     Raises:
-        OSError: it cannot be made there.
+        HostError: it cannot be made there.
     """
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        with _named(directory) as place:
-            door.bind(f"{place}/{name}")
-        door.listen(_BACKLOG)
-    except BaseException:  # a Ctrl-C too: nothing half-made stays
-        door.close()
-        raise
+    with runtime_faults(f"make the socket {name}", directory, elsewhere):
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            with _named(directory) as place:
+                door.bind(f"{place}/{name}")
+            door.listen(_BACKLOG)
+        except BaseException:  # a Ctrl-C too: nothing half-made stays
+            door.close()
+            raise
     return door
 
 
@@ -100,9 +108,9 @@ def _listening_names() -> set[str]:
 
 
 def remove(directory: Path, sandbox_id: str) -> None:
-    """Remove the doors of a sandbox and its processes."""
+    """Remove the doors of a sandbox and its processes, as far as that can be done."""
     for name in (name_of(sandbox_id), *_files(directory, f"{sandbox_id}.", ".door")):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(directory / name)
 
 

@@ -11,18 +11,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from minisandbox.errors import HostError
 from minisandbox.host import doors
+from minisandbox.host.faults import ELSEWHERE, runtime_fault, runtime_faults
 from minisandbox.launch import limits
 from minisandbox.launch.descendants import has_ended, stat_fields
 
 _START_TIME = 19  # from the state on (proc_pid_stat(5): field 22)
 DOCTOR = ".doctor"
 """Ends the name of a control group that is made only to see whether one can be."""
+_MACHINES = Path("/run/minisandbox")
 _UNKNOWN = "unknown"
 _GROUP, _RECORDS = "control group", "records"
 _PATIENCE = 0.2
@@ -36,7 +40,7 @@ def runtime_directory() -> Path:
     write there, or one in ``/tmp``.
 
     Raises:
-        PermissionError: the directory belongs to somebody else or others may write to it.
+        HostError: it cannot be made, belongs to somebody else, or others may write to it.
     """
     chosen = os.environ.get("MINISANDBOX_RUNTIME")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -45,7 +49,7 @@ def runtime_directory() -> Path:
     elif runtime and os.access(runtime, os.W_OK) and os.stat(runtime).st_uid == os.geteuid():
         path = Path(runtime, "minisandbox")
     elif os.access("/run", os.W_OK):
-        path = Path("/run/minisandbox")
+        path = _MACHINES
     else:
         path = Path(f"/tmp/minisandbox-{os.geteuid()}")  # noqa: S108 - checked below: ours alone, or refused
     return _private(path)
@@ -57,16 +61,31 @@ def ranges_directory(runtime: Path) -> Path:
     The ids are the machine's: two sandboxes with the same would share what the kernel counts by user.
 
     Raises:
-        PermissionError: the place belongs to somebody else or others may write to it.
+        HostError: it cannot be made, belongs to somebody else, or others may write to it.
     """
-    return _private(Path("/run/minisandbox")) / "ids" if os.access("/run", os.W_OK) else runtime / "ids"
+    return _private(_MACHINES, "") / "ids" if os.access("/run", os.W_OK) else runtime / "ids"
 
 
-def _private(path: Path) -> Path:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.lstat()
+def ranges_fault(place: Path, error: OSError) -> HostError:
+    """What to raise where the locks of id ranges could not be made.
+
+    Args:
+        place: of :func:`ranges_directory`.
+        error: what the kernel said.
+    """
+    return runtime_fault("make locks of id ranges", place, error, "" if place.is_relative_to(_MACHINES) else ELSEWHERE)
+
+
+def _private(path: Path, elsewhere: str = ELSEWHERE) -> Path:
+    with runtime_faults("make a runtime directory", path, elsewhere):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{path} is not a private directory of this user; remove it or set MINISANDBOX_RUNTIME")
+        raise HostError(
+            f"{path} is not a private directory of this user",
+            reason="it is no directory, belongs to another user, or others may write to it",
+            hint=f"remove it, or {elsewhere}" if elsewhere else "remove it",
+        )
     return path
 
 
@@ -154,24 +173,42 @@ class Records:
 
     Args:
         runtime: the runtime directory.
+
+    Raises:
+        HostError: their directory cannot be made.
     """
 
     def __init__(self, runtime: Path) -> None:
         self.directory = runtime / "owners" / owner_name()
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make("make a directory for records of sandboxes")
+
+    def _make(self, what: str) -> None:
+        # that of a long-lived owner may be gone: cleaners of /tmp remove what nobody has touched for days
+        with runtime_faults(what, self.directory):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def add(self, record: Record) -> None:
-        """Make a sandbox visible to ``sandbox ls``."""
+        """Make a sandbox visible to ``sandbox ls``.
+
+        Raises:
+            HostError: its record cannot be written.
+        """
         row = {name: getattr(record, name) for name in Record.__slots__}
-        # a long-lived owner's directory may be gone: cleaners of /tmp remove what nobody has touched for days
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        private = os.open(self.directory / f"{record.id}.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(private, "w", encoding="utf-8", errors="surrogateescape") as out:
-            out.write(json.dumps(row))
+        what = f"record sandbox {record.id}"
+        self._make(what)
+        with runtime_faults(what, self.directory):
+            private = os.open(self.directory / f"{record.id}.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(private, "w", encoding="utf-8", errors="surrogateescape") as out:
+                out.write(json.dumps(row))
+
+    def door(self, name: str) -> socket.socket:
+        """A new door beside the records; see :func:`.doors.make`."""
+        self._make(f"make the socket {name}")
+        return doors.make(self.directory, name)
 
     def remove(self, sandbox_id: str) -> None:
-        """Forget a sandbox and its doors."""
-        with contextlib.suppress(FileNotFoundError):
+        """Forget a sandbox and its doors. What cannot be removed goes with what else a dead owner leaves."""
+        with contextlib.suppress(OSError):
             os.unlink(self.directory / f"{sandbox_id}.json")
         doors.remove(self.directory, sandbox_id)
 

@@ -57,8 +57,9 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
         identities, locks = _enter_namespaces(connection, lock_directory, mappers)
         zygote = _Zygote(connection, controller, identities, locks, _make_groups(owner))
     except (OSError, ValueError) as error:
-        number = getattr(error, "errno", None)
-        connection.send(json.dumps({"event": "error", "errno": number, "message": str(error)}).encode())
+        number, path = getattr(error, "errno", None), getattr(error, "filename", None)
+        answer = {"event": "error", "errno": number, "message": str(error), "path": str(path)}
+        connection.send(json.dumps(answer).encode())
         os._exit(1)
     zygote.serve()
 

@@ -114,7 +114,14 @@ class AttachedCore:
         return info_of(self._record)
 
     def process_door(self, process_id: str) -> socket.socket:
-        """A listening socket for a process that outlives its handle."""
+        """A listening socket for a process that outlives its handle.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+            HostError: it cannot be made.
+        """
+        if not self.alive:
+            raise self._gone()
         return doors.make(self._directory, doors.name_of(self.id, process_id))
 
     def connect_process(self, process_id: str) -> socket.socket:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import HostError
 from minisandbox.host import reaper
 from minisandbox.sandbox import scratch
 from minisandbox.sandbox.launcher import Launcher
@@ -34,25 +34,28 @@ class Controller:
     """
 
     def __init__(self, gateway: Gateway | None = None) -> None:
-        try:
-            runtime = reaper.runtime_directory()
-        except OSError as error:
-            raise HostError(
-                f"no runtime directory: {error}", hint="set MINISANDBOX_RUNTIME to a private directory"
-            ) from error
+        runtime = reaper.runtime_directory()
         reaper.reap(runtime)
         scratch.reap()
         self.pid = os.getpid()
-        self.launcher = Launcher(runtime)
+        self._records = reaper.Records(runtime)
+        try:
+            self.launcher = Launcher(runtime)
+        except BaseException:  # a Ctrl-C too: nobody would remove them
+            self._records.close()
+            raise
         self.gateway = gateway or Gateway()
         self.layers = Holder()
-        self._records = reaper.Records(runtime)
         self._cores: weakref.WeakSet[Core] = weakref.WeakSet()
 
     @property
     def directory(self) -> Path:
         """Where the records and doors of this process's sandboxes lie."""
         return self._records.directory
+
+    def door(self, name: str) -> socket.socket:
+        """A new door there; see :func:`minisandbox.host.doors.make`."""
+        return self._records.door(name)
 
     def add(self, core: Core, record: reaper.Record) -> None:
         """Record a live sandbox."""
@@ -108,7 +111,7 @@ def current_controller() -> Controller:
     """The controller of this process, started at the first use; after a fork the child gets its own.
 
     Raises:
-        HostError: the launcher could not be started.
+        HostError: the launcher could not be started, or the runtime directory cannot be used.
     """
     return _current.get()
 

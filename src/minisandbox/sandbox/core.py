@@ -123,7 +123,7 @@ class Core:
         Args:
             plan: what it is, where that is known already.
         """
-        door = doors.make(self._controller.directory, doors.name_of(self.id))
+        door = self._controller.door(doors.name_of(self.id))
         with door:
             plan = plan or self._plan()
             if self._ready and self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
@@ -234,8 +234,15 @@ class Core:
         return self._controller.gateway.refusals(self.id)
 
     def process_door(self, process_id: str) -> socket.socket:
-        """A listening socket for a process that outlives its handle; the worker that supervises it keeps it."""
-        return doors.make(self._controller.directory, doors.name_of(self.id, process_id))
+        """A listening socket for a process that outlives its handle; the worker that supervises it keeps it.
+
+        Raises:
+            SandboxGone: the sandbox has ended.
+            HostError: it cannot be made.
+        """
+        if not self.alive:
+            raise self._gone()
+        return self._controller.door(doors.name_of(self.id, process_id))
 
     def connect_process(self, process_id: str) -> socket.socket:
         """Reach a process by its door.

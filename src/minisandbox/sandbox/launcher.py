@@ -49,17 +49,16 @@ class Launcher:
 
     def __init__(self, runtime: Path) -> None:
         self.runtime = runtime
+        self._ranges = reaper.ranges_directory(runtime)
         self._lock = threading.Lock()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else reaper.owner_name()
-            self._process = companion.start(
-                _BOOTSTRAP, theirs, (str(reaper.ranges_directory(runtime)), groups, *_mappers())
-            )
+            self._process = companion.start(_BOOTSTRAP, theirs, (str(self._ranges), groups, *_mappers()))
         self._connection.settimeout(_START_TIMEOUT)
         try:
             hello, _ = self._receive()
-        except OSError as error:
+        except (OSError, HostError) as error:
             self.close()
             raise error if isinstance(error, HostError) else HostError(f"the launcher process: {error}") from error
         self.mapped = bool(hello.get("mapped"))
@@ -151,6 +150,8 @@ class Launcher:
             raise BrokenPipeError(errno.EPIPE, "the launcher process ended")
         answer = json.loads(data)
         if answer["event"] == "error":
+            if str(answer.get("path")).startswith(str(self._ranges)):
+                raise reaper.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
             refused = answer["errno"] in (errno.ENOSPC, errno.EUSERS, errno.EPERM)  # unshare(2)
             raise SandboxCreationError(
                 f"no sandbox could be made: {answer['message']}",

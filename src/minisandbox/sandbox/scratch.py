@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.host import reaper
+from minisandbox.host.faults import runtime_faults
 from minisandbox.store.trees import remove_tree
 
 _PREFIX = "minisandbox-scratch-"
 _KIND = "directory"
+ELSEWHERE = "set TMPDIR to another directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,19 @@ def new_scratch() -> Path:
 
     Returns:
         Its path; to be removed by whoever asked for it.
+
+    Raises:
+        HostError: it cannot be made.
     """
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{reaper.owner_name()}-")).resolve()
+    with runtime_faults("make a temporary directory", _place() or Path("/tmp"), ELSEWHERE):  # noqa: S108 - only told
+        return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{reaper.owner_name()}-")).resolve()
+
+
+def _place() -> Path | None:
+    """Where they are made; None where no directory for temporary files can be written."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(tempfile.gettempdir())
+    return None
 
 
 @contextmanager
@@ -52,7 +65,8 @@ def scratch() -> Iterator[Path]:
 
 def leftovers() -> Iterator[ScratchLeftover]:
     """This user's directories whose owners were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    place = _place()
+    for path in place.glob(f"{_PREFIX}*") if place else ():
         owner = path.name.removeprefix(_PREFIX).rpartition("-")[0]
         with contextlib.suppress(FileNotFoundError):
             if path.lstat().st_uid == os.geteuid() and reaper.is_dead(owner):

@@ -202,7 +202,7 @@ class FakeCore:
         numbers = {"CORE": 0, "NOFILE": self.limits.open_files, LIFETIME: int((lifetime or 0) * 1000)}
         if self.limits.file_size is not None:
             numbers["FSIZE"] = self.limits.file_size
-        with doors.make(self._place / "doors", doors.name_of(self.id)) as door:
+        with doors.make(self._place / "doors", doors.name_of(self.id), scratch.ELSEWHERE) as door:
             self._lives.append(_Life(door, numbers))
         self._expires = None if lifetime is None else time.time() + lifetime
 
@@ -270,7 +270,7 @@ class FakeCore:
 
     def process_door(self, process_id: str) -> socket.socket:
         """A listening socket for a process that outlives its handle."""
-        return doors.make(self._place / "doors", doors.name_of(self.id, process_id))
+        return doors.make(self._place / "doors", doors.name_of(self.id, process_id), scratch.ELSEWHERE)
 
     def connect_process(self, process_id: str) -> socket.socket:
         """Reach a process by its door; NotFound if there is none."""

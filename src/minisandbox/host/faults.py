@@ -1,0 +1,55 @@
+"""What the kernel refuses in directories for records, sockets and locks, translated once."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from minisandbox.errors import HostError, MiniSandboxError
+
+ELSEWHERE = "set MINISANDBOX_RUNTIME to a private directory of this user elsewhere"
+_TROUBLES = {
+    errno.ENOSPC: ("its file system has no room left, for bytes or for files", "free some space there (df, df -i)"),
+    errno.EDQUOT: ("this user's quota there is used up", "free some space there (quota)"),
+    errno.EROFS: ("its file system is mounted read-only", "mount it writable"),
+    errno.EACCES: ("the modes of the directories there keep this user out", "give this user a directory there"),
+    errno.EPERM: ("the kernel lets this user make nothing there", "give this user a directory there"),
+    errno.ENOTDIR: ("a part of this path is no directory", "remove what is in the way"),
+    errno.EEXIST: ("there is something else of that name", "remove what is in the way"),
+    errno.ENAMETOOLONG: ("this path is too long", "choose a shorter one"),
+}
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE)
+
+
+@contextmanager
+def runtime_faults(what: str, path: Path, elsewhere: str = ELSEWHERE) -> Iterator[None]:
+    """Turn an ``OSError`` of the body into a :class:`HostError` that says what failed; our own errors pass.
+
+    Args:
+        what: the failed action and its object, such as ``"record sandbox box-1"``.
+        path: the directory that it is done in.
+        elsewhere: how to have it done in another place; empty where there is no other.
+
+    Raises:
+        HostError: the kernel refused.
+    """
+    try:
+        yield
+    except MiniSandboxError:
+        raise
+    except OSError as error:
+        raise runtime_fault(what, path, error, elsewhere) from error
+
+
+def runtime_fault(what: str, path: Path, error: OSError, elsewhere: str = ELSEWHERE) -> HostError:
+    """The error of :func:`runtime_faults`, for what the kernel said."""
+    said = error.strerror or str(error)
+    if error.errno in _OWN_LIMITS:
+        hint = "close sandboxes that are not needed, or raise the limit on open files (ulimit -n)"
+        return HostError(f"cannot {what} in {path}: {said}", reason="no descriptor is left", hint=hint)
+    reason, hint = _TROUBLES.get(error.errno or 0, (None, "see what is at that path"))
+    return HostError(
+        f"cannot {what} in {path}: {said}", reason=reason, hint=f"{hint}, or {elsewhere}" if elsewhere else hint
+    )
