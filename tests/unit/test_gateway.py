@@ -76,6 +76,14 @@ class Gateway:
         self.said.append((name, message))
         return name, message
 
+    def takes(self, life: Life) -> bool:
+        """Whether it has room for another."""
+        self.serve(life)
+        self.ask(life.name, 1000)
+        self.said.clear()
+        self.hear_until(1000)
+        return ("", {"event": "full", "id": life.name}) not in self.said
+
     def hear_until(self, number: int) -> None:
         """Take what it says up to its answer to a question."""
         while self.hear() != ("", {"event": "told", "number": number}):
@@ -188,6 +196,21 @@ def test_a_proxy_that_cannot_be_made_is_tried_again(number: str) -> None:
         assert life.ask().startswith(b"HTTP/1.1 403 ")
         assert time.monotonic() - begun > 1
         assert made.processor_time() - used < 0.7, "it does not wait between"
+
+
+def test_a_gateway_has_a_descriptor_for_the_proxy_of_each_sandbox_that_it_takes() -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (22, 22)); "  # 16 of its own, three for each
+    with gateway(limit) as made, lives("a", "b", "c") as served:
+        for life in served:
+            made.serve(life)
+        assert made.hear() == ("", {"event": "full", "id": "c"})
+        for life in served[:2]:
+            assert life.ask().startswith(b"HTTP/1.1 403 ")
+        served[0].end()
+        made.ask("a", 1)
+        made.hear_until(1)
+        until(lambda: made.takes(served[2]))
+        assert served[2].ask().startswith(b"HTTP/1.1 403 ")
 
 
 def test_a_door_that_does_not_listen_any_more_is_left_alone() -> None:

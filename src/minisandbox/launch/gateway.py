@@ -31,6 +31,8 @@ from . import proxy, proxy_rules
 from . import syscalls as sc
 
 _MOST_MESSAGE = 1 << 18
+_OWN, _EACH = 16, 3
+"""Descriptors: of its own, and for each sandbox, whose proxy is not there yet."""
 _REST = 0.5
 """Seconds after which a fork that failed is tried again, and a proxy that was killed gets a successor."""
 _GRACE = 5.0
@@ -49,7 +51,7 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignores it has nobody to wait for (wait(2))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two for each sandbox, and one for each proxy
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sc.overwrite_arguments("minisandbox-gateway")
     # proxies read what sandboxes send: whatever goes wrong there should be worth nothing
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
@@ -58,7 +60,7 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
     gc.collect()
     gc.freeze()  # a collection would copy every page it touches in each child
     sc.trim_memory()
-    _Gateway(connection, controller).serve()
+    _Gateway(connection, controller, most).serve()
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +70,7 @@ class _Tenant:
     Attributes:
         name: its id.
         terms: what its proxy is to do.
-        listener: listens inside; -1 when it has ended.
+        listener: listens inside; -1 when the sandbox has ended.
         sandbox: pidfd of its first process.
         child: its proxy, while it has one.
     """
@@ -106,13 +108,14 @@ class _Question:
 
 
 class _Gateway:
-    def __init__(self, connection: socket.socket, controller: int) -> None:
+    def __init__(self, connection: socket.socket, controller: int, most_files: int) -> None:
         self._connection = connection
         self._controller = controller
         self._poll = select.poll()
         self._reactions: dict[int, _Reaction] = {}
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
+        self._room: float = float("inf") if most_files == resource.RLIM_INFINITY else (most_files - _OWN) // _EACH
         self._children: dict[int, _Child] = {}
         self._unsent: deque[bytes] = deque()
         self._silent: list[_Child] = []
@@ -179,7 +182,7 @@ class _Gateway:
             self._ask(message["id"], message["number"])
             return
         given = array.array("i", ancillary[0][2]) if ancillary else ()
-        if len(given) == 2:
+        if len(given) == 2 and self._room > 0:
             self._admit(message, *given)
             return
         for descriptor in given:
@@ -230,6 +233,7 @@ class _Gateway:
         allowed = proxy_rules.Rules(tuple(message["hosts"]), bool(message["private"]))
         terms = proxy.Terms(allowed, proxy_rules.Upstream(*message["upstream"]), float(message["unused"]))
         tenant = _Tenant(message["id"], terms, listener, sandbox)
+        self._room -= 1
         self._watch(sandbox, lambda _: self._dismiss(tenant))
         self._watch_listener(tenant)
 
@@ -243,6 +247,7 @@ class _Gateway:
             self._unwatch(descriptor)
             os.close(descriptor)
         tenant.sandbox = tenant.listener = -1
+        self._room += 1
         if (child := tenant.child) is not None:  # it knows, too
             self._do_later(_GRACE, lambda: self._end(child))
 
@@ -296,7 +301,7 @@ class _Gateway:
             self._tell(child.tenant.name, data)
         elif child.asked:
             self._answered(child)
-        if self._unsent and child.pid in self._children:
+        if self._unsent and self._children.get(child.pid) is child:
             self._unwatch(child.connection.fileno())
             self._silent.append(child)
 
@@ -306,7 +311,7 @@ class _Gateway:
         self._answer(question)
 
     def _end(self, child: _Child) -> None:
-        if child.pid in self._children:
+        if self._children.get(child.pid) is child:  # else it is gone, and its pid may be another's
             os.kill(child.pid, signal.SIGKILL)
 
     def _bury(self, child: _Child) -> None:

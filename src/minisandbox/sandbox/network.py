@@ -30,7 +30,7 @@ _BOOTSTRAP = (
 UNUSED = 60.0
 """Seconds without a connection after which a sandbox's proxy ends; the next connection starts another."""
 _EVENTS = {
-    "killed": "sandbox %s: its network proxy was killed, and what went through it; the next connection starts another",
+    "killed": "sandbox %s: its network proxy was killed: open connections are cut off, the next one starts another",
     "full": "sandbox %s: it has no network, for its gateway has no file descriptor left (ulimit -n)",
 }
 _LAST = 100
