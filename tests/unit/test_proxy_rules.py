@@ -436,7 +436,7 @@ def test_a_second_hello_is_known_whatever_its_version_and_length() -> None:
 
 
 def test_a_hello_comes_in_few_pieces() -> None:
-    """Each is work of a proxy that others use too."""
+    """Each is work of the proxy's."""
     hello = client_hello(b"a.example.org", pieces=10_000)
     with pytest.raises(RefusedError, match="no TLS"):
         opens("https", "a.example.org", hello)

@@ -455,10 +455,11 @@ def opens(expected: str, host: str, data: bytes) -> bool:
         RefusedError: it carries something else, or asks for another host.
     """
     if expected == "https":
-        hello = _client_hello(data)
-        if hello is not None:
-            _check_server_name(hello, host)
-        return hello is not None
+        hellos = Hellos(host)
+        hellos.look(data)
+        if not hellos.begun and (data[:1] not in (b"", b"\x16") or len(data) > MOST_HEAD):
+            raise RefusedError(_NO_TLS)
+        return hellos.begun
     if expected == "http":
         line, end, _ = data.partition(b"\r\n")
         if end and _REQUEST_LINE.fullmatch(line):
@@ -472,13 +473,18 @@ def opens(expected: str, host: str, data: bytes) -> bool:
 class Hellos:
     """Looks into each ClientHello that a client sends in the clear: a server can ask for a second one.
 
-    RFC 8446, section 4.1.4. It may come after early data, and in several records; what is encrypted looks like none.
+    A tunnel must begin with one, in records of nothing else (RFC 8446, sections 4.1.2 and 5.1). The second may come
+    after early data (section 4.1.4), and in several records too; what is encrypted looks like none.
 
     Args:
         host: the host that was asked for.
+
+    Attributes:
+        begun: whether the first was there.
     """
 
     def __init__(self, host: str) -> None:
+        self.begun = False
         self._host = host
         self._rest = self._message = b""
         self._skipped = self._parts = 0
@@ -488,7 +494,8 @@ class Hellos:
         """Look at what comes next, before the server gets it.
 
         Raises:
-            RefusedError: it is the end of a ClientHello that asks for another host, or one in too many pieces.
+            RefusedError: it is no TLS from the beginning, or has the end of a ClientHello that asks for another host,
+                or one in too many pieces.
         """
         data, position = self._rest + data, 0
         while not self._over:
@@ -499,6 +506,8 @@ class Hellos:
             kind, major = data[position], data[position + 1]
             length = int.from_bytes(data[position + 3 : position + 5])
             self._over = kind not in _RECORDS or major != 3  # no TLS any more, and no server goes on
+            if not self.begun:
+                self._check_first(kind, major, length, data[position + 5 : position + 5 + length])
             if kind != _HANDSHAKE:
                 self._skipped = 5 + length
             elif len(data) - position < 5 + length:
@@ -508,6 +517,16 @@ class Hellos:
                 position += 5 + length
         self._rest = b"" if self._over else data[position:]
 
+    def _check_first(self, kind: int, major: int, length: int, content: bytes) -> None:
+        """Check a record, perhaps not whole yet, that the first ClientHello comes in."""
+        message = self._message + content
+        fits = (kind, major) == (_HANDSHAKE, 3) and 0 < length <= _LONGEST_RECORD
+        if not fits or self._parts == _MOST_PARTS or message[:1] not in (b"", b"\x01"):
+            raise RefusedError(_NO_TLS)
+        if len(message) >= 4 and len(message) >= (end := 4 + int.from_bytes(message[1:4])):
+            _check_server_name(message[4:end], self._host)
+            self.begun = True
+
     def _take(self, record: bytes) -> None:
         """Take what a record has of messages; what can be none, being encrypted, is dropped."""
         data, position = self._message + record, 0
@@ -516,6 +535,8 @@ class Hellos:
             end = position + 4 + int.from_bytes(data[position + 1 : position + 4])
             is_hello = data[position] == _CLIENT_HELLO
             if end - position > _LONGEST_HELLO or (self._parts > _MOST_PARTS and not is_hello):
+                if not self.begun:
+                    raise RefusedError(_NO_TLS)
                 position = len(data)
             elif len(data) < end:
                 if self._parts > _MOST_PARTS:
@@ -533,30 +554,6 @@ class Hellos:
 def _check_server_name(hello: bytes, host: str) -> None:
     if (name := _server_name(hello)) not in ("", host):  # an address has none (RFC 6066)
         raise RefusedError(f"a tunnel to {host} that asks for {shown(name)}")
-
-
-def _client_hello(data: bytes) -> bytes | None:
-    """The ClientHello that TLS begins with, or None as long as it is not whole; it may come in several records.
-
-    RFC 8446, sections 4.1.2 and 5.1.
-    """
-    message, position, parts = b"", 0, 0
-    while len(data) >= position + 5:
-        parts += 1
-        kind, major, length = data[position], data[position + 1], int.from_bytes(data[position + 3 : position + 5])
-        record = data[position + 5 : position + 5 + length]
-        message += record
-        is_part = (kind, major) == (_HANDSHAKE, 3) and 0 < length <= _LONGEST_RECORD and message[:1] in (b"", b"\x01")
-        if not is_part or parts > _MOST_PARTS:  # all of them are looked at again whenever more comes
-            raise RefusedError(_NO_TLS)
-        if len(message) >= 4 and len(message) >= (end := 4 + int.from_bytes(message[1:4])):
-            return message[4:end]
-        if len(record) < length:
-            break
-        position += 5 + length
-    if data[:1] not in (b"", b"\x16") or len(data) > MOST_HEAD:
-        raise RefusedError(_NO_TLS)
-    return None
 
 
 def _server_name(hello: bytes) -> str:
