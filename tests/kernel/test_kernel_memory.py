@@ -288,6 +288,44 @@ def test_small_objects_that_the_kernel_can_give_back_are_no_offence(grouped: San
     assert grouped.exec(["python3", "-c", script], timeout=90).check().limits_hit == ()
 
 
+SPARSE = """
+import ctypes, mmap, os, threading, time
+STEP, NORESERVE = 2 << 20, 0x4000
+def fill(count):
+    kept = mmap.mmap(-1, count * STEP, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE, mmap.PROT_READ)
+    kept.madvise(mmap.MADV_NOHUGEPAGE)
+    for at in range(0, len(kept), STEP):
+        kept[at]
+    return kept
+def stay():
+    kept = fill({count} // {processes})
+    time.sleep({pause})
+    os._exit(0)
+for _ in range({processes}):
+    if os.fork() == 0:
+        if {hidden}:  # its first thread ends, and with it what /proc/PID shows
+            threading.Thread(target=stay).start()
+            ctypes.CDLL(None).pthread_exit(None)
+        stay()
+for _ in range({processes}):
+    os.wait()
+"""
+
+
+@pytest.mark.usefixtures("mechanism")
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("processes", [1, 4])
+def test_page_tables_are_limited(spec: ImageSpec, processes: int, hidden: bool) -> None:
+    """A page in each 2 MiB, and it may be the same one. 230 MB of them, full of pages, took 3 s to go after SIGKILL."""
+    with Sandbox.create(spec, limits=Limits(memory="1G")) as box:
+        few = SPARSE.format(count=60 << 8, processes=processes, hidden=hidden, pause=1)
+        assert box.exec(["python3", "-c", few], timeout=60).check().limits_hit == ()
+        many = SPARSE.format(count=230 << 8, processes=processes, hidden=hidden, pause=60)
+        result = box.exec(["python3", "-c", many], timeout=90)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"
+
+
 LOCKS = """
 import fcntl, os, struct, time
 OFD_SETLK = 37

@@ -9,7 +9,10 @@ import pytest
 
 from minisandbox.launch.limits import Group, Hold
 
-STATISTICS = "anon 4096\nfile 8192\nkernel 900000\nslab_reclaimable 500000\nslab_unreclaimable 300000\nslab 800000\n"
+STATISTICS = (
+    "anon 4096\nfile 8192\nkernel 900000\npagetables 70000\nsec_pagetables 0\n"
+    "slab_reclaimable 500000\nslab_unreclaimable 300000\nslab 800000\n"
+)
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def test_version_2_tells_which_objects_cannot_be_given_back(counters: Path) -> N
     (counters / "memory.stat").write_text(STATISTICS, encoding="ascii")
     objects = hold(2, counters).objects
     assert objects is not None
-    assert objects.held() == 300_000
+    assert (objects.held(), objects.page_tables()) == (300_000, 70_000)
     assert objects.emptying == -1
     objects.give_back()  # there is nothing that would have to be
 
@@ -39,7 +42,7 @@ def test_version_1_tells_all_and_can_be_emptied(counters: Path) -> None:
     emptied.touch()
     objects = hold(1, counters).objects
     assert objects is not None
-    assert objects.held() == 800_000
+    assert (objects.held(), objects.page_tables()) == (800_000, 800_000)
     objects.give_back()
     assert emptied.read_text(encoding="ascii") == "0"
 
@@ -53,7 +56,7 @@ def test_a_word_of_the_statistics_that_is_missing_counts_as_nothing(counters: Pa
     (counters / "memory.stat").write_text("anon 4096\n", encoding="ascii")
     objects = hold(2, counters).objects
     assert objects is not None
-    assert objects.held() == 0
+    assert (objects.held(), objects.page_tables()) == (0, None)
 
 
 @pytest.mark.parametrize(("version", "name", "written"), [(1, "cpu.cfs_quota_us", "-1"), (2, "cpu.max", "max")])

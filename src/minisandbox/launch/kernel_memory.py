@@ -6,8 +6,9 @@ the machine's such memory grows, how many directories are open here, and how man
 counted (:mod:`.filelocks`). So are semaphores: for each set and each process that wants its operations undone
 (SEM_UNDO, semop(2)) the kernel keeps two bytes for each semaphore, and looks through all of them when it ends.
 
-Small objects, which a control group is charged for, are limited because the kernel lets go of them one by one: four
-million epoll watches or areas of memory keep processes that have been killed for five seconds.
+Small objects and page tables, which a control group is charged for, are limited because the kernel lets go of them one
+by one: four million epoll watches or areas of memory keep processes that have been killed for five seconds, 230 MB of
+tables full of pages, which may be the same few, for three.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ _FILE = 1024
 """Bytes of small objects for a file in memory, which last as long as it."""
 _PROCESS = 64 << 10
 """Bytes for a process: its stack, its first pages' tables, what names it."""
+_TABLES, _TABLES_SHARE = 96 << 20, 8
+"""Bytes of page tables, and this part of the limit more: to go takes full ones 10 ms of a processor for each MB."""
 _PATIENCE, _MOST_WAITS = 0.2, 20
 """Seconds of each wait for objects to be given back, and how many there are."""
 
@@ -104,7 +107,7 @@ class KernelMemory:
         # sockets that come and go between two tables of one look count for what they are not: it must be so twice
         if self._sockets and all(self._sockets_are_too_many(self._sockets) for _ in range(2)):
             return True
-        if _undone(spared) > _MOST_UNDONE:
+        if _undone(spared) > _MOST_UNDONE or self._page_tables_are_too_many(spared):
             return True
         if filelocks.are_too_many(self._locks, lambda: _tables(spared), spared):
             return True
@@ -117,6 +120,14 @@ class KernelMemory:
             or sockets.groups > _MOST_GROUPS
             or sockets.sharing > _MOST_SHARING
         )
+
+    def _page_tables_are_too_many(self, spared: Collection[int]) -> bool:
+        most = _TABLES + self._limit // _TABLES_SHARE
+        told = self._objects.page_tables() if self._objects else None
+        if told is not None and told <= most:  # which is one number to read
+            return False
+        # a child of vfork(2) has its parent's: it must be so twice
+        return all(sum(_page_tables(pid) for pid in every_pid() if pid not in spared) > most for _ in range(2))
 
     def _objects_are_too_many(self) -> bool:
         """Whether small objects take more than they may, when those that can be given back are gone."""
@@ -179,6 +190,16 @@ def _undone(spared: Collection[int]) -> int:
         source.readline()
         semaphores = sum(int(line.split()[3]) + _SET for line in source)
     return semaphores * sum(1 for _ in _tables(spared)) if semaphores else 0
+
+
+def _page_tables(pid: int) -> int:
+    """Bytes of page tables of a process, beyond what each has."""
+    row, threads = b"VmPTE:", f"/proc/{pid}/task"
+    found = status_number(f"/proc/{pid}", row)
+    if not found:
+        with contextlib.suppress(OSError):  # its first thread has ended, and maybe all of it
+            found = next(filter(None, (status_number(f"{threads}/{name}", row) for name in os.listdir(threads))), 0)
+    return max(0, found * 1024 - _PROCESS)
 
 
 def _open_directories(spared: Collection[int], enough: int) -> int:

@@ -233,10 +233,17 @@ class Objects:
 
     def held(self) -> int:
         """Bytes of them; in version 1 with those that can be given back, page tables, stacks and pipes."""
+        return self._told(b"slab_unreclaimable ") or 0
+
+    def page_tables(self) -> int | None:
+        """Bytes of page tables, in version 1 with all the rest; None where it does not tell (before Linux 5.11)."""
+        return self._told(b"pagetables ")
+
+    def _told(self, name: bytes) -> int | None:
         data = os.pread(self.counter, 1 << 16, 0)
         if self.emptying != -1:
             return int(data)
-        return next((int(row.split()[1]) for row in data.splitlines() if row.startswith(b"slab_unreclaimable ")), 0)
+        return next((int(row.split()[1]) for row in data.splitlines() if row.startswith(name)), None)
 
     def give_back(self) -> None:
         """Have the kernel give back what can be; code inside that reads without end can make this last without end."""
