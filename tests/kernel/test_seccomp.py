@@ -17,6 +17,7 @@ import pytest
 from minisandbox.launch import seccomp
 from minisandbox.launch.seccomp_tables import NEWEST
 from minisandbox.sandbox import Sandbox
+from minisandbox.types import Output
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in seccomp.AUDIT_ARCHITECTURES, reason="there is no system-call filter for this machine"
@@ -457,6 +458,30 @@ def test_long_access_control_lists_are_refused(box: Sandbox) -> None:
     """The kernel keeps each in memory that no limit sees: 128 KiB for one of 8,000 entries."""
     result = box.exec(["python3", "-c", ACCESS_LISTS], cwd="/tmp").check()
     assert result.stdout.split() in (["taken", "taken", "ENOSPC"], ["ENOTSUP", "ENOTSUP", "ENOSPC"])
+
+
+LEASE = """
+import errno, fcntl, os, time
+with open("file", "w+b") as file:
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+    print(fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_UNLCK, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_no_command_has_who_opens_its_files_wait(box: Sandbox) -> None:
+    """With a lease it did, for 45 s: beyond any timeout."""
+    with box.start(["python3", "-c", LEASE], cwd="/dev/shm") as command:
+        told = b""
+        while told.count(b"\n") < 2:
+            event = next(command.events())
+            assert isinstance(event, Output), event
+            told += event.data
+        assert told.split() == [b"EINVAL", b"True"]
+        assert box.files.read_bytes("/dev/shm/file") == b""
 
 
 HUGE_PAGES = """

@@ -513,6 +513,16 @@ def test_no_file_tells_its_processes_by_signals(architecture: str) -> None:
     assert [ask(architecture, "ioctl", 3, request) for request in (fioasync, fionbio)] == ["ignored", "allowed"]
 
 
+@both
+def test_no_file_is_leased(architecture: str) -> None:
+    set_lease, get_lease, notify, get_delegation, set_delegation = 1024, 1025, 1026, 1039, 1040
+    for refused in (set_lease, notify, set_delegation):
+        assert ask(architecture, "fcntl", 3, refused, 0) == "EINVAL"
+        assert ask(architecture, "fcntl", 3, refused | GARBAGE, 0) == "EINVAL"
+    for allowed in (get_lease, get_delegation):
+        assert ask(architecture, "fcntl", 3, allowed) == "allowed"
+
+
 # --- for people ------------------------------------------------------------------------------------------------------
 
 

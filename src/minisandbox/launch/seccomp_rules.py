@@ -90,6 +90,7 @@ _CLONE_NEW = 0x7E020000  # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET; 
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _PR_SCHED_CORE, _PR_MERGE, _PR_SET_SECCOMP, _PR_FUTEX_HASH = 62, 67, 22, 78
 _F_NOTIFY, _F_SETFL, _O_ASYNC, _FIOASYNC = 1026, 4, 0x2000, 0x5452
+_F_SETLEASE, _F_SETDELEG = 1024, 1040
 _SECCOMP_MODE_FILTER, _SECCOMP_SET_FILTER = 2, 1
 _SOL_SOCKET, _SO_ATTACH = 1, (26, 50, 51, 52)  # FILTER BPF REUSEPORT_CBPF REUSEPORT_EBPF
 _SO_ZEROCOPY = 60
@@ -137,10 +138,15 @@ RULES = (
     ),
     _allow(
         "fcntl",
-        "flags, locks and leases of the sandbox's own files",
+        "flags and locks of the sandbox's own files",
         Clause(
             "F_NOTIFY: obsolete; with many of them processes take minutes to die",
             (Test(1, (_F_NOTIFY,)),),
+            errno.EINVAL,
+        ),
+        Clause(
+            "a lease: whoever opens the file, our own too, waits up to 45 s for its holder",
+            (Test(1, (_F_SETLEASE, _F_SETDELEG)),),
             errno.EINVAL,
         ),
         Clause(
