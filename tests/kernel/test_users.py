@@ -152,6 +152,17 @@ def test_processes_and_terminals(town: Sandbox) -> None:
     until(lambda: "sleep 82" not in town.exec("ps -eo args").stdout)
 
 
+def test_a_terminal_is_its_users_alone(town: Sandbox) -> None:
+    """Its group is that of who made it, root's, and other users may be in that."""
+    assert town.exec("echo wheel:x:1300:0::/:/bin/sh >>/etc/passwd").ok
+    for owner in ("root", "ann"):
+        with start(town, "tty; sleep 83", owner, pty=Terminal()) as process:
+            process.until_output(b"/dev/pts/")
+            assert town.exec("stat -c '%g %a' /dev/pts/[0-9]*").stdout == "0 600\n"
+            for other in ("wheel", "robot"):
+                assert run(town, "id -g; echo typed > /dev/pts/[0-9]*", other).exit_code == 1
+
+
 def test_shells(town: Sandbox) -> None:
     with closing(Shell(town, user="ann")) as shell:
         assert shell.run("id -u; cd; pwd; x=1").stdout == "1100\n/opt/ann\n"

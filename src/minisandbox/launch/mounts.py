@@ -232,7 +232,7 @@ class Executor:
         for name, target in _DEVICE_LINKS:
             os.symlink(target, name)
         os.fchdir(self._scratch)
-        pts = sc.new_filesystem("devpts", sc.MOUNT_ATTR_NOEXEC, ptmxmode="0666", mode="0620", max=_MOST_TERMINALS)
+        pts = sc.new_filesystem("devpts", sc.MOUNT_ATTR_NOEXEC, ptmxmode="0666", mode="0600", max=_MOST_TERMINALS)
         self._mount_at(pts, f"{path}/pts")
 
 
