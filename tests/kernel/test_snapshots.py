@@ -246,6 +246,32 @@ def test_what_is_made_over_a_snapshot_has_what_it_leaves(spec: ImageSpec) -> Non
                 other.exec("head -c 60M /dev/zero > /testbed/other").check()
 
 
+def test_empty_files_of_sealed_states_count_to_the_limit_of_the_disk(spec: ImageSpec) -> None:
+    """Each takes 1 KB of memory, and every snapshot gave room for as many again."""
+    script = "mkdir /tmp/$0; cd /tmp/$0 || exit; seq 10000 | xargs touch"
+    with Sandbox.create(spec, limits=Limits(disk="64M")) as box:
+        assert box.exec(["bash", "-c", script, "0"]).check().limits_hit == ()
+        box.snapshot().close()
+        full = box.exec(["bash", "-c", script, "1"])
+        assert "No space left" in full.stderr
+        assert full.limits_hit == ("disk",)
+        with pytest.raises(InvalidValue, match=r"Limits\.disk is 67108864.*4096 bytes at least.*reset"):
+            box.snapshot()
+        assert box.exec("rm -r /tmp/1").ok
+        box.snapshot().close()
+        box.exec("head -c 20M /dev/zero > /testbed/big").check()
+        box.reset()
+        assert box.exec(["bash", "-c", script, "2"]).ok
+
+
+def test_few_files_of_sealed_states_leave_the_limit_of_the_disk_as_it_is(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=Limits(disk="8M")) as box:
+        for number in range(20):
+            box.exec(f"echo {number} > /testbed/{number}; touch /tmp/empty{number}").check()
+            box.snapshot().close()
+        box.exec("head -c 7900K /dev/zero > /testbed/big").check()
+
+
 def test_a_lifetime_goes_on_over_snapshots_and_resets(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=Limits(lifetime=6)) as box:
         expires = box.info().expires

@@ -99,7 +99,7 @@ class Executor:
             sc.mount_setattr(tree, flags, recursive=recursive)
 
     def _make_scratch(self, size: int) -> None:
-        options = {"size": str(size), "nr_inodes": str(_INODES + size // 4096), "mode": "0755"}
+        options = {"size": str(size), "nr_inodes": str(_INODES + size // p.BYTES_PER_FILE), "mode": "0755"}
         if self.idmap_fd is not None:
             options |= {"uid": "0", "gid": "0"}  # as on the disk of a layer: each sandbox sees it through its own map
         self._scratch = sc.new_filesystem("tmpfs", 0, **options)

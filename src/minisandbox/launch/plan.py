@@ -22,6 +22,8 @@ PROCESSES = 1032
 
 ROOT = "root"
 """Scratch path of the sandbox's future root directory."""
+BYTES_PER_FILE = 4096
+"""Scratch may hold a file for each so many bytes of it, and some more of the sandbox's own."""
 
 
 @dataclass(frozen=True, slots=True)

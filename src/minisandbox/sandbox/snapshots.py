@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from minisandbox.errors import InvalidValue
+from minisandbox.launch.plan import BYTES_PER_FILE
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.plans import LEAST_DISK
 from minisandbox.store.leases import Lease
@@ -16,6 +17,9 @@ from minisandbox.types import ImageSpec
 
 MOST_TREES = 200
 """Sealed trees one over the other: a message passes at most 253 descriptors (SCM_MAX_FD, include/net/scm.h)."""
+
+_OWN_FILES = 64
+"""Files that each has before anything is written, about half of them."""
 
 
 class Tree:
@@ -44,7 +48,7 @@ class Tree:
             return self._number
 
     def held(self) -> int:
-        """Bytes of memory that it takes: all its sandbox wrote, below /run and /dev/shm too."""
+        """Bytes of ``Limits.disk`` that it takes: all its sandbox wrote, below /run and /dev/shm too."""
         with self._lock:
             if self._descriptor < 0:
                 return self._held
@@ -71,9 +75,10 @@ class Tree:
 
 
 def _taken(descriptor: int) -> int:
-    """Bytes that are in use of a file system."""
+    """Bytes that are in use of a file system; what it has of files counts where that is more, for it is memory too."""
     info = os.fstatvfs(descriptor)
-    return (info.f_blocks - info.f_bfree) * info.f_frsize
+    files = info.f_files - info.f_ffree - _OWN_FILES
+    return max((info.f_blocks - info.f_bfree) * info.f_frsize, files * BYTES_PER_FILE)
 
 
 def check_room(trees: Sequence[Tree], disk: int, what: str) -> None:
@@ -86,7 +91,8 @@ def check_room(trees: Sequence[Tree], disk: int, what: str) -> None:
     if trees and disk - held < LEAST_DISK:
         raise InvalidValue(
             f"{what}: sealed states hold {held} bytes of memory, and Limits.disk is {disk}",
-            reason="what is sealed stays in memory, files that were deleted or overwritten since included",
+            reason=f"what is sealed stays in memory, files that were deleted or overwritten since included; "
+            f"each counts {BYTES_PER_FILE} bytes at least",
             hint="reset() to an earlier state, begin anew from the image, or give a higher Limits.disk",
         )
 
