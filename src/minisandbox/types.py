@@ -62,6 +62,11 @@ def parse_size(value: int | str) -> int:
     return int(size)
 
 
+def is_number(value: object) -> bool:
+    """Whether it is an int or a float; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Limits:
     """What one sandbox may use. Every limit given here is enforced, or creation fails.
@@ -119,9 +124,9 @@ class Limits:
             raise InvalidValue("Limits.disk is 0", hint="give a size, for instance '64M'")
         if memory is not None and parse_size(memory) < _LEAST_MEMORY:
             raise InvalidValue(f"Limits.memory is {memory!r}", hint="give 16M or more, or None for no limit")
-        if cpu is not None and not 0.01 <= cpu <= _MOST_CPUS:  # NaN fails too
+        if cpu is not None and not (is_number(cpu) and 0.01 <= cpu <= _MOST_CPUS):  # NaN fails too
             raise InvalidValue(f"Limits.cpu is {cpu!r}", hint="give 0.01 or more CPUs, or None for no limit")
-        if lifetime is not None and not 0 < lifetime <= _LONGEST_LIFETIME:  # NaN fails too
+        if lifetime is not None and not (is_number(lifetime) and 0 < lifetime <= _LONGEST_LIFETIME):  # NaN fails too
             raise InvalidValue(f"Limits.lifetime is {lifetime!r}", hint="give a positive number of seconds, or None")
         put = object.__setattr__
         put(self, "memory", None if memory is None else parse_size(memory))
@@ -249,6 +254,14 @@ class Mount:
     target: PurePosixPath
     read_only: bool = True
     below: tuple[Path, ...] = ()
+
+    def __post_init__(self) -> None:  # callers are not all checked by mypy
+        rows = [("source", self.source, Path), ("target", self.target, PurePosixPath)]
+        if isinstance(self.below, tuple):
+            rows += [(f"below[{number}]", path, Path) for number, path in enumerate(self.below)]
+        for name, value, kind in (*rows, ("read_only", self.read_only, bool), ("below", self.below, tuple)):
+            if not isinstance(value, kind):
+                raise InvalidValue(f"Mount.{name} is of type {type(value).__name__}", hint=f"give a {kind.__name__}")
 
 
 @dataclass(frozen=True, slots=True)

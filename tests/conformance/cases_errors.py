@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.conformance.contract import case, raises
 
@@ -92,6 +92,27 @@ async def case_no_harm(box: AsyncSandbox) -> None:
         with raises(NotFound):
             await box.process("no")
     assert (await box.exec("echo fine")).stdout == "fine\n"
+
+
+@case("an argument of a wrong type is named with its type, and nothing is run")
+async def case_wrong_types(make: World, box: AsyncSandbox) -> None:
+    arguments: tuple[tuple[str, Any, str], ...] = (
+        ("timeout", "5", "timeout is of type str"),
+        ("timeout", float("nan"), "timeout nan"),
+        ("env", {"A": 1}, "env['A'] is of type int"),
+        ("env", {1: "x"}, "a name in env is of type int"),
+        ("cwd", b"/", "cwd is of type bytes"),
+    )
+    for name, value, said in arguments:
+        for verb in (box.exec, box.start):
+            with raises(InvalidValue, said):
+                await verb("touch ran", **{name: value})
+        if name != "timeout":
+            with raises(InvalidValue, said):
+                await box.shell(**{name: value})
+    with raises(InvalidValue, "mounts is of type str"):
+        await make(mounts="/data")  # type: ignore[arg-type] # that is the point
+    assert not await box.files.exists("ran")
 
 
 @case("mounts that cannot be made as asked are refused", needs="kernel")

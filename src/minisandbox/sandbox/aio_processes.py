@@ -13,6 +13,7 @@ from typing import Self
 from minisandbox.errors import InvalidValue, NotFound, SandboxGone, WaitTimeout
 from minisandbox.sandbox.aio_drive import in_thread, open_job
 from minisandbox.sandbox.aio_lines import AsyncLine, answered
+from minisandbox.sandbox.arguments import check_wait
 from minisandbox.sandbox.handles import SandboxCore
 from minisandbox.sandbox.lines import KILL_PATIENCE, LOOK_AGAIN, Line, as_bytes, has_room, still_runs
 from minisandbox.sandbox.processes import ProcessChannel
@@ -116,6 +117,7 @@ class AsyncProcess:
 
     async def wait(self, timeout: float | None = None) -> ExecResult:
         """As :meth:`.Process.wait`. A cancellation leaves the process as it is."""
+        check_wait(timeout)
         if timeout is not None and timeout <= 0:
             self._line.look()  # no turn of the loop is left for it
         try:

@@ -22,13 +22,14 @@ from minisandbox.host import doors, reaper
 from minisandbox.launch.changes import MOST_CHARACTERS
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
+from minisandbox.sandbox.arguments import check_timeout
 from minisandbox.sandbox.controller import Controller, current_controller
+from minisandbox.sandbox.creation import check_creation
 from minisandbox.sandbox.environment import command_environment, network_environment
 from minisandbox.sandbox.life import Life
 from minisandbox.sandbox.network import check_network
 from minisandbox.sandbox.plans import Request, check_mounts, make_plan
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree, check_room
-from minisandbox.sandbox.wire import check_timeout
 from minisandbox.store.leases import Lease, layer_of, stamp
 from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
@@ -90,6 +91,7 @@ class Core:
         labels: Mapping[str, str] | None = None,
     ) -> Self:
         """Make a sandbox and wait until it is ready; see :meth:`minisandbox.Sandbox.create`."""
+        check_creation(image, limits, network, mounts, environment, upper, labels)
         controller = current_controller()
         base = image.image if isinstance(image, Snapshot) else image
         trees = image.trees() if isinstance(image, Snapshot) else ()
@@ -101,7 +103,7 @@ class Core:
         check_room(trees, request.limits.disk, f"a sandbox over {len(trees)} snapshots")
         if upper is not None:
             uppers.prepare(upper)
-        settings = Settings(dict(environment or {}), _checked_labels(labels or {}))
+        settings = Settings(dict(environment or {}), tuple((labels or {}).items()))
         return cls._made(controller, request, settings, trees)
 
     @classmethod
@@ -449,10 +451,3 @@ def unreachable(gone: MiniSandboxError, error: OSError) -> MiniSandboxError:
     if isinstance(error, TimeoutError):
         return SandboxGone(f"no connection to a sandbox could be made: {error.strerror}", reason="it hangs")
     return HostError(f"no connection to a sandbox could be made: {error.strerror}", reason="this process's own limits")
-
-
-def _checked_labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    for name, value in labels.items():
-        if not all(type(text) is str for text in (name, value)) or not name:  # callers are not all checked by mypy
-            raise InvalidValue(f"label {name!r}: {value!r}", hint="labels are texts by non-empty names")
-    return tuple(labels.items())

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.launch import frames, trees
+from minisandbox.sandbox.arguments import check_path
 from minisandbox.sandbox.hosttrees import Download, Upload
 from minisandbox.sandbox.wire import Call
 from minisandbox.types import FileInfo, FileType, SandboxUsage
@@ -38,6 +39,7 @@ def checked_path(path: str | PurePosixPath) -> str:
     Raises:
         InvalidValue: no file can have it.
     """
+    check_path("path", path)
     text = str(path)
     try:
         if b"\0" not in text.encode("utf-8", "surrogateescape"):

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError, SandboxGone
 from minisandbox.host import reaper
 from minisandbox.sandbox import transfers
+from minisandbox.sandbox.arguments import check_path, check_timeout, check_type
 from minisandbox.sandbox.core import info_of
 from minisandbox.sandbox.patching import MOST_FOUND, WHOLE_PATCH, WRITTEN_PATCH, Written, checked_patch, written_files
 from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
@@ -156,7 +157,13 @@ def live_sandboxes(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxI
 
 
 def directory(core: SandboxCore, path: str | PurePosixPath | None) -> str:
-    """Where a command starts."""
+    """Where a command starts.
+
+    Raises:
+        InvalidValue: it is no path inside.
+    """
+    if path is not None:
+        check_path("cwd", path)
     if path is not None and b"\0" in encoded(str(path)):
         raise InvalidValue(f"cwd is {str(path)!r}", reason="it has a NUL character", hint="give a directory inside")
     return str(core.image.workdir if path is None else core.image.workdir / path)
@@ -173,6 +180,8 @@ def run(
     user: str | int | None = None,
 ) -> Operation[ExecResult]:
     """Run a command; see :meth:`minisandbox.Sandbox.exec`."""
+    if stdin is not None:
+        check_type("stdin", stdin, (bytes, bytearray, memoryview, str), "bytes or a str")
     call = ExecCall(
         command,
         env=environment_for(core.environment, env, user),
@@ -234,6 +243,9 @@ def find_written(
 
     It blocks for as long as it takes to make a sandbox that looks.
     """
+    check_timeout(timeout)
+    if path is not None:
+        check_path("path", path)
     image = core.image
     if not image.clean or (base or image.base_commit) != image.base_commit:
         return None

@@ -20,6 +20,7 @@ from minisandbox.launch import frames
 from minisandbox.launch.capture import Capture
 from minisandbox.launch.frames import STDIN_CREDIT
 from minisandbox.sandbox import wire
+from minisandbox.sandbox.arguments import check_type
 from minisandbox.types import ExecResult, Output, ShellResult, Terminal
 
 Lifetime = Literal["handle", "sandbox"]
@@ -115,6 +116,8 @@ class ProcessChannel(_Channel):
     ) -> None:
         if lifetime not in ("handle", "sandbox"):
             raise InvalidValue(f"lifetime {lifetime!r} is not known", hint="give 'handle' or 'sandbox'")
+        if pty is not None:
+            check_type("pty", pty, Terminal, "a Terminal, or None for pipes")
         super().__init__(_MAX_OUTPUT_FRAME)
         request = wire.command_request("start", command, env=env, cwd=cwd, timeout=timeout, user=user, output=output)
         size = None if pty is None else [pty.rows, pty.columns]
@@ -373,6 +376,7 @@ class ShellChannel(_Channel):
         Raises:
             InvalidValue: an argument cannot be used.
         """
+        check_type("script", script, str, "a str for bash")
         wire.check_command(script or ":", {}, timeout)
         self._number += 1
         self._running[self._number] = script

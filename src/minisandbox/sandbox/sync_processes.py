@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 from minisandbox.errors import InvalidValue, NotFound, SandboxGone, WaitTimeout
+from minisandbox.sandbox.arguments import check_wait
 from minisandbox.sandbox.handles import SandboxCore
 from minisandbox.sandbox.lines import KILL_PATIENCE, LOOK_AGAIN, Line, as_bytes, has_room, still_runs
 from minisandbox.sandbox.processes import ProcessChannel
@@ -171,6 +172,7 @@ class Process:
             NotFound: another handle took hold of it.
             SandboxGone: the sandbox has ended.
         """
+        check_wait(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._line.lock:
             while True:

@@ -38,13 +38,14 @@ from minisandbox.launch.maker import LIFETIME
 from minisandbox.sandbox import fakefiles, scratch
 from minisandbox.sandbox.aio import AsyncSandbox
 from minisandbox.sandbox.aio_drive import kept_or_undone
+from minisandbox.sandbox.arguments import check_timeout
 from minisandbox.sandbox.attached import AttachedCore
 from minisandbox.sandbox.core import info_of, knock_process
+from minisandbox.sandbox.creation import check_creation
 from minisandbox.sandbox.environment import command_environment
 from minisandbox.sandbox.life import new_job, readable
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.sandbox.sync import Sandbox
-from minisandbox.sandbox.wire import check_timeout
 from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
 _BOOTSTRAP = (
@@ -341,9 +342,6 @@ class _Settings:
         environment: Mapping[str, str] | None,
         labels: Mapping[str, str] | None,
     ) -> None:
-        for pair in (labels or {}).items():
-            if not all(isinstance(word, str) for word in pair) or not pair[0]:
-                raise InvalidValue(f"label {pair!r} is not a name and a text", hint="give strings")
         self.limits = limits or Limits()
         self.environment = dict(environment or {})
         self.labels = tuple((labels or {}).items())
@@ -406,6 +404,7 @@ class FakeSandbox(Sandbox):
             InvalidValue: an argument cannot be used, or asks for what no fake has (mounts, upper, the host's network).
             HostError: the supervisor could not be started.
         """
+        check_creation(image, limits, network, mounts, environment, upper, labels)
         _refuse_isolation(network, mounts, upper)
         return cls(FakeCore.create(image, _Settings(limits, environment, labels)))
 
@@ -436,6 +435,7 @@ class AsyncFakeSandbox(AsyncSandbox):
         labels: Mapping[str, str] | None = None,
     ) -> Self:
         """As :meth:`FakeSandbox.create`."""
+        check_creation(image, limits, network, mounts, environment, upper, labels)
         _refuse_isolation(network, mounts, upper)
         settings = _Settings(limits, environment, labels)
         core: FakeCore = await kept_or_undone(FakeCore.stop, FakeCore.create, image, settings)

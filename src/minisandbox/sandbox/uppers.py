@@ -36,7 +36,7 @@ def check_limits(limits: Limits | None) -> None:
     Raises:
         InvalidValue: a limit was given that is not the default.
     """
-    if limits is not None and limits.disk != Limits().disk:
+    if isinstance(limits, Limits) and limits.disk != Limits().disk:  # Core.create refuses what is none
         raise InvalidValue(
             f"Limits.disk={limits.disk} and upper= go not together",
             reason="what is written to an upper on disk is limited by that disk alone",

@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.launch import frames
+from minisandbox.sandbox import arguments
 from minisandbox.types import LIMITS_HIT, ExecResult, Outcome, Usage
 
 _PATIENCE = 300.0
 _DEADLINE_GRACE = 60.0
 """Seconds after a command's deadline within which its end must have been reported, however busy the machine is."""
-_LONGEST_TIMEOUT = 1e8
 DROPPED_LINE = 80
 """Bytes that the line about missing output may add."""
 NONSENSE = (AssertionError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
@@ -139,7 +139,11 @@ def environment_for(
         env: what this command gets over it.
         user: who runs it. HOME, USER and LOGNAME are then those of that user, filled in inside, unless ``env`` names
             them.
+
+    Raises:
+        InvalidValue: ``env`` are no variables.
     """
+    arguments.check_texts("env", env)
     kept = base if user is None else {name: value for name, value in base.items() if name not in _ACCOUNT}
     return {**kept, **(env or {})}
 
@@ -159,6 +163,7 @@ def command_request(
     Raises:
         InvalidValue: an argument cannot be used.
     """
+    arguments.check_command(command)
     given = command if isinstance(command, str) else tuple(command)
     check_command(given, env, timeout)
     _check_user(user)
@@ -250,13 +255,13 @@ def check_command(command: str | tuple[str, ...], env: Mapping[str, str], timeou
         InvalidValue: an argument cannot be used.
     """
     parts = (command,) if isinstance(command, str) else command
-    if not parts or not all(isinstance(part, str) for part in parts) or not parts[0]:
-        raise InvalidValue(f"command {command!r} is empty or not text", hint="give a string or a list of strings")
+    if not parts or not parts[0]:
+        raise InvalidValue(f"command {command!r} is empty", hint="give a string or a list of strings")
     if any(b"\0" in encoded(part) for part in (*parts, *env.keys(), *env.values())):
         raise InvalidValue("a NUL character in a command or its environment", hint="pass such data by stdin or a file")
     if any(not name or "=" in name for name in env):
         raise InvalidValue("an environment variable's name is empty or contains '='")
-    check_timeout(timeout)
+    arguments.check_timeout(timeout)
 
 
 def encoded(text: str) -> bytes:
@@ -273,17 +278,6 @@ def encoded(text: str) -> bytes:
             reason="it comes from JSON, or from text that was cut",
             hint="leave it out, or give bytes where they can be given",
         ) from None
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Refuse what is no number of seconds to wait.
-
-    Raises:
-        InvalidValue: it is none.
-    """
-    if timeout is not None and not 0 < timeout <= _LONGEST_TIMEOUT:
-        hint = f"give at most {_LONGEST_TIMEOUT:.0f}, or None for no limit"
-        raise InvalidValue(f"timeout {timeout!r} is not a positive number of seconds", hint=hint)
 
 
 def _check_user(user: object) -> None:
