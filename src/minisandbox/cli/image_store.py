@@ -300,7 +300,7 @@ def run_gc(args: argparse.Namespace) -> int:
     store = Store.open()
     keep = set(chosen(store, args.keep))
     for tasks in args.keep_tasks:
-        keep |= {task.instance_id for task in TaskSet.load(tasks)}
+        keep |= {task.instance_id for task in TaskSet.load(tasks, allow_local_sources=True)}  # nothing is built
     with Progress() as progress:
         done = collect(
             store,

@@ -46,8 +46,19 @@ def add_source_options(parser: argparse.ArgumentParser, *, default: str | None =
         default="",
         help="cpu: images get builds of PyTorch without CUDA, whatever their pins say: sandboxes see no GPU",
     )
+    add_local_sources_option(parser)
     parser.add_argument(
         "--skip-unusable", action="store_true", help="leave out rows that are no tasks, and say why, instead of ending"
+    )
+
+
+def add_local_sources_option(parser: argparse.ArgumentParser) -> None:
+    """Declare whether rows may name any directory of this machine."""
+    parser.add_argument(
+        "--allow-local-sources",
+        action="store_true",
+        help="rows may name directories and repositories of this machine outside of their file's directory; "
+        "only for rows that you trust with all that you can read",
     )
 
 
@@ -63,6 +74,7 @@ def load(args: argparse.Namespace) -> TaskSet:
         repo_mirrors=args.repo_mirrors,
         form=args.dataset,
         torch_backend=args.torch_backend,
+        allow_local_sources=args.allow_local_sources,
         on_refused=(lambda error: say(f"left out: {error}")) if args.skip_unusable else None,
     )
     only = getattr(args, "only", [])

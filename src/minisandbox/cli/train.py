@@ -11,6 +11,7 @@ from minisandbox.cli import exits
 from minisandbox.cli.builds import Builder
 from minisandbox.cli.cluster_options import add_cluster_argument, print_nodes
 from minisandbox.cli.output import Progress, add_json_option, print_json, put
+from minisandbox.cli.task_sets import add_local_sources_option
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts import ImageOf
 from minisandbox.rollouts.cluster import Cluster
@@ -35,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     rl = verbs.add_parser("rl", help="train a model by reinforcement learning on tasks, in sandboxes")
     _add_common(rl)
     rl.add_argument("--repo-mirrors", metavar="DIR", type=Path, help="git repositories to take commits from first")
+    add_local_sources_option(rl)
     add_cluster_argument(rl)
     rl.set_defaults(run=run_rl)
     options = verbs.add_parser("options", help="print every option of a configuration")
@@ -95,7 +97,7 @@ def run_rl(args: argparse.Namespace) -> int:
     from minisandbox.train.sandboxes import SandboxSetting  # noqa: PLC0415 - the same
 
     with Progress() as progress:
-        tasks, held_out = _tasks(config.tasks), _tasks(config.evaluation.tasks)
+        tasks, held_out = (_tasks(names, args) for names in (config.tasks, config.evaluation.tasks))
         if both := sorted(set(tasks) & set(held_out)):
             raise InvalidValue(
                 f"{both[0]} is trained on and held out", hint="divide the tasks: minisandbox tasks filter"
@@ -123,8 +125,9 @@ def _place(args: argparse.Namespace, progress: Progress) -> ImageOf | TrainingNo
     return TrainingNodes(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note))
 
 
-def _tasks(names: Iterable[str]) -> dict[str, Task]:
-    return {task.instance_id: task for name in names for task in TaskSet.load(name)}
+def _tasks(names: Iterable[str], args: argparse.Namespace) -> dict[str, Task]:
+    sets = (TaskSet.load(name, allow_local_sources=args.allow_local_sources) for name in names)
+    return {task.instance_id: task for tasks in sets for task in tasks}
 
 
 def _show_masks(config: SftConfig, count: int) -> None:

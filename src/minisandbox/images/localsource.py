@@ -10,7 +10,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import ProgramNotFound, SourceError
 from minisandbox.images.hostgit import run_git
@@ -112,6 +112,8 @@ def _walked(root: Path) -> Iterator[str]:
 
 def _read(root: Path, path: str) -> tuple[str, bytes] | None:
     """A file's kind and content, or a link's target; None for what is neither (a socket, a submodule, gone)."""
+    if not _is_below(root, path):
+        return None
     try:
         info = os.lstat(root / path)
         if stat.S_ISLNK(info.st_mode):
@@ -127,6 +129,17 @@ def _read(root: Path, path: str) -> tuple[str, bytes] | None:
             raise SourceError(f"{root / path} is too large for a source", reason=f"it has {info.st_size} bytes")
         content = file.read(info.st_size) if stat.S_ISREG(info.st_mode) else b""  # something may have taken its place
         return ("program" if info.st_mode & stat.S_IXUSR else "file"), content
+
+
+def _is_below(root: Path, path: str) -> bool:
+    """Whether a path leads through no link and nowhere else: git lists what an index says, which may be made by hand.
+
+    A tracked file whose directory has become a link is none of the work tree's for git either.
+    """
+    place = PurePosixPath(path)
+    if place.is_absolute() or ".." in place.parts:
+        return False
+    return not any((root / above).is_symlink() for above in place.parents if above.parts)
 
 
 def _member(path: str, kind: str, content: bytes) -> tuple[tarfile.TarInfo, io.BytesIO | None]:

@@ -44,6 +44,7 @@ class SandboxSettings(BaseModel):
         layout: the layout of their rows, where the columns do not say it.
         pins: exported environments of the data set's official images.
         repo_mirrors: git repositories to take commits from before the network is asked.
+        allow_local_sources: whether rows may name directories of this machine outside of their file's directory.
         limits: by the names of :class:`minisandbox.Limits`, such as ``{"memory": "8G"}``.
         network: ``off`` or ``host``.
         allow: hosts that can be reached by HTTP(S) where the network is off, as of ``Network.allow``.
@@ -57,6 +58,7 @@ class SandboxSettings(BaseModel):
     layout: str | None = None
     pins: Path | None = None
     repo_mirrors: Path | None = None
+    allow_local_sources: bool = False
     limits: dict[str, int | float | str | None] = Field(default_factory=dict)
     network: Literal["off", "host"] = "off"
     allow: list[str] = Field(default_factory=list)
@@ -98,7 +100,7 @@ class SandboxSettings(BaseModel):
         """
         store = Store.open()
         if self.tasks:
-            tasks = _task_set(self.tasks, self.layout, self.pins, self.repo_mirrors)
+            tasks = _task_set(self.tasks, self.layout, self.pins, self.repo_mirrors, self.allow_local_sources)
             if instance_id := _match(name, tasks.ids):
                 return _built(tasks[instance_id], store, self.repo_mirrors)
         if image_name := _match(name, store.image_names()):
@@ -147,14 +149,14 @@ def _tell(event: BuildEvent) -> None:
         _LOG.info("built %s in %.1f s", what, event.seconds)
 
 
-def _task_set(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None) -> TaskSet:
+def _task_set(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None, anywhere: bool) -> TaskSet:
     with _LOADING:  # whoever comes second waits for the first, who may ask the hub
-        return _load(tasks, layout, pins, mirrors)
+        return _load(tasks, layout, pins, mirrors, anywhere)
 
 
 @functools.lru_cache(maxsize=4)  # each environment is made by itself: nobody else could keep the tasks for the next one
-def _load(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None) -> TaskSet:
-    return TaskSet.load(tasks, form=layout, pins=pins, repo_mirrors=mirrors)
+def _load(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None, anywhere: bool) -> TaskSet:
+    return TaskSet.load(tasks, form=layout, pins=pins, repo_mirrors=mirrors, allow_local_sources=anywhere)
 
 
 def _match(name: str, known: Iterable[str]) -> str | None:

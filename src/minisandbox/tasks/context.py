@@ -14,8 +14,10 @@ class LoadContext:
         base: where relative paths in rows start; None: the current directory.
         pins: exported environments of the datasets' official images, or None.
         repo_mirrors: git repositories that are looked in before the network is, or None.
+        places: the directories in which paths of this machine that rows name must lie; None: they may lie anywhere.
     """
 
     base: Path | None = None
     pins: Path | None = None
     repo_mirrors: Path | None = None
+    places: tuple[Path, ...] | None = None

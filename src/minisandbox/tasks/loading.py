@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 from minisandbox.errors import PatchError, TaskFileError
@@ -16,12 +17,13 @@ Refused = TaskFileError | PatchError
 """Why a row is no task."""
 
 
-def read_tasks(path: Path) -> tuple[Task, ...]:
+def read_tasks(path: Path, *, allow_local_sources: bool = False) -> tuple[Task, ...]:
     """Read a task file.
 
     Args:
         path: the file: JSON Lines, JSON or Parquet, or a directory; see :meth:`TaskSet.load`. Relative paths of local
             sources start at its directory.
+        allow_local_sources: whether rows may name directories of this machine outside of that one.
 
     Returns:
         Its tasks, in the file's order.
@@ -33,7 +35,8 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
         MissingExtra: a package that it takes is not installed.
     """
     source = open_source(path)
-    return tuple(task for task, _ in tasks_of(source.rows, path, LoadContext(source.base)))
+    context = LoadContext(source.base, places=None if allow_local_sources else source.places)
+    return tuple(task for task, _ in tasks_of(source.rows, path, context))
 
 
 def tasks_from_bytes(data: bytes, path: Path) -> tuple[Task, ...]:
@@ -41,14 +44,15 @@ def tasks_from_bytes(data: bytes, path: Path) -> tuple[Task, ...]:
 
     Args:
         data: the content.
-        path: what errors call it, and where relative paths start.
+        path: what errors call it. Relative paths start at its directory, in which all must lie.
 
     Raises:
         TaskFileError: as :func:`read_tasks` raises it.
         PatchError: as :func:`read_tasks` raises it.
     """
     rows = json_lines(data.split(b"\n"), path)
-    return tuple(task for task, _ in tasks_of(rows, path, LoadContext(path.parent)))
+    context = LoadContext(path.parent, places=(path.parent,))
+    return tuple(task for task, _ in tasks_of(rows, path, context))
 
 
 def tasks_of(
@@ -75,6 +79,17 @@ def tasks_of(
         TaskFileError: a row is not a task, an id is there twice, or there are no rows.
         PatchError: a task's patch is malformed or unsafe.
     """
+    with contextlib.closing(rows) if isinstance(rows, Generator) else contextlib.nullcontext():
+        yield from _tasks_of(rows, path, context, form, on_refused)
+
+
+def _tasks_of(
+    rows: Iterable[Row],
+    path: Path,
+    context: LoadContext,
+    form: str | None,
+    on_refused: Callable[[Refused], None] | None,
+) -> Iterator[tuple[Task, Row]]:
     places: dict[str, Row] = {}
     for row in rows:
         try:

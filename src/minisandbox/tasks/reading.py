@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import itertools
 import re
 import zlib
 from collections.abc import Iterator
@@ -39,6 +38,7 @@ class Source:
         layout: how they are stored.
         name: what people call the set.
         base: where relative paths in them start.
+        places: the directories in which paths of this machine that they name must lie, unless the caller trusts them.
         schema: the ``pyarrow.Schema`` of rows stored by columns, else None.
     """
 
@@ -47,6 +47,7 @@ class Source:
     name: str
     base: Path
     schema: object = None
+    places: tuple[Path, ...] = ()
 
 
 def open_source(source: str | Path) -> Source:
@@ -95,7 +96,7 @@ def _hub(text: str) -> Source:
 def _directory(path: Path, split: str | None) -> Source:
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         table = read_folder(path, split)
-        return Source(table.rows, Layout.DISK, path.name, path, table.schema)
+        return Source(table.rows, Layout.DISK, path.name, path, table.schema, (path,))
     files = _files_of(path, split) or _files_of(path / "data", split)  # the hub's own layout
     if not files:
         part = "" if split is None else f" of the part {split!r}"
@@ -104,10 +105,14 @@ def _directory(path: Path, split: str | None) -> Source:
             path=path,
             hint=f"files of rows end in {', '.join(ENDINGS)}, or in one of these and .gz",
         )
-    sources = [_file(file) for file in files[:1]]
-    rest = (_file(file).rows for file in files[1:])
-    rows = itertools.chain(sources[0].rows, itertools.chain.from_iterable(rest))
-    return Source(rows, sources[0].layout, path.name, path, sources[0].schema)
+    first = _file(files[0])
+    return Source(_rows_of(first, files[1:]), first.layout, path.name, path, first.schema, (path,))
+
+
+def _rows_of(first: Source, rest: list[Path]) -> Iterator[Row]:
+    yield from first.rows
+    for file in rest:
+        yield from _file(file).rows
 
 
 def _files_of(path: Path, split: str | None) -> list[Path]:
@@ -142,12 +147,12 @@ def _opened(file: IO[bytes], path: Path) -> Source:
         raise _cannot_read(path, error) from error
     if head.startswith(_PARQUET) or wanted is Layout.PARQUET:
         table = read_parquet(file, path)
-        return Source(_closing(file, table.rows), Layout.PARQUET, stem, path.parent, table.schema)
+        return Source(_closing(file, table.rows), Layout.PARQUET, stem, path.parent, table.schema, (path.parent,))
     if wanted is Layout.JSON:
         with file:
             layout, rows = json_file(file.read(), path)
-        return Source(rows, layout, stem, path.parent)
-    return Source(_closing(file, json_lines(file, path)), Layout.JSONL, stem, path.parent)
+        return Source(rows, layout, stem, path.parent, places=(path.parent,))
+    return Source(_closing(file, json_lines(file, path)), Layout.JSONL, stem, path.parent, places=(path.parent,))
 
 
 def _head(file: IO[bytes]) -> bytes:

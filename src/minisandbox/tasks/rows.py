@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.tasks.confining import local_repository, problem_of
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
 
 _FIELDS = (
@@ -55,13 +56,16 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def task_from_own_row(row: Mapping[str, object], *, base: Path | None = None) -> Task:
+def task_from_own_row(
+    row: Mapping[str, object], *, base: Path | None = None, places: tuple[Path, ...] | None = None
+) -> Task:
     """Make a task of a row in MiniSandbox's own layout.
 
     Args:
         row: SWE-bench's fields, ``form``, ``build`` and ``test``; ``FAIL_TO_PASS`` and ``PASS_TO_PASS`` as lists, or as
             JSON in a string (the public datasets do both). Other known columns of the datasets are ignored.
         base: directory that a relative path of a local source starts from; None: the current directory.
+        places: directories in which paths of this machine must lie; None: they may lie anywhere.
 
     Returns:
         The task; ``task_from_own_row(task.to_row())`` equals it.
@@ -83,7 +87,7 @@ def task_from_own_row(row: Mapping[str, object], *, base: Path | None = None) ->
         test_patch=fields.text("test_patch", default=""),
         FAIL_TO_PASS=fields.ids("FAIL_TO_PASS"),
         PASS_TO_PASS=fields.ids("PASS_TO_PASS"),
-        build=_build(fields.table("build"), base),
+        build=_build(fields.table("build"), base, places),
         test_command=test.text("command"),
         test_timeout=test.number("timeout", default=300.0),
         test_runner=test.text("runner", default="pytest"),
@@ -101,7 +105,7 @@ def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> Buil
     Raises:
         TaskFileError: a field is unknown, or has a value that cannot be used; ``field`` names it.
     """
-    return _build(table, base)
+    return _build(table, base, None)
 
 
 def _form(value: str) -> Form:
@@ -115,17 +119,17 @@ def _form(value: str) -> Form:
         ) from None
 
 
-def _build(row: Mapping[str, object], base: Path | None) -> BuildSpec:
+def _build(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> BuildSpec:
     fields = _Fields(row, "build.", known=_BUILD)
     environment = fields.table("environment", default={})
     for name in environment:
         if not _VARIABLE.fullmatch(name):
             raise fields.error("environment", f"has the name {name!r}", hint="use letters, digits and '_'")
     variables = _Fields(environment, "build.environment.", known=tuple(environment))
-    source = None if row.get("source") is None else _source(fields.table("source"), base)
+    source = None if row.get("source") is None else _source(fields.table("source"), base, places)
     return BuildSpec(
         python=None if row.get("python") is None else fields.text("python"),
-        requirements=_requirements(fields, base),
+        requirements=_requirements(fields, base, places),
         complete=fields.flag("complete"),
         overrides=fields.texts("overrides", default=()),
         source=source,
@@ -138,12 +142,13 @@ def _build(row: Mapping[str, object], base: Path | None) -> BuildSpec:
     )
 
 
-def _requirements(fields: _Fields, base: Path | None) -> tuple[str, ...]:
+def _requirements(fields: _Fields, base: Path | None, places: tuple[Path, ...] | None) -> tuple[str, ...]:
     """The list of requirements, after those of a file: pip freeze, requirements.txt, environment.yml."""
     listed = fields.texts("requirements", default=())
     name = fields.text("requirements_file", default="")
     if not name:
         return listed
+    fields.confine("requirements_file", (base or Path()) / name, places)
     from minisandbox.images.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
 
     try:
@@ -154,7 +159,7 @@ def _requirements(fields: _Fields, base: Path | None) -> tuple[str, ...]:
         ) from error
 
 
-def _source(row: Mapping[str, object], base: Path | None) -> SourceSpec:
+def _source(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> SourceSpec:
     kinds = _Fields(row, "build.source.", known=tuple(_SOURCES))
     if len(row) != 1:
         raise TaskFileError(
@@ -167,8 +172,11 @@ def _source(row: Mapping[str, object], base: Path | None) -> SourceSpec:
     values = {name: fields.text(name) for name in _SOURCES[kind]}
     if kind == "sdist" and not _SHA256.fullmatch(values["sha256"]):
         raise fields.error("sha256", "is not a SHA-256", hint="give the 64 lower-case hex digits that the index shows")
-    if kind == "local" and base is not None:
-        values["path"] = str(base / values["path"])
+    if kind == "local":
+        values["path"] = values["path"] if base is None else str(base / values["path"])
+        fields.confine("path", Path(values["path"]), places)
+    if kind == "git" and (repository := local_repository(values["url"])):
+        fields.confine("url", repository, places)
     return SourceSpec(kind, tuple(values.items()))
 
 
@@ -239,6 +247,12 @@ class _Fields:
         """Return the error for a field."""
         name = self.prefix + key
         return TaskFileError(f"field {name!r} {problem}", field=name, reason=reason, hint=hint)
+
+    def confine(self, key: str, path: Path, places: tuple[Path, ...] | None) -> None:
+        """Refuse a path of this machine that lies elsewhere than it may."""
+        if (problem := problem_of(path, places)) is not None:
+            what, reason, hint = problem
+            raise self.error(key, what, reason=reason, hint=hint)
 
     def text(self, key: str, *, default: str | None = None) -> str:
         """Return a string."""

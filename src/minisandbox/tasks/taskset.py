@@ -69,6 +69,7 @@ class TaskSet:
         repo_mirrors: Path | None = None,
         form: str | None = None,
         torch_backend: str = "",
+        allow_local_sources: bool = False,
         on_refused: Callable[[Refused], None] | None = None,
     ) -> TaskSet:
         """Read a bundled set by its name, or tasks from wherever they are.
@@ -84,6 +85,9 @@ class TaskSet:
             repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
             form: the layout of all rows, a name that ``--dataset`` takes; None: the columns of each decide.
             torch_backend: ``"cpu"``: their images get builds of PyTorch without CUDA; "" for what the rows say.
+            allow_local_sources: whether rows of a file may name directories, git repositories and lists of requirements
+                of this machine that lie outside of its directory, and rows of the hub any: for rows of people whom
+                you trust with all that you can read.
             on_refused: is told why a row is no task, which is then left out; None: it is raised.
 
         Raises:
@@ -96,7 +100,8 @@ class TaskSet:
             checked_form(form)
         bundled = isinstance(source, str) and source in bundled_sets()
         found = _bundled(str(source)) if bundled else open_source(source)
-        context = LoadContext(found.base, pins, repo_mirrors)
+        places = None if bundled or allow_local_sources else found.places
+        context = LoadContext(found.base, pins, repo_mirrors, places)
         pairs = list(tasks_of(found.rows, Path(str(source)), context, form=form, on_refused=on_refused))
         rows = {task.instance_id: row.values for task, row in pairs}
         tasks = (task if not torch_backend else _with_backend(task, torch_backend) for task, _ in pairs)

@@ -115,7 +115,7 @@ def test_the_command(smith: Task, smith_image: Image, store: Store, tmp_path: Pa
 
     def evaluate(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "minisandbox", "evaluate", "tasks.jsonl", "-p", *words],
+            [sys.executable, "-m", "minisandbox", "evaluate", "tasks.jsonl", "--allow-local-sources", "-p", *words],
             capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False,
             env={**os.environ, "MINISANDBOX_STORE": str(store.root)},
         )  # fmt: skip

@@ -58,7 +58,8 @@ def command(task: Task, image: Image, place: Path, seconds: float = 2.0) -> tupl
     """A run of two rollouts that take a while, and have nothing to grade."""
     (place / "tasks.jsonl").write_text(json.dumps(task.to_row()) + "\n")
     (place / "commands.json").write_text(f'["sleep {seconds}"]')
-    words = ["rollout", "tasks.jsonl", "--agent", "replay", "--recording", "commands.json", "--n", "2", "-o", "run"]
+    words = ["rollout", "tasks.jsonl", "--allow-local-sources", "--agent", "replay", "--recording", "commands.json"]
+    words += ["--n", "2", "-o", "run"]
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     environment = {**kept, "MINISANDBOX_STORE": str(image.store.root), "TERM": "xterm-256color"}
     return [sys.executable, "-m", "minisandbox", *words], environment

@@ -290,7 +290,7 @@ from minisandbox.tasks import TaskSet
 
 place = Path(sys.argv[3])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=True)
-store, tasks = Store.open(sys.argv[1]), TaskSet.load(sys.argv[2])
+store, tasks = Store.open(sys.argv[1]), TaskSet.load(sys.argv[2], allow_local_sources=True)
 agent = ReplayAgent(["head -c 300000 /dev/urandom"])
 images = {task.instance_id: load_image(store, "calc__smith-1") for task in tasks}
 try:

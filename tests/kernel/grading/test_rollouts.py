@@ -499,7 +499,7 @@ class Slow:
         return Ending()
 
 store = Store.open(sys.argv[1])
-tasks = TaskSet.load(sys.argv[2])
+tasks = TaskSet.load(sys.argv[2], allow_local_sources=True)
 run_batch(tasks, Setup(agent=Slow()), Path(sys.argv[3]), attempts=3, notice=lambda said: print(said, flush=True),
           image_of=lambda task: load_image(store, task.instance_id))
 """

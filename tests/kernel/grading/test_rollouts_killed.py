@@ -35,8 +35,9 @@ def start(place: Path, store: Store) -> subprocess.Popen[bytes]:
     with (place / "out.jsonl").open("wb") as out, (place / "err").open("wb") as err:
         return subprocess.Popen(
             [
-                sys.executable, "-m", "minisandbox", "rollout", "tasks.jsonl", "--agent", "replay", "--recording",
-                "commands.json", "--n", "3", "--workers", "8", "-o", "run", "--json",
+                sys.executable, "-m", "minisandbox", "rollout", "tasks.jsonl", "--allow-local-sources",
+                "--agent", "replay", "--recording", "commands.json",
+                "--n", "3", "--workers", "8", "-o", "run", "--json",
             ],
             stdout=out, stderr=err, cwd=place, env={**os.environ, "MINISANDBOX_STORE": str(store.root)},
         )  # fmt: skip

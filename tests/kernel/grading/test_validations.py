@@ -49,8 +49,9 @@ def many(smith: Task, number: int) -> list[Task]:
 
 
 def start(place: Path, store: Store, *words: str) -> subprocess.Popen[str]:
+    words = ("tasks.jsonl", "--allow-local-sources", "--workers", "8", *words)
     return subprocess.Popen(
-        [sys.executable, "-m", "minisandbox", "validate", "tasks.jsonl", "--workers", "8", *words],
+        [sys.executable, "-m", "minisandbox", "validate", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place,
         env={**os.environ, "MINISANDBOX_STORE": str(store.root)},
     )  # fmt: skip

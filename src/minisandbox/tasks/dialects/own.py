@@ -27,7 +27,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
     """
     texts = {key: row[key] for key in _TABLES if isinstance(row.get(key), str)}
     decoded = {key: _decoded(key, str(value)) for key, value in texts.items()}
-    return task_from_own_row({**row, **decoded}, base=context.base)
+    return task_from_own_row({**row, **decoded}, base=context.base, places=context.places)
 
 
 def _decoded(key: str, text: str) -> object:
