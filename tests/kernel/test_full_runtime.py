@@ -77,7 +77,7 @@ def carry_out(script: str, spec: ImageSpec, tmp_path: Path) -> None:
 
 NOTHING_CAN_BE_MADE = """
 mount("mode=0700,nr_inodes=1")
-refused(create, f"make a directory for records of sandboxes in {runtime}/owners/", "No space left", ROOM)
+refused(create, f"make a directory for records of sandboxes in {runtime}/owners", "No space left", ROOM)
 again("nr_inodes=0")
 with create() as box:
     box.exec("true").check()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.waiting import running, until
@@ -20,6 +21,7 @@ from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.host import reaper
 from minisandbox.launch import limits
 from minisandbox.sandbox import Sandbox, live_sandboxes
+from minisandbox.sandbox.controller import current_controller
 from minisandbox.types import ImageSpec
 
 pytestmark = pytest.mark.kernel
@@ -333,3 +335,21 @@ def cmdline(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError], ids=["ctrl-c", "alarm"])
+def test_an_interrupt_while_one_is_made_harms_no_other(
+    spec: ImageSpec, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """What a signal's handler raises comes between a request and its answer, which nobody may take for another's."""
+
+    def interrupted(number: int) -> NoReturn:
+        monkeypatch.undo()
+        raise error
+
+    with Sandbox.create(spec) as other:
+        monkeypatch.setattr(current_controller().launcher, "_receive", interrupted)
+        with pytest.raises(error):
+            Sandbox.create(spec)
+        with Sandbox.create(spec) as box, box.snapshot() as snapshot, Sandbox.create(snapshot) as fork:
+            assert [each.exec("echo ok").stdout for each in (box, fork, other)] == ["ok\n"] * 3

@@ -41,7 +41,22 @@ def test_a_link_is_no_owners_directory(tmp_path: Path) -> None:
     (tmp_path / "mine/kept.txt").touch()
     (tmp_path / "owners/999999999-1").symlink_to(tmp_path / "mine")
     assert tmp_path / "owners/999999999-1" not in {one.path for one in reaper.reap(tmp_path)}
+    assert not list(reaper.live_records(tmp_path))
     assert (tmp_path / "mine/kept.txt").exists()
+
+
+def test_directories_are_ones_own_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "a/b"))
+    before = os.umask(0)
+    try:
+        reaper.Records(reaper.runtime_directory()).add(_record(1))
+    finally:
+        os.umask(before)
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+    (tmp_path / "a/b/owners").chmod(0o777)
+    with pytest.raises(HostError, match="owners is not a private directory"):
+        reaper.Records(reaper.runtime_directory())
 
 
 def test_an_owner_whose_directory_was_cleaned_away_goes_on(tmp_path: Path) -> None:

@@ -76,9 +76,11 @@ def ranges_fault(place: Path, error: OSError) -> HostError:
     return runtime_fault("make locks of id ranges", place, error, "" if place.is_relative_to(_MACHINES) else ELSEWHERE)
 
 
-def _private(path: Path, elsewhere: str = ELSEWHERE) -> Path:
-    with runtime_faults("make a runtime directory", path, elsewhere):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime directory") -> Path:
+    with runtime_faults(what, path, elsewhere):
+        for directory in (*reversed(path.parents), path):  # whatever the umask: others could put things of theirs there
+            if not directory.exists():
+                directory.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise HostError(
@@ -184,8 +186,9 @@ class Records:
 
     def _make(self, what: str) -> None:
         # that of a long-lived owner may be gone: cleaners of /tmp remove what nobody has touched for days
+        _private(self.directory.parent, what=what)
         with runtime_faults(what, self.directory):
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o700, exist_ok=True)
 
     def add(self, record: Record) -> None:
         """Make a sandbox visible to ``sandbox ls``.
@@ -225,11 +228,13 @@ def live_records(runtime: Path) -> Iterator[Record]:
 
 def located_records(runtime: Path) -> Iterator[tuple[Path, Record]]:
     """The live sandboxes with the directories that hold their doors."""
-    for directory in _entries(runtime / "owners"):
+    for directory in _owners(runtime):
         if is_dead(directory.name):
             _remove_directory(directory)
         for path in sorted(directory.glob("*.json")) if is_alive(directory.name) else ():
-            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # being written or removed right now
+            with contextlib.suppress(
+                FileNotFoundError, ValueError, TypeError, RecursionError
+            ):  # being written, or gone
                 record = Record(**json.loads(path.read_text(encoding="utf-8")))
                 if start_time(record.pid) is not None:
                     yield directory, record
@@ -266,8 +271,8 @@ def leftovers(runtime: Path) -> Iterator[Leftover]:
     for name, group in limits.owners(limits.find_places()):
         if is_dead(name):
             yield Leftover(_GROUP, Path(group), name)
-    for directory in _entries(runtime / "owners"):
-        if directory.is_dir() and not directory.is_symlink() and is_dead(directory.name):
+    for directory in _owners(runtime):
+        if is_dead(directory.name):
             yield Leftover(_RECORDS, directory, directory.name)
 
 
@@ -287,11 +292,18 @@ def reap_groups(name: str) -> None:
             limits.remove_owner(directory)
 
 
-def _entries(directory: Path) -> list[Path]:
+def _owners(runtime: Path) -> list[Path]:
+    """The directories of owners' records; nothing that leads elsewhere, or was put there by another user."""
     try:
-        return sorted(directory.iterdir())
+        found = sorted(os.scandir(runtime / "owners"), key=lambda entry: entry.name)
     except FileNotFoundError:
         return []
+    ours = os.geteuid()
+    return [
+        Path(entry)
+        for entry in found
+        if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == ours
+    ]
 
 
 def _remove_directory(directory: Path) -> None:

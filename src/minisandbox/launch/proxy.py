@@ -32,6 +32,8 @@ MOST_CONNECTIONS = 256
 """Connections at once."""
 _MOST_FILES = 2 * MOST_CONNECTIONS + 128
 """Descriptors: two for each connection, and what this process and its lookups need."""
+_MOST_UNSENT = 1 << 17
+"""Bytes that wait to be sent to a server that does not read: the kernel would keep 4 MB, for nobody's account."""
 _CONNECT_PATIENCE = 10.0
 _HEAD_PATIENCE = 30.0
 _IDLE_PATIENCE = 300.0
@@ -360,6 +362,7 @@ async def _connect_any(addresses: list[str], target: rules.Target) -> socket.soc
             async with asyncio.timeout(_CONNECT_PATIENCE / (len(addresses) - number)):
                 await asyncio.get_running_loop().sock_connect(connection, (address, target.port))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT)
             return connection
         except (OSError, TimeoutError) as error:
             connection.close()

@@ -58,7 +58,7 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
         zygote = _Zygote(connection, controller, identities, locks, _make_groups(owner))
     except (OSError, ValueError) as error:
         number, path = getattr(error, "errno", None), getattr(error, "filename", None)
-        answer = {"event": "error", "errno": number, "message": str(error), "path": str(path)}
+        answer = {"event": "error", "to": 0, "errno": number, "message": str(error), "path": str(path)}
         connection.send(json.dumps(answer).encode())
         os._exit(1)
     zygote.serve()
@@ -144,7 +144,7 @@ class _Zygote:
         self._usual = _Wish(nproc=0 if groups else PROCESSES)
         self._spare: _Embryo | None = self._fork(self._usual)
         self._wants_spare = False
-        hello: dict[str, object] = {"event": "hello", "mapped": mapped, "ids": identities.count}
+        hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered}
         if groups:
             hello["groups"] = {"version": groups.places.version, "controllers": sorted(groups.places.controllers)}
@@ -215,7 +215,7 @@ class _Zygote:
                     group.remove()
 
     def _handle_request(self) -> None:
-        """Take a request: a line of words, the first of them what to do, then the plan of a sandbox."""
+        """Take a request: a line of words, first what to do and the request's number, then the plan of a sandbox."""
         flags = socket.MSG_CMSG_CLOEXEC
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(8), flags)
         if not data:
@@ -227,11 +227,13 @@ class _Zygote:
             if verb == "create":
                 self._answer_create(words, plan, given)
             elif verb == "hold":
-                self._connection.send(json.dumps({"event": "held", "number": self._hold(given)}).encode())
+                held = {"event": "held", "to": int(words[0]), "number": self._hold(given)}
+                self._connection.send(json.dumps(held).encode())
             else:
                 self._drop(words)
         except (OSError, ValueError) as error:
-            answer = {"event": "error", "errno": getattr(error, "errno", None), "message": str(error)}
+            answer = {"event": "error", "to": int(words[0]), "errno": getattr(error, "errno", None)}
+            answer["message"] = str(error)
             self._connection.send(json.dumps(answer).encode())
         finally:
             for descriptor in given:
@@ -285,8 +287,9 @@ class _Zygote:
     def _answer_create(self, words: list[str], plan: bytes, given: list[int]) -> None:
         if len(given) != 2:  # the controller ran out of descriptors, or the message was cut
             raise ValueError("a request without a control socket and a door")
-        pidfd = self._create(_Wish.read(words), plan, given)
-        socket.send_fds(self._connection, [b'{"event":"forked"}'], [pidfd])
+        number, *wishes = words
+        pidfd = self._create(_Wish.read(wishes), plan, given)
+        socket.send_fds(self._connection, [json.dumps({"event": "forked", "to": int(number)}).encode()], [pidfd])
         os.close(pidfd)
 
     def _create(self, wish: _Wish, plan: bytes, given: list[int]) -> int:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import itertools
 import json
 import os
 import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from minisandbox.errors import HostError, SandboxCreationError
 from minisandbox.host import reaper
@@ -51,13 +54,15 @@ class Launcher:
         self.runtime = runtime
         self._ranges = reaper.ranges_directory(runtime)
         self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._forgotten: deque[int] = deque()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else reaper.owner_name()
             self._process = companion.start(_BOOTSTRAP, theirs, (str(self._ranges), groups, *_mappers()))
         self._connection.settimeout(_START_TIMEOUT)
         try:
-            hello, _ = self._receive()
+            hello, _ = self._receive(0)
         except (OSError, HostError) as error:
             self.close()
             raise error if isinstance(error, HostError) else HostError(f"the launcher process: {error}") from error
@@ -68,7 +73,6 @@ class Launcher:
         self.rendezvous = rendezvous.find(bound)
         self.ids = int(str(hello.get("ids", 1)))
         self.enforcement = enforcement(hello.get("groups"))
-        self._forgotten: deque[int] = deque()
 
     def create(
         self,
@@ -100,7 +104,10 @@ class Launcher:
         if self.enforcement["processes"] == BY_RLIMIT:
             words.append(f"nproc={plan.processes}")
         words += (f"{name}={amount}" for name, amount in plan.group_limits)
-        _, pidfd = self._ask(("create", *words), plan.to_json(), (control.fileno(), door.fileno()))
+        _, pidfd = self._ask("create", words, plan.to_json(), (control.fileno(), door.fileno()))
+        if pidfd == -1:
+            hint = "close sandboxes that are not needed, or raise the limit on open files (ulimit -n)"
+            raise SandboxCreationError("no file descriptor is left for the sandbox", errno=errno.EMFILE, hint=hint)
         return pidfd
 
     def hold(self, tree: int) -> int:
@@ -112,7 +119,7 @@ class Launcher:
         Raises:
             SandboxCreationError: the kernel refused, or the zygote is gone.
         """
-        answer, _ = self._ask(("hold",), b"", (tree,))
+        answer, _ = self._ask("hold", (), b"", (tree,))
         return int(str(answer["number"]))
 
     def forget(self, number: int) -> None:
@@ -129,26 +136,42 @@ class Launcher:
             with self._lock, contextlib.suppress(OSError):
                 self._connection.send(" ".join(("drop", *numbers)).encode())
 
-    def _ask(self, words: Sequence[str], body: bytes, descriptors: Sequence[int]) -> tuple[dict[str, object], int]:
+    def _ask(
+        self, verb: str, words: Sequence[str], body: bytes, descriptors: Sequence[int]
+    ) -> tuple[dict[str, object], int]:
         """One request and its answer, with the descriptor that came along, or -1."""
         self.flush()
         with self._lock:
+            number, begun = next(self._numbers), time.monotonic()
             try:
-                rights.send(self._connection, " ".join(words).encode() + b"\n" + body, descriptors)
-                return self._receive()
+                request = " ".join((verb, str(number), *words)).encode()
+                rights.send(self._connection, request + b"\n" + body, descriptors)
+                return self._receive(number)
             except OSError as error:
-                if isinstance(error, HostError):
+                early = time.monotonic() < begun + _START_TIMEOUT
+                if isinstance(error, HostError) or (isinstance(error, TimeoutError) and early):  # of a signal's handler
                     raise
-                self.close()  # an answer that comes late must not be taken for that to another request
+                self.close()
                 raise SandboxCreationError(
                     f"the launcher process does not answer: {error}", errno=error.errno, hint="create the sandbox again"
                 ) from error
 
-    def _receive(self) -> tuple[dict[str, object], int]:
-        data, ancillary, _, _ = self._connection.recvmsg(1 << 16, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-        if not data:
-            raise BrokenPipeError(errno.EPIPE, "the launcher process ended")
-        answer = json.loads(data)
+    def _receive(self, number: int) -> tuple[dict[str, object], int]:
+        """The answer to a request; those to earlier ones, which were interrupted, nobody waits for any more."""
+        while True:
+            data, ancillary, _, _ = self._connection.recvmsg(1 << 16, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            if not data:
+                raise BrokenPipeError(errno.EPIPE, "the launcher process ended")
+            answer, given = json.loads(data), array.array("i", ancillary[0][2][:4])[0] if ancillary else -1
+            if answer["to"] == number:
+                return self._check(answer), given
+            if given != -1:
+                os.close(given)
+            if answer["event"] == "held":
+                self.forget(answer["number"])
+
+    def _check(self, answer: dict[str, Any]) -> dict[str, object]:
+        """An answer, unless it is an error."""
         if answer["event"] == "error":
             if str(answer.get("path")).startswith(str(self._ranges)):
                 raise reaper.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
@@ -159,7 +182,7 @@ class Launcher:
                 reason="user namespaces are refused here, or used up" if refused else None,
                 hint=_DOCTOR,
             )
-        return answer, array.array("i", ancillary[0][2][:4])[0] if ancillary else -1
+        return answer
 
     @property
     def alive(self) -> bool:

@@ -99,6 +99,8 @@ class Gateway:
         with self._lock, listener:
             try:
                 self._running().send(request, listener.fileno(), pidfd)
+            except TimeoutError:  # of a signal's handler: nothing here has a deadline
+                raise
             except OSError:  # it was killed
                 self._drop()
                 self._begin(request, listener.fileno(), pidfd)
