@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +17,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from minisandbox.launch import proxy
-from minisandbox.launch.proxy_rules import Rules, Upstream
+from minisandbox.launch.proxy_rules import Rules, Target, Upstream
 
 Told = list[dict[str, object]]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -381,3 +384,18 @@ def test_ipv6() -> None:
 
     with server_socket:
         run(work())
+
+
+def test_little_waits_to_be_sent_to_a_server_that_does_not_read() -> None:
+    """The kernel would keep 4 MB for each connection, which counts to nobody and outlives the sandbox."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        target = Target("127.0.0.1", server.getsockname()[1])
+        with asyncio.run(proxy._connect_any(["127.0.0.1"], target)) as connection:
+            sent = 0
+            with contextlib.suppress(TimeoutError):
+                connection.settimeout(0.5)  # with the server's buffer full no more is taken
+                while True:
+                    sent += connection.send(bytes(1 << 16))
+            assert sent > 0
+            waiting = int.from_bytes(fcntl.ioctl(connection, 0x894B, bytes(4)), sys.byteorder)  # SIOCOUTQNSD
+            assert 0 < waiting < 3 << 17
