@@ -30,6 +30,9 @@ _INTERNET_SIZE, _NETLINK_SIZE = 72, 28
 _PORT = struct.Struct("=4xI")  # of struct netlink_diag_msg: 0 for the kernel's own, which no count has
 _DATAGRAMS = 11
 """So many can wait for one reader (net.unix.max_dgram_qlen), of which the kernel tells the first one's size."""
+_INODE = struct.Struct("=68xI")  # of struct inet_diag_msg: 0 for one that nobody has accepted, or holds any more
+_NOBODYS = 3072
+"""Bytes of such a socket itself, and of the request that waits with it: made as a packet came, in no account."""
 _ANSWER = 1 << 15
 _PATIENCE = 2.0
 _FEW = 4
@@ -122,7 +125,10 @@ class Sockets:
                     if size == _INTERNET_SIZE and (request[1] == _UDP or message[1] == _LISTENS):
                         self._listening[request[1] << 16 | _OWN_PORT.unpack_from(message)[0]] += 1
                     unix = size == _UNIX_SIZE
-                    yield from _memory(message[size:], attribute, _DATAGRAMS if unix and message[1] == _DGRAM else unix)
+                    itself = _NOBODYS if size == _INTERNET_SIZE and not _INODE.unpack_from(message)[0] else 0
+                    several = _DATAGRAMS if unix and message[1] == _DGRAM else unix
+                    for memory, waiting in _memory(message[size:], attribute, several):
+                        yield memory + itself, waiting
 
     def _is_new(self, message: memoryview) -> bool:
         """Whether a socket of netlink is somebody's, and new: who listens to groups is told of twice."""
