@@ -437,3 +437,33 @@ def test_file_locks_whose_taker_has_ended_are_limited(spec: ImageSpec) -> None:
         result = box.exec(["python3", "-c", many], timeout=60)
         assert result.limits_hit == ("memory",), result
         assert box.exec("echo here").stdout == "here\n"
+
+
+EMPTY_CONNECTIONS = """
+import socket, struct, time
+at_once, kept = struct.pack("ii", 1, 0), []
+for _ in range(15):
+    listener = socket.socket()
+    listener.setsockopt(socket.IPPROTO_IP, 21, 200)  # IP_MINTTL: what comes with less is dropped
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(4096)
+    kept.append(listener)
+    for port in range(20000, 24000):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        client.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 255)
+        client.bind(("127.0.0.2", port))
+        client.connect(listener.getsockname())
+        client.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 1)  # its end does not arrive
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        client.close()
+time.sleep(3)
+print("all there")
+"""
+
+
+@pytest.mark.usefixtures("mechanism")
+def test_connections_that_hold_no_data_count_too(spec: ImageSpec) -> None:
+    with Sandbox.create(spec, limits=Limits(memory="512M")) as box:
+        result = box.exec(["python3", "-c", EMPTY_CONNECTIONS], timeout=60)
+        assert "memory" in result.limits_hit, result.fate

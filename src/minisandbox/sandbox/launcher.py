@@ -151,7 +151,8 @@ class Launcher:
                 early = time.monotonic() < begun + _START_TIMEOUT
                 if isinstance(error, HostError) or (isinstance(error, TimeoutError) and early):  # of a signal's handler
                     raise
-                self.close()
+                if error.errno != errno.ETOOMANYREFS:  # which is about descriptors under way, not about it
+                    self.close()
                 raise SandboxCreationError(
                     f"the launcher process does not answer: {error}", errno=error.errno, hint="create the sandbox again"
                 ) from error
