@@ -36,6 +36,8 @@ def first_words(outcomes: Mapping[str, str]) -> Mapping[str, str]:
     """Return outcomes under the names that lists may have for them, too.
 
     The benchmarks' parsers cut pytest's ids off at the first space, and unittest prints a description below a name.
+    A name whose first line is blank has no other.
     """
-    lines = {test.splitlines()[0]: outcome for test, outcome in outcomes.items() if test.strip()}
+    firsts = {test: test.splitlines()[0] for test in outcomes if test}
+    lines = {first: outcomes[test] for test, first in firsts.items() if first.strip()}
     return {**{test.split()[0]: outcome for test, outcome in lines.items()}, **lines, **outcomes}
