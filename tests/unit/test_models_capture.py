@@ -346,6 +346,16 @@ def test_a_session_holds_no_more_than_it_may() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(100_000, 45), (10_000_000, 200)], ids=["no room", "many"])
+def test_refused_requests_are_kept_up_to_a_number_and_as_far_as_there_is_room(limit: int, kept: int) -> None:
+    """5,000 were all kept, also by a session that was full."""
+    session = CaptureSession("refused", limit)
+    for _ in range(5000):
+        session.fail(400, "x" * 3000, 0.0)
+    assert (len(session.errors), session.errors_left_out) == (kept, 5000 - kept)
+    assert session.errors[0].message == "x" * 2000
+
+
 def test_asking_the_same_again_fills_a_session_too() -> None:
     """The graph keeps each such prompt: 379 MiB were held, and 0.6 counted."""
     session = CaptureSession("again", 200_000)

@@ -15,6 +15,9 @@ VERSION = 1
 
 _TOKEN_BYTES = 12  # an id of 4 bytes, a log-probability of 8
 _TURN_BYTES = 1000  # of objects around them
+_ERROR_BYTES = 200
+_MOST_ERRORS = 200
+_LONGEST_ERROR = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class CaptureSession:
     Attributes:
         name: the rollout.
         turns: the answers, in the order in which they came. Their numbers are those in the rows.
-        errors: the requests without one.
+        errors: the first requests without one, as far as there was room for them.
+        errors_left_out: how many more there were.
         closed: whether nothing is taken any more.
 
     Args:
@@ -71,6 +75,7 @@ class CaptureSession:
         self.name = name
         self.turns: list[CapturedTurn] = []
         self.errors: list[CapturedError] = []
+        self.errors_left_out = 0
         self.closed = False
         self._limit = limit
         self._held = 0
@@ -122,9 +127,14 @@ class CaptureSession:
         self._held += (self._graph.held - before) * _TOKEN_BYTES + len(turn.answer) + 8 * len(texts) + _TURN_BYTES
 
     def fail(self, status: int, message: str, began: float) -> None:
-        """Take a request that got no answer."""
-        self.errors.append(CapturedError(status, message[:2000], began))
-        self._held += min(len(message), 2000) + 100
+        """Take a request that got no answer; only its number where there are many, or no room for it is left."""
+        message = message[:_LONGEST_ERROR]
+        size = len(message.encode("utf-8", "replace")) + _ERROR_BYTES
+        if len(self.errors) >= _MOST_ERRORS or self._held + size > self._limit:
+            self.errors_left_out += 1
+            return
+        self.errors.append(CapturedError(status, message, began))
+        self._held += size
 
     def to_json(self) -> Iterator[dict[str, object]]:
         """Return each row for a file: tokens, and the conversation they are."""
