@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import io
 import json
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -342,6 +344,69 @@ def test_a_session_holds_no_more_than_it_may() -> None:
             assert count > 1
             assert len(proxy.captured(agent.access.key).turns) == count  # what was taken is kept
             assert (await Foreign(client, proxy.session()).post([USER])).status == 200  # others go on
+
+    asyncio.run(run())
+
+
+async def send(client: aiohttp.ClientSession, access: Access, data: object, **headers: str) -> tuple[int, str]:
+    url = f"{access.base_url}/chat/completions"
+    headers["Authorization"] = f"Bearer {access.key}"
+    async with client.post(url, data=data, headers=headers) as response:
+        return response.status, (await response.json())["error"]["type"]
+
+
+async def never_ending() -> AsyncIterator[bytes]:
+    yield b'{"messages": ['
+    while True:
+        yield b" " * 50_000
+        await asyncio.sleep(0)
+
+
+def test_a_body_larger_than_what_a_session_has_left_is_not_read() -> None:
+    """Four of 30 MiB took 2.9 GB."""
+
+    async def run() -> None:
+        async with world(session_bytes=100_000) as (server, proxy, client):
+            access = proxy.session()
+            bomb = gzip.compress(b" " * 50_000_000)
+            assert len(bomb) < 100_000
+            full = (400, "session_full")
+            assert await send(client, access, io.BytesIO(b" " * 30_000_000)) == full
+            assert await send(client, access, bomb, **{"Content-Encoding": "gzip"}) == full
+            assert await asyncio.wait_for(send(client, access, never_ending()), 60) == full
+            assert server.count == 0
+            assert (await Foreign(client, access).post([USER])).status == 200  # what they took was given back
+
+    asyncio.run(run())
+
+
+def test_a_full_session_reads_no_body() -> None:
+    async def run() -> None:
+        async with world(session_bytes=1000) as (server, proxy, client):
+            agent = Foreign(client, proxy.session())
+            assert (await agent.post([USER])).status == 200
+            assert proxy.captured(agent.access.key).full
+            assert await send(client, agent.access, b"{") == (400, "session_full")
+            assert server.count == 1
+
+    asyncio.run(run())
+
+
+def test_requests_at_once_take_no_more_than_their_session_has_left() -> None:
+    long = [{"role": "user", "content": "x" * 40_000}]
+
+    async def run() -> None:
+        async with (
+            ScriptedServer(["late"] * 9, latency=1.0, context=400_000) as server,
+            CaptureProxy(server.url, session_bytes=100_000) as proxy,
+            aiohttp.ClientSession() as client,
+        ):
+            access, other = proxy.session(), proxy.session()
+            said = await asyncio.gather(*(Foreign(client, access).post(long) for _ in range(6)))
+            refused = [one.body["error"]["type"] for one in said if one.status == 400]
+            assert 4 <= len(refused) < 6
+            assert set(refused) == {"session_full"}
+            assert (await Foreign(client, other).post([USER])).status == 200
 
     asyncio.run(run())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from minisandbox.models.graph import TokenGraph, TokenRow
@@ -79,6 +80,7 @@ class CaptureSession:
         self.closed = False
         self._limit = limit
         self._held = 0
+        self._handled = 0
         self._texts: dict[str, str] = {}
         self._graph = TokenGraph()
         self._began = time.monotonic()
@@ -92,6 +94,32 @@ class CaptureSession:
     def full(self) -> bool:
         """Whether it holds as much as it may: it takes no further answer."""
         return self._held >= self._limit
+
+    @property
+    def left(self) -> int:
+        """Bytes that a further request may take while it is handled."""
+        return max(0, self._limit - self._held - self._handled)
+
+    @contextmanager
+    def handling(self) -> Iterator[Callable[[int], bool]]:
+        """Handle a request: what this gives takes bytes for it, or says that so many are not left.
+
+        They are given back at the end.
+        """
+        taken = 0
+
+        def take(count: int) -> bool:
+            nonlocal taken
+            if count > self.left:
+                return False
+            taken += count
+            self._handled += count
+            return True
+
+        try:
+            yield take
+        finally:
+            self._handled -= taken
 
     @property
     def usage(self) -> TokenUsage:

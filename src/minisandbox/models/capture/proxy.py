@@ -8,7 +8,7 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenRow
 from minisandbox.models.protocol import Completion
 from minisandbox.models.refusals import Failed, error_in, without_key
-from minisandbox.models.serving import HttpServer, error_response, key_of, stream_of
+from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, key_of, stream_of
 from minisandbox.models.transport import Answer, Transport
 
 _PREFIX = "ms-"
@@ -30,6 +30,7 @@ _LONGEST_KEY = 200
 _LARGEST_ANSWER = 256 * 1024 * 1024
 _GONE = 499  # nginx's status for a client that did not wait
 _TOO_DEEP = "the lists and objects of the request are too deep"
+_NO_ROOM = "the session has room for fewer bytes than its requests have"
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _PASSED_ON = ("Retry-After", "retry-after-ms")
 
@@ -75,7 +76,8 @@ class CaptureProxy(HttpServer):
         port: 0 for any that is free.
         address: what agents reach it by, where that is not ``host``: on other nodes, for example.
         open_unknown: whether a key that nobody made opens a session of its own; else it is refused.
-        session_bytes: what one session may hold; it is refused further answers then.
+        session_bytes: what one session may hold; it is refused further answers then. Its requests take of what is left
+            while they are handled.
         admin_key: who has it may read all rows at ``/capture/rows``; "" for nobody.
     """
 
@@ -174,9 +176,15 @@ class CaptureProxy(HttpServer):
             # its name is made from the agent's key, which is nobody else's business
             self._open(key, key.removeprefix(_PREFIX), shown=hashlib.sha256(key.encode()).hexdigest()[:16])
         session = self._sessions[key]
+        with session.handling() as take:
+            return await self._answered(request, key, session, take)
+
+    async def _answered(
+        self, request: web.Request, key: str, session: CaptureSession, take: Callable[[int], bool]
+    ) -> web.StreamResponse:
         began = session.elapsed
         try:
-            asked = _body_of(await request.read())
+            asked = _body_of(await _read_body(request, session, take))
             answer = await self._ask(asked, key, session, began)
         except _Refused as refused:
             session.fail(refused.response.status, str(refused), began)
@@ -195,7 +203,7 @@ class CaptureProxy(HttpServer):
     ) -> Mapping[str, object]:
         """Ask the engine and take the answer."""
         if session.full:
-            raise _refusal(400, "the session holds as much as it may", "session_full")
+            raise _full("the session holds as much as it may")
         body = json.dumps(_for_engine(asked, self._model)).encode()
         try:
             place = self._places[key]
@@ -261,7 +269,27 @@ class CaptureProxy(HttpServer):
         self._made += 1
 
 
-def _body_of(data: bytes) -> dict[str, object]:
+async def _read_body(request: web.Request, session: CaptureSession, take: Callable[[int], bool]) -> bytearray:
+    """Read a request's body, no more of it than its session has room for."""
+    if session.full:
+        raise _full("the session holds as much as it may")
+    if (request.content_length or 0) > session.left:
+        raise _full(_NO_ROOM)
+    body = bytearray()
+    async for piece in request.content.iter_any():
+        if not take(len(piece)):
+            raise _full(_NO_ROOM)
+        body += piece
+        if len(body) > LARGEST_REQUEST:
+            raise web.HTTPRequestEntityTooLarge(LARGEST_REQUEST)
+    return body
+
+
+def _full(message: str) -> _Refused:
+    return _refusal(400, message, "session_full")
+
+
+def _body_of(data: bytearray) -> dict[str, object]:
     try:
         body = json.loads(data)
     except ValueError as error:
