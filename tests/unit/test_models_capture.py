@@ -380,6 +380,21 @@ def test_a_body_larger_than_what_a_session_has_left_is_not_read() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("piece", ["[],", '{"a":1},', '"ab",', "🙂"], ids=["lists", "objects", "texts", "wide"])
+def test_a_body_that_takes_many_times_its_bytes_is_not_unpacked(piece: str) -> None:
+    """10 million lists are 30 MB as JSON, and 640 in memory."""
+    quoted = '"' if piece == "🙂" else ""
+
+    async def run() -> None:
+        async with world(session_bytes=1_000_000) as (_, proxy, client):
+            access = proxy.session()
+            body = f'{{"messages": [{quoted}{piece * (400_000 // len(piece.encode()))}'.encode()
+            assert await send(client, access, body) == (400, "session_full")
+            assert (await Foreign(client, access).post([USER])).status == 200
+
+    asyncio.run(run())
+
+
 def test_a_full_session_reads_no_body() -> None:
     async def run() -> None:
         async with world(session_bytes=1000) as (server, proxy, client):

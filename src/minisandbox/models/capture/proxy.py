@@ -31,6 +31,8 @@ _LARGEST_ANSWER = 256 * 1024 * 1024
 _GONE = 499  # nginx's status for a client that did not wait
 _TOO_DEEP = "the lists and objects of the request are too deep"
 _NO_ROOM = "the session has room for fewer bytes than its requests have"
+_OBJECT_BYTES = 80
+_WIDE = 5  # a character may take 4 bytes in a text, and 12 as JSON
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _PASSED_ON = ("Retry-After", "retry-after-ms")
 
@@ -77,7 +79,7 @@ class CaptureProxy(HttpServer):
         address: what agents reach it by, where that is not ``host``: on other nodes, for example.
         open_unknown: whether a key that nobody made opens a session of its own; else it is refused.
         session_bytes: what one session may hold; it is refused further answers then. Its requests take of what is left
-            while they are handled.
+            while they are handled: several times their bytes, as objects do.
         admin_key: who has it may read all rows at ``/capture/rows``; "" for nobody.
     """
 
@@ -282,7 +284,16 @@ async def _read_body(request: web.Request, session: CaptureSession, take: Callab
         body += piece
         if len(body) > LARGEST_REQUEST:
             raise web.HTTPRequestEntityTooLarge(LARGEST_REQUEST)
+    if not take(_unpacked(body)):
+        raise _full(_NO_ROOM)
     return body
+
+
+def _unpacked(body: bytearray) -> int:
+    """Return about how many bytes a body takes when it is read and written again: never much fewer."""
+    objects = sum(body.count(mark) for mark in b",:[{")  # in texts too, where they take nothing
+    wide = not body.isascii() or b"\\u" in body
+    return _OBJECT_BYTES * objects + len(body) * (_WIDE if wide else 1)
 
 
 def _full(message: str) -> _Refused:
