@@ -30,6 +30,8 @@ class Tree:
         descriptor: of the mount; it is never used as a path here, because an agent has shaped what lies below it.
     """
 
+    _descriptor, _number = -1, 0  # of one that a signal's handler has kept from being made
+
     def __init__(self, launcher: Launcher, descriptor: int) -> None:
         self._launcher = launcher
         self._descriptor = descriptor
