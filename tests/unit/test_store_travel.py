@@ -21,7 +21,7 @@ from tests.unit.store_tools import add_image, add_layer, end_of, key_of, names_b
 
 from minisandbox.errors import DiskFull, InvalidValue, MiniSandboxError, NotFound, StoreError
 from minisandbox.images.travel import export_file, import_directory, import_file
-from minisandbox.store import Made, Store
+from minisandbox.store import Made, Store, parcels
 from minisandbox.store.collect import collect
 from minisandbox.store.entries import NAME, Entry, encode, read_entries
 from minisandbox.store.exporting import HEAD, export_images
@@ -387,6 +387,9 @@ FORGERIES: list[tuple[str, Callable[[str, bytes], Iterator[tuple[str, bytes]]], 
     ("trusted", with_entry(FILE, attributes=[["trusted.overlay.redirect", "00"]]), "not taken from elsewhere"),
     ("redirect", with_entry("lib", attributes=[["user.overlay.redirect", "2f"]]), "not taken from elsewhere"),
     ("no bytes", with_entry(FILE, attributes=[["user.x", "zz"]]), "no bytes"),
+    ("many attributes", with_entry(FILE, attributes=[["user.x", ""]] * 200), "has 200 attributes"),
+    ("attribute's name", with_entry(FILE, attributes=[["user." + "x" * 300, ""]]), "is too long"),
+    ("attribute's value", with_entry(FILE, attributes=[["user.x", "00" * 70000]]), "is too long"),
     ("owner", with_entry(FILE, uid=1 << 20), "has owner"),
     ("negative owner", with_entry(FILE, gid=-1), "has owner"),
     ("mode", with_entry(FILE, mode=0o170644), "has mode"),
@@ -431,6 +434,49 @@ def test_a_forged_file_is_refused(
     assert other.image_names() == []
     assert not (other.root.parent.parent / "x").exists()
     assert staged(other) == []
+
+
+def test_the_lists_of_all_layers_have_a_limit(
+    store: Store, other: Store, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer's list was within its limit, and six of them took 3.7 GB of the importer's memory."""
+    monkeypatch.setattr(parcels, "MOST_MEMORY", 30_000)  # one of the two images has less
+    for copy in (
+        lambda: import_file(other, file),
+        lambda: import_directory(other, store.root),
+        lambda: export_file(store, ["one", "two"], tmp_path / "again.msb"),
+    ):
+        with pytest.raises(StoreError, match="has too many files in its layers") as caught:
+            copy()
+        assert "by name" in str(caught.value.hint)
+    assert other.layer_keys() == []
+    assert import_directory(other, store.root, ["one"]).images == ("one",)
+    assert import_directory(other, store.root).images == ("one", "two")  # what is there already does not count
+
+
+def test_records_of_layers_count_too(store: Store, other: Store, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "MOST_MEMORY", 26 * len(store.layer(key_of("base")).to_json()))
+    with pytest.raises(StoreError, match="has too many files"):
+        import_file(other, file)
+
+
+def test_a_list_is_checked_as_it_is_read(store: Store, other: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows the first entry that cannot be used is not even decoded."""
+    two_images(store)
+    bad = encode(Entry("../x", "l", 0o777, 0, 0, 0, target="x"))
+    changed = forged(store, lambda n, d: iter([(n, d + bad + b"no line\n" if n.endswith(".files") else d)]))
+    with pytest.raises(StoreError) as caught:
+        import_stream(other, changed, where="the file")
+    assert "'../x' is no path in a tree" in str(caught.value.reason)
+
+
+def test_a_line_of_megabytes_is_not_decoded(store: Store, other: Store) -> None:
+    two_images(store)
+    line = b"[" + b"[]," * (2 << 20) + b"[]]\n"
+    changed = forged(store, lambda n, d: iter([(n, d + line if n.endswith(".files") else d)]))
+    with pytest.raises(StoreError) as caught:
+        import_stream(other, changed, where="the file")
+    assert "more than a list can have" in str(caught.value.reason)
 
 
 def test_setuid_is_not_taken_along(store: Store, other: Store) -> None:

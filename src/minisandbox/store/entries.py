@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from minisandbox.errors import StoreError
 from minisandbox.store.reading import read_below
@@ -142,7 +143,7 @@ def read_entries(layer: Path, *, most: int = MOST) -> Iterator[Entry]:
         FileNotFoundError: there is none: the layer was made by an earlier MiniSandbox.
     """
     packed = read_below(layer.parent.parent, f"{layer.parent.name}/{layer.name}/{NAME}", most)
-    yield from parse(_lines(gzip.GzipFile(fileobj=io.BytesIO(packed)), most), f"{layer}/{NAME}")
+    yield from parse(lines_of(gzip.GzipFile(fileobj=io.BytesIO(packed)), most), f"{layer}/{NAME}")
 
 
 def parse(lines: Iterator[bytes], where: str) -> Iterator[Entry]:
@@ -167,7 +168,16 @@ def parse(lines: Iterator[bytes], where: str) -> Iterator[Entry]:
         ) from error
 
 
-def _lines(source: gzip.GzipFile, most: int) -> Iterator[bytes]:
+def lines_of(source: BinaryIO | gzip.GzipFile, most: int) -> Iterator[bytes]:
+    """Yield the lines of a list.
+
+    Args:
+        source: what it is read from, and closed.
+        most: bytes that it may have.
+
+    Raises:
+        ValueError: it has more, a line is too long, or it cannot be unpacked.
+    """
     with source:
         try:
             while line := source.readline(_LONGEST + 1):

@@ -20,7 +20,7 @@ from minisandbox.store import entries as listing
 from minisandbox.store.entries import FILE, Entry
 from minisandbox.store.faults import store_faults
 from minisandbox.store.growing import Readable
-from minisandbox.store.parcels import PackedLayer, layers_of, pack_layer
+from minisandbox.store.parcels import MOST_LIST, PackedLayer, Room, layers_of, pack_layer
 from minisandbox.store.reading import open_below
 from minisandbox.store.records import ImageRecord
 from minisandbox.store.store import Store
@@ -72,7 +72,8 @@ def export_images(
     images = [store.image(name) for name in dict.fromkeys(names)]
     keys = layers_of(images)
     with store.hold(*keys, frozen=True), store_faults("export images"):
-        layers = [pack_layer(store, key) for key in keys]
+        room = Room(f"the store {store.root}")
+        layers = [pack_layer(store, key, room) for key in keys]
         sources = _contents(layers)
         _write(store, out, images, layers, sources, progress)
     size = sum(entry.size for _, entry in sources.values())
@@ -105,7 +106,8 @@ def export_part(
     """
     image = store.image(name)
     with store.hold(*keys, frozen=True), store_faults("export images"):
-        layers = [pack_layer(store, key) for key in layers_of([image]) if key in keys]
+        room = Room(f"image {name!r}")
+        layers = [pack_layer(store, key, room) for key in layers_of([image]) if key in keys]
         if contents is None:
             _write(store, out, [image], layers, {}, progress)
         else:
@@ -201,7 +203,8 @@ def read_contents(store: Store, sources: Mapping[str, tuple[str, Entry]]) -> Ite
         OSError: a file cannot be read.
     """
     frozen = {key for key, _ in sources.values() if store.is_frozen(key)}
-    pooled = {entry.digest: entry.object_name for key in frozen for entry in _listed(store, key) if entry.object_name}
+    files = (entry for key in frozen for entry in _listed(store, key) if entry.digest in sources)
+    pooled = {entry.digest: entry.object_name for entry in files if entry.object_name}
     packed: dict[str, tuple[str, Entry]] = {}
     for digest, (key, entry) in sources.items():
         if key not in frozen:
@@ -236,7 +239,7 @@ def _unpacked(store: Store, packed: dict[str, tuple[str, Entry]]) -> Iterator[tu
 
 
 def _listed(store: Store, key: str) -> Iterator[Entry]:
-    return listing.read_entries(store.layer_directory(key))
+    return listing.read_entries(store.layer_directory(key), most=MOST_LIST)
 
 
 def open_content(store: Store, key: str, entry: Entry) -> IO[bytes]:

@@ -25,7 +25,16 @@ from minisandbox.store.entries import FILE, LINK, Entry, copy_name
 from minisandbox.store.faults import disk_full, fault_point, store_faults
 from minisandbox.store.growing import Growth, Readable, write_content
 from minisandbox.store.keys import is_key
-from minisandbox.store.parcels import MOST_LIST, PackedLayer, check_image, check_layer, layers_of, pack_layer, unfit
+from minisandbox.store.parcels import (
+    MOST_LIST,
+    PackedLayer,
+    Room,
+    check_image,
+    check_layer,
+    layers_of,
+    relative_entries,
+    unfit,
+)
 from minisandbox.store.records import ImageRecord, LayerRecord
 from minisandbox.store.sizes import stack_of
 from minisandbox.store.store import Made, Store
@@ -154,7 +163,7 @@ class Parcel(Protocol):
     images: list[ImageRecord]
 
     def layers(self, wanted: set[str]) -> list[PackedLayer]:
-        """Layers that are wanted, those below first."""
+        """Layers that are wanted, those below first, each checked as it is read."""
 
     def contents(self, wanted: set[str]) -> Iterator[tuple[str, Readable]]:
         """Contents that are wanted, by hash, in whatever order."""
@@ -188,15 +197,12 @@ class StreamParcel:
 
     def layers(self, wanted: set[str]) -> list[PackedLayer]:
         """Read the lists of files, which come before all contents."""
-        found = []
+        found, room = [], Room(self.where)
         for key in self._keys:
             record = self._text(self._next(f"{exporting.LAYERS}/{key}.json"), _MOST_RECORD)
-            lines = self._text(self._next(f"{exporting.LAYERS}/{key}.files"), MOST_LIST)
+            lines = self._next(f"{exporting.LAYERS}/{key}.files")
             if key in wanted:
-                entries = tuple(listing.parse(io.BytesIO(lines), self.where))
-                found.append(PackedLayer(LayerRecord.parse(record, self.where), entries))
-                if found[-1].record.key != key:
-                    raise unfit(self.where, "a layer has another key than its record")
+                found.append(self._layer(key, LayerRecord.parse(record, self.where), lines, room))
         return found
 
     def contents(self, wanted: set[str]) -> Iterator[tuple[str, Readable]]:
@@ -214,6 +220,12 @@ class StreamParcel:
                 data = self._archive.extractfile(member)
                 assert data is not None  # a regular file
                 yield digest, data
+
+    def _layer(self, key: str, record: LayerRecord, lines: tarfile.TarInfo, room: Room) -> PackedLayer:
+        if record.key != key:
+            raise unfit(self.where, "a layer has another key than its record")
+        source = io.BytesIO(self._text(lines, MOST_LIST))
+        return check_layer(record, listing.parse(listing.lines_of(source, MOST_LIST), self.where), self.where, room)
 
     def _next(self, name: str | None = None) -> tarfile.TarInfo:
         member = self._archive.next()
@@ -254,8 +266,10 @@ class _Other:
 
     def layers(self, wanted: set[str]) -> list[PackedLayer]:
         """Read the lists of files."""
-        keys = [key for key in layers_of(self.images) if key in wanted]
-        self._packed = [pack_layer(self._source, key) for key in keys]
+        keys, room = [key for key in layers_of(self.images) if key in wanted], Room(self.where)
+        self._packed = [
+            check_layer(self._source.layer(key), relative_entries(self._source, key), self.where, room) for key in keys
+        ]
         return self._packed
 
     def contents(self, wanted: set[str]) -> Iterator[tuple[str, Readable]]:
@@ -294,7 +308,7 @@ class _Import:
             self.store.hold(*(key for key in keys if key not in wanted), frozen=True) as hold,
         ):
             if wanted:
-                layers = [check_layer(layer, self.parcel.where) for layer in self.parcel.layers(wanted)]
+                layers = self.parcel.layers(wanted)
                 if {layer.record.key for layer in layers} != wanted:
                     raise unfit(self.parcel.where, "an image has layers that are not in it")
                 with self.store.staging("import") as work:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import PurePosixPath
 
 from minisandbox.errors import InvalidValue, StoreError
@@ -27,7 +29,14 @@ _MOST_OWNERS = 65536
 _MOST_BYTES = 1 << 44
 _LEAST_LINE = 64
 MOST_LIST = 1 << 28
-"""Bytes of a layer's list of files in a parcel; objects of JSON take 26 times as much."""
+"""Bytes of a layer's list of files in a parcel; objects of JSON take 26 times as much, of one line at a time."""
+MOST_MEMORY = 1 << 30
+"""Bytes of memory for the lists and records of all layers of a parcel: some 1.7 million files, which take 600 each."""
+_OF_JSON = 26
+_ENTRY = 384
+"""Bytes of memory that an entry takes without its path, target and attributes."""
+_MOST_ATTRIBUTES, _LONGEST_ATTRIBUTE, _LONGEST_VALUE = 128, 255, 1 << 16
+"""Attributes of one file, and what the kernel lets the name and the value of one have (xattr(7))."""
 _OPAQUE = frozenset((b"y".hex(), b"x".hex()))
 _COMMIT = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})?")
 
@@ -45,7 +54,50 @@ class PackedLayer:
     entries: tuple[Entry, ...]
 
 
-def pack_layer(store: Store, key: str) -> PackedLayer:
+class Room:
+    """The memory that there is for the lists and records of all layers of a parcel together.
+
+    Args:
+        where: what errors call the parcel.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._left = MOST_MEMORY
+
+    def collect(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        """Return the entries of one layer.
+
+        Raises:
+            StoreError: there is no room for them beside those of the layers before.
+        """
+        return tuple(self._counted(entries))
+
+    def add(self, record: LayerRecord) -> None:
+        """Count a layer's record.
+
+        Raises:
+            StoreError: as above.
+        """
+        self._take(_OF_JSON * len(record.to_json()))
+
+    def _counted(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        for entry in entries:
+            texts = (entry.path, entry.target, entry.same, *chain.from_iterable(entry.attributes))
+            self._take(_ENTRY + sum(map(sys.getsizeof, texts)) + 64 * len(entry.attributes))
+            yield entry
+
+    def _take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise StoreError(
+                f"{self._where} has too many files in its layers",
+                reason=f"what lists them takes more than {MOST_MEMORY >> 20} MiB of memory",
+                hint="export fewer images at once; from a store's directory, import some of them by name",
+            )
+
+
+def pack_layer(store: Store, key: str, room: Room) -> PackedLayer:
     """List a layer of a store for a parcel.
 
     Raises:
@@ -53,9 +105,15 @@ def pack_layer(store: Store, key: str) -> PackedLayer:
         StoreError: its record or its list is damaged, or has more than a parcel may have.
         OSError: a layer of an earlier MiniSandbox, which has no list, cannot be read.
     """
+    record = store.layer(key)
+    room.add(record)
+    return PackedLayer(record, room.collect(relative_entries(store, key)))
+
+
+def relative_entries(store: Store, key: str) -> Iterator[Entry]:
+    """Yield a layer's files, with relative owners; raises as :func:`pack_layer` does."""
     owner = (store.root / "version").lstat().st_uid
-    entries = (_relative(entry, owner) for entry in entries_of(store, key))
-    return PackedLayer(store.layer(key), tuple(entries))
+    return (_relative(entry, owner) for entry in entries_of(store, key))
 
 
 def entries_of(store: Store, key: str) -> Iterator[Entry]:
@@ -121,14 +179,20 @@ def check_image(record: ImageRecord, where: str) -> ImageRecord:
     return record
 
 
-def check_layer(layer: PackedLayer, where: str) -> PackedLayer:
-    """Return a layer of a parcel if everything in it can be used.
+def check_layer(record: LayerRecord, entries: Iterable[Entry], where: str, room: Room) -> PackedLayer:
+    """Return a layer of a parcel if everything in it can be used; each entry is checked before the next is read.
+
+    Args:
+        record: what is known of it.
+        entries: its files, with relative owners.
+        where: what errors call the parcel.
+        room: for the lists of all its layers.
 
     Raises:
         StoreError: a path leads out of the tree or through a link, an owner, a size or an attribute cannot be, ...
     """
-    record = layer.record
     try:
+        room.add(record)
         check_key(record.key)
         if record.parent is not None:
             check_key(record.parent)
@@ -138,9 +202,7 @@ def check_layer(layer: PackedLayer, where: str) -> PackedLayer:
         raise unfit(where, f"the record of a layer: {error}") from error
     if not fine:
         raise unfit(where, f"the record of layer {record.key[:16]}: a field has a value that it cannot have")
-    for problem in _problems(layer.entries):
-        raise unfit(where, f"layer {record.key[:16]}: {problem}")
-    return layer
+    return PackedLayer(record, room.collect(_checked(entries, f"layer {record.key[:16]}", where)))
 
 
 def _are_texts(values: Iterable[object]) -> bool:
@@ -148,26 +210,35 @@ def _are_texts(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) and "\0" not in value for value in values)
 
 
-def _problems(entries: Sequence[Entry]) -> Iterator[str]:
+def _checked(entries: Iterable[Entry], layer: str, where: str) -> Iterator[Entry]:
     directories: set[str] = set()
     others: dict[str, str] = {}
-    if not entries or entries[0].path or entries[0].kind != DIRECTORY:
-        yield "it does not begin with its own directory"
     for entry in entries:
-        path = entry.path
-        if path or directories:
-            yield from _bad_path(path)
-            if path.rpartition("/")[0] not in directories:
-                yield f"{path[:200]!r} is in no directory"
-        if path in directories or path in others:
-            yield f"{path[:200]!r} is there twice"
-        if entry.same and others.get(entry.same) != entry.kind:
-            yield f"{path[:200]!r} is a name of nothing"
-        yield from _bad_values(entry)
+        for problem in _problems(entry, directories, others):
+            raise unfit(where, f"{layer}: {problem}")
         if entry.kind == DIRECTORY:
-            directories.add(path)
+            directories.add(entry.path)
         else:
-            others[path] = entry.kind
+            others[entry.path] = entry.kind
+        yield entry
+    if not directories:
+        raise unfit(where, f"{layer}: it does not begin with its own directory")
+
+
+def _problems(entry: Entry, directories: set[str], others: dict[str, str]) -> Iterator[str]:
+    """What is wrong with an entry, given the paths of those before it."""
+    path = entry.path
+    if not directories and (path or entry.kind != DIRECTORY):
+        yield "it does not begin with its own directory"
+    if directories:
+        yield from _bad_path(path)
+        if path.rpartition("/")[0] not in directories:
+            yield f"{path[:200]!r} is in no directory"
+    if path in directories or path in others:
+        yield f"{path[:200]!r} is there twice"
+    if entry.same and others.get(entry.same) != entry.kind:
+        yield f"{path[:200]!r} is a name of nothing"
+    yield from _bad_values(entry)
 
 
 def _bad_path(path: str) -> Iterator[str]:
@@ -190,12 +261,20 @@ def _bad_values(entry: Entry) -> Iterator[str]:
         yield f"{what} has no hash"
     if entry.kind == LINK and ("\0" in entry.target or not 0 < len(os.fsencode(entry.target)) <= _LONGEST_TARGET):
         yield f"{what} points nowhere"
+    yield from _bad_attributes(entry, what)
+
+
+def _bad_attributes(entry: Entry, what: str) -> Iterator[str]:
+    if len(entry.attributes) > _MOST_ATTRIBUTES:
+        yield f"{what} has {len(entry.attributes)} attributes"
     for name, value in entry.attributes:
         opaque = name == "user.overlay.opaque" and value in _OPAQUE
         if not opaque and (not name.startswith("user.") or name.startswith("user.overlay.")):
             yield f"{what} has the attribute {name[:100]!r}, which is not taken from elsewhere"
         if len(value) % 2 or any(digit not in "0123456789abcdef" for digit in value):
             yield f"{what} has an attribute that is no bytes"
+        if len(name) > _LONGEST_ATTRIBUTE or len(value) > 2 * _LONGEST_VALUE:
+            yield f"{what} has the attribute {name[:100]!r}, which is too long"
 
 
 def unfit(where: str, reason: str) -> StoreError:
