@@ -17,8 +17,8 @@ import pytest
 from tests.unit.store_tools import add_image, add_layer, key_of, own_modules
 
 from minisandbox.errors import MiniSandboxError, StoreError
-from minisandbox.images.travel import import_directory
-from minisandbox.store import Store, leases
+from minisandbox.images.travel import export_file, import_directory, import_file
+from minisandbox.store import Store, leases, parcels
 from minisandbox.store.entries import NAME
 from minisandbox.store.freezing import freeze
 from minisandbox.store.overview import Status, image_rows
@@ -161,6 +161,28 @@ def test_a_tree_without_a_list_is_not_followed_either(
     change(store.root / LAYER / "tree")
     with pytest.raises(StoreError, match="not a file that can be read"):
         import_directory(ours, store.root)
+
+
+@pytest.mark.parametrize("folder", ["", "layers", LAYER])
+def test_a_tree_without_a_list_of_somebody_else_is_not_walked(
+    store: Store, ours: Store, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner exchanged a directory for a link meanwhile: root read files that the owner may not."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be two users")
+    (store.root / LAYER / NAME).unlink()
+    os.chown(store.root / folder, 12345, 12345)
+    monkeypatch.setattr(parcels, "walk", lambda *_: pytest.fail("it is walked"))
+    with pytest.raises(StoreError, match="belongs to user 12345") as caught:
+        import_directory(ours, store.root)
+    assert "image export" in str(caught.value.hint)
+    assert ours.layer_keys() == []
+
+
+def test_its_owner_can_export_a_tree_without_a_list(store: Store, ours: Store, tmp_path: Path) -> None:
+    (store.root / LAYER / NAME).unlink()
+    export_file(store, ["one"], tmp_path / "file")
+    assert import_file(ours, tmp_path / "file").images == ("one",)
 
 
 @pytest.mark.parametrize("change", [pipe, zeros, moved, loop, sparse])

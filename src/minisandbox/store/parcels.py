@@ -102,7 +102,8 @@ def pack_layer(store: Store, key: str, room: Room) -> PackedLayer:
 
     Raises:
         NotFound: it is not there.
-        StoreError: its record or its list is damaged, or has more than a parcel may have.
+        StoreError: its record or its list is damaged, or has more than a parcel may have; or it has no list, and is
+            somebody else's.
         OSError: a layer of an earlier MiniSandbox, which has no list, cannot be read.
     """
     record = store.layer(key)
@@ -117,11 +118,12 @@ def relative_entries(store: Store, key: str) -> Iterator[Entry]:
 
 
 def entries_of(store: Store, key: str) -> Iterator[Entry]:
-    """Yield what a layer's list says, or what is there where it has none."""
+    """Yield what a layer's list says, or what is there where it has none, in a store of this user's or of root's."""
     directory = store.layer_directory(key)
     if os.path.lexists(directory / listing.NAME):
         yield from listing.read_entries(directory, most=MOST_LIST)
         return
+    _check_owner(store, key)
     os.close(open_folder(store.root, ["layers", key, "tree"]))  # not through a link
     first: dict[int, str] = {}
     listed = 0
@@ -134,6 +136,20 @@ def entries_of(store: Store, key: str) -> Iterator[Entry]:
             known = first.setdefault(info.st_ino, path)
             entry = entry if known == path else replace(entry, same=known)
         yield entry
+
+
+def _check_owner(store: Store, key: str) -> None:
+    """Refuse a tree that somebody else may change: it is walked by path, and a link could take a directory's place."""
+    for folders in ([], ["layers"], ["layers", key]):
+        fd = open_folder(store.root, folders)
+        owner = os.fstat(fd).st_uid
+        os.close(fd)
+        if owner not in (0, os.geteuid()):
+            raise StoreError(
+                f"layer {key[:16]} of the store {store.root} cannot be read",
+                reason=f"an earlier MiniSandbox made it, without a list of files, and it belongs to user {owner}",
+                hint="have that user export its images to a file (`minisandbox image export`), and import the file",
+            )
 
 
 def _relative(entry: Entry, owner: int) -> Entry:
