@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import gzip
 import os
@@ -19,7 +20,7 @@ from tests.unit.store_tools import add_image, add_layer, key_of, own_modules
 from minisandbox.errors import MiniSandboxError, StoreError
 from minisandbox.images.travel import export_file, import_directory, import_file
 from minisandbox.store import Store, leases, parcels
-from minisandbox.store.entries import NAME
+from minisandbox.store.entries import NAME, Entry, encode
 from minisandbox.store.freezing import freeze
 from minisandbox.store.overview import Status, image_rows
 from minisandbox.store.reading import read_below, read_regular
@@ -280,3 +281,14 @@ def test_values_that_a_record_cannot_have(store: Store, ours: Store, field: str,
     with pytest.raises(StoreError, match="is damaged"):
         import_directory(ours, store.root)
     assert [row.status for row in image_rows(store)] == [Status.BROKEN]
+
+
+@pytest.mark.parametrize("field", ["path", "target"])
+def test_half_of_a_surrogate_pair_in_a_list(store: Store, ours: Store, field: str) -> None:
+    entry = dataclasses.replace(Entry("x", "l", 0o777, 0, 0, 0, target="x"), **{field: "\ud800"})  # type: ignore[arg-type] # both are texts
+    path = store.root / LAYER / NAME
+    whole = gzip.decompress(path.read_bytes()) + encode(entry)
+    path.unlink()
+    path.write_bytes(gzip.compress(whole))
+    with pytest.raises(StoreError, match="half of a surrogate pair"):
+        import_directory(ours, store.root)

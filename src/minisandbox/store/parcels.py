@@ -230,7 +230,11 @@ def _checked(entries: Iterable[Entry], layer: str, where: str) -> Iterator[Entry
     directories: set[str] = set()
     others: dict[str, str] = {}
     for entry in entries:
-        for problem in _problems(entry, directories, others):
+        try:
+            problem = next(_problems(entry, directories, others), None)
+        except UnicodeEncodeError:
+            problem = f"{entry.path[:200]!r} or its target has half of a surrogate pair"
+        if problem is not None:
             raise unfit(where, f"{layer}: {problem}")
         if entry.kind == DIRECTORY:
             directories.add(entry.path)
