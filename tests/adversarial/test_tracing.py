@@ -5,7 +5,6 @@ Whoever changes what is tested here tries it where a restart of the machine harm
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import platform
@@ -14,7 +13,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.waiting import running, until
+from tests.waiting import running, stat_fields, until
 
 from minisandbox.launch import tracing
 from minisandbox.sandbox import Sandbox, live_sandboxes
@@ -113,12 +112,15 @@ time.sleep(600)
 
 def everything_in(box: Sandbox) -> set[int]:
     """Every process of a sandbox, as the host counts."""
-    first = next(record.pid for record in live_sandboxes() if record.id == box.id)
-    space, found = os.stat(f"/proc/{first}/ns/pid").st_ino, set()
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            found |= {pid} if os.stat(f"/proc/{pid}/ns/pid").st_ino == space else set()
+    found = {next(record.pid for record in live_sandboxes() if record.id == box.id)}
+    while below := {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) in found} - found:
+        found |= below
     return found
+
+
+def parent(pid: int) -> int:
+    fields = stat_fields(pid)
+    return int(fields[1]) if fields else 0
 
 
 WAYS = pytest.mark.parametrize("way", [21, 0x4200, 0x4206], ids=["oldsetoptions", "setoptions", "seize"])
