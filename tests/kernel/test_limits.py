@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from minisandbox.launch import limits as groups
 from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.controller import current_controller, shut_down
 from minisandbox.sandbox.launcher import NO_GROUPS
+from minisandbox.sandbox.life import Life
 from minisandbox.types import ImageSpec, Limits, MiB, Outcome
 
 pytestmark = pytest.mark.kernel
@@ -226,6 +228,23 @@ def test_the_end_of_a_lifetime_is_told(spec: ImageSpec) -> None:
         with pytest.raises(SandboxGone, match=r"lifetime of 1 s is over"):
             box.exec("true")
     with pytest.raises(SandboxGone, match="is stopped"):
+        box.exec("true")
+
+
+def test_the_end_of_a_lifetime_is_told_where_its_maker_was_slow(
+    spec: ImageSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = Life.await_ready
+
+    def late(life: Life) -> None:
+        ready(life)
+        time.sleep(1.2)
+
+    monkeypatch.setattr(Life, "await_ready", late)
+    with (
+        Sandbox.create(spec, limits=Limits(lifetime=1)) as box,
+        pytest.raises(SandboxGone, match=r"lifetime of 1 s is over"),
+    ):
         box.exec("true")
 
 

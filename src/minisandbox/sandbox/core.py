@@ -76,7 +76,7 @@ class Core:
         self._stopped = False
         self._changing = threading.Lock()
         self._created = time.time()
-        self._ready = self._began = 0.0
+        self._asked = self._began = 0.0  # by the monotonic clock, and by the wall clock; 0: not yet
 
     @classmethod
     def create(
@@ -128,7 +128,9 @@ class Core:
         door = self._controller.door(doors.name_of(self.id))
         with door:
             plan = plan or self._plan()
-            if self._ready and self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
+            if not self._asked:  # its lifetime counts from here: pid 1 begins later, and ends it after it is over here
+                self._asked, self._began = time.monotonic(), time.time()
+            elif self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
             self._life = Life(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
@@ -141,8 +143,6 @@ class Core:
         """Wait until it is ready."""
         assert self._life is not None
         self._life.await_ready()
-        if not self._ready:
-            self._ready, self._began = time.monotonic(), time.time()
         if self._life.listener is not None:
             self._controller.gateway.serve(self.id, self._request.network, self._life.listener, self._life.pidfd)
         self._controller.add(self, self._record(self._life))
@@ -206,7 +206,7 @@ class Core:
     def _lifetime_left(self) -> float:
         """Seconds until it ends by itself."""
         lifetime = self.limits.lifetime
-        return float("inf") if lifetime is None else self._ready + lifetime - time.monotonic()
+        return float("inf") if lifetime is None else self._asked + lifetime - time.monotonic()
 
     def _gone(self) -> SandboxGone:
         reason = "it was stopped or killed from outside"
