@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import json
+import sys
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import TestServer, make_mocked_request
 
 from minisandbox.cli.model import write_rows
 from minisandbox.errors import InvalidValue, NotFound
@@ -27,6 +28,7 @@ from minisandbox.models.capture.proxy import _completions
 from minisandbox.models.endpoint import SESSION_HEADER
 from minisandbox.models.faults import Fault
 from minisandbox.models.refusals import clean, without_key
+from minisandbox.models.serving import has_key
 from minisandbox.models.testing import ScriptedServer
 
 pytestmark = pytest.mark.once
@@ -250,6 +252,29 @@ def test_an_error_that_spells_the_key_does_not_tell_it(text: str) -> None:
     asyncio.run(run())
 
 
+def test_an_answer_that_cannot_be_read_does_not_tell_the_key() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        message = {"role": SECRET, "content": "x"}
+        return web.json_response({"choices": [{"message": message, "finish_reason": SECRET}]})
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", answer)
+        async with (
+            TestServer(app) as server,
+            CaptureProxy(str(server.make_url("/v1")), api_key=SECRET) as proxy,
+            aiohttp.ClientSession() as client,
+        ):
+            access = proxy.session()
+            said = await Foreign(client, access).post([USER])
+            assert said.status == 502
+            assert "***" in said.text
+            assert SECRET not in said.text
+            assert SECRET not in proxy.captured(access.key).errors[0].message
+
+    asyncio.run(run())
+
+
 def test_a_key_with_a_quote_is_not_told_either() -> None:
     key = 'sk-"quoted\\and-more'
     assert without_key(json.dumps({"error": f"bad key {key}"}), key) == '{"error": "bad key ***"}'
@@ -448,6 +473,16 @@ def test_asking_the_same_again_fills_a_session_too() -> None:
     assert taken == 4
 
 
+def test_messages_count_as_the_objects_that_they_are() -> None:
+    """2.2 million numbers for messages took 215 MiB of a session with 32; a smile has each letter take four bytes."""
+    tokens = Tokens(array("i", [1]), array("i", [1]), array("d", [-1.0]))
+    answer = Completion(Message("assistant", "x"), "stop", TokenUsage(1, 1, 0), tokens)
+    for messages in (list(range(10**6, 10**6 + 10_000)), ["\N{SLIGHTLY SMILING FACE}" + "x" * 100_000]):
+        session = CaptureSession("small", 10_000_000)
+        session.add(messages, {"role": "assistant", "content": "x"}, answer, 0.0)
+        assert 10_000_000 - session.left >= sum(sys.getsizeof(json.dumps(one, ensure_ascii=False)) for one in messages)
+
+
 def test_equal_messages_are_held_once() -> None:
     async def run() -> None:
         async with world(["x"] * 20) as (_, proxy, client):
@@ -505,6 +540,11 @@ def test_rows_are_for_whoever_runs_the_proxy(tmp_path: Any) -> None:
                 assert (await models.json())["data"][0]["id"] == "served"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("key", "is_it"), [("admin", True), ("admin ", True), ("admi", False), ("\udcff", False)])
+def test_a_key_that_is_no_text_is_none(key: str, is_it: bool) -> None:
+    assert has_key(make_mocked_request("GET", "/", {"Authorization": f"Bearer {key}"}), "admin") is is_it
 
 
 def test_the_header_of_a_session_survives_any_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,84 @@ def test_the_command(place: Path, options: tuple[str, ...], capsys: pytest.Captu
     status = main(["tasks", "show", str(written(place, local("../home"))), "o__n-1", *options])
     assert (status == 0) is bool(options)
     assert ("--allow-local-sources" in capsys.readouterr().err) is not bool(options)
+
+
+def _git(place: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    done = subprocess.run(["git", "-C", place, *identity, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _repository(place: Path) -> Path:
+    place.mkdir(parents=True)
+    _git(place, "init", "-q")
+    (place / "secret.py").write_text("KEY = 1\n")
+    _git(place, "add", ".")
+    _git(place, "commit", "-qm", "first")
+    return place
+
+
+def _lead_out(way: str, mine: Path, place: Path) -> Path:
+    """Make a repository in a directory whose objects are another one's; returns what a row would name."""
+    here = place / "project"
+    if way == "pointer":
+        (here / ".git").write_text(f"gitdir: {mine}/.git\n")
+    elif way == "pointer of any name":
+        here = here / "x"
+        here.write_text(f"gitdir: {mine}/.git\n")
+    elif way == "link":
+        (here / ".git").symlink_to(mine / ".git")
+    elif way == "link beside":
+        here = place / "other"
+        (place / "other.git").symlink_to(mine / ".git")
+    else:
+        git = _repository(here / "x") / ".git"
+        here = here / "x"
+        if way == "objects":
+            shutil.rmtree(git / "objects")
+            (git / "objects").symlink_to(mine / ".git/objects")
+        else:
+            (git / way).write_text(f"{mine}/.git/objects\n" if "alternates" in way else f"{mine}/.git\n")
+    return here
+
+
+WAYS = ("pointer", "pointer of any name", "link", "link beside", "objects", "objects/info/alternates", "commondir")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_repository_whose_objects_lie_elsewhere_is_refused(place: Path, way: str) -> None:
+    url = _lead_out(way, _repository(place.parent / "home/mine"), place)
+    for spelled in (url, f"file://{url}"):
+        path = written(place, repository(spelled))
+        with pytest.raises(TaskFileError, match="of which a part lies elsewhere") as caught:
+            TaskSet.load(path)
+        assert "clone" in str(caught.value.hint)
+        assert len(TaskSet.load(path, allow_local_sources=True)) == 1
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_whole_repository_in_the_files_directory_is_taken(place: Path, bare: bool) -> None:
+    _repository(place / "whole")
+    if bare:
+        _git(place, "clone", "-q", "--bare", "--no-hardlinks", "whole", "bare.git")
+    assert len(TaskSet.load(written(place, repository(place / ("bare" if bare else "whole"))))) == 1
+
+
+def test_listing_a_work_tree_asks_no_promisor_for_objects(tmp_path: Path) -> None:
+    theirs, marker = _repository(tmp_path / "theirs"), tmp_path / "ran"
+    _git(theirs, "update-index", "--add", "--cacheinfo", f"100644,{'12' * 20},.gitignore")
+    _git(theirs, "update-index", "--skip-worktree", ".gitignore")
+    settings = {
+        "core.repositoryformatversion": "1", "extensions.partialclone": "x", "remote.x.promisor": "true",
+        "remote.x.url": str(theirs), "remote.x.uploadpack": f"touch {marker}; false",
+    }  # fmt: skip
+    for name, value in settings.items():
+        _git(theirs, "config", name, value)
+    (theirs / "new.py").touch()
+    assert [path for path, _, _ in take_snapshot(LocalSource(theirs)).files] == ["new.py", "secret.py"]
+    assert not marker.exists()
+    _git(theirs, "ls-files", "--others", "--exclude-standard")  # what git itself would do
+    assert marker.exists()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,12 @@ _NO_REPOSITORY = frozenset(
 
 
 def run_git(
-    arguments: Sequence[str], *, timeout: float, stdin: bytes = b"", stdout: int = subprocess.PIPE
+    arguments: Sequence[str],
+    *,
+    timeout: float,
+    stdin: bytes = b"",
+    stdout: int = subprocess.PIPE,
+    fetches: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git; its exit status is the caller's to look at.
 
@@ -35,6 +40,8 @@ def run_git(
         timeout: seconds.
         stdin: what it reads.
         stdout: where its output goes; into the result by default.
+        fetches: whether it may ask another repository for objects; a partial clone's own settings would say how, by
+            any program, and git would follow them for whatever object is missing.
 
     Raises:
         ProgramNotFound: there is no git.
@@ -44,7 +51,7 @@ def run_git(
     try:
         return subprocess.run(
             ["git", *settings, *arguments], input=stdin, stdout=stdout, stderr=subprocess.PIPE,
-            env=_environment(os.environ), timeout=timeout, check=False,
+            env=_environment(os.environ, fetches=fetches), timeout=timeout, check=False,
         )  # fmt: skip
     except (FileNotFoundError, PermissionError) as error:
         raise ProgramNotFound(
@@ -52,7 +59,8 @@ def run_git(
         ) from error
 
 
-def _environment(host: Mapping[str, str]) -> dict[str, str]:
+def _environment(host: Mapping[str, str], *, fetches: bool) -> dict[str, str]:
     clean = {name: value for name, value in host.items() if name not in _NO_REPOSITORY}
     quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true", "LC_ALL": "C"}
-    return {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", **clean, **quiet}
+    alone = {"GIT_NO_LAZY_FETCH": "1"} if fetches else {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+    return {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", **clean, **quiet, **alone}

@@ -200,12 +200,12 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
     """Fetch the commit and nothing else; False where the server gives out only what a branch or tag names."""
     kept = f"{source.commit}:refs/kept/{source.commit}"  # what no name leads to may be cleared away
     command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--depth=1", "--", _place(source), kept]
-    return _run(command, source, timeout=timeout, check=False).returncode == 0
+    return _run(command, source, timeout=timeout, check=False, fetches=True).returncode == 0
 
 
 def _fetch_all(source: GitSource, mirror: Path, timeout: float) -> None:
     command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--", _place(source), "+refs/*:refs/fetched/*"]
-    _run(command, source, timeout=timeout)
+    _run(command, source, timeout=timeout, fetches=True)
     if not _has(mirror, source):
         raise SourceError(
             f"{_shown(source)} has no commit {source.commit}", hint="check the commit, or name a repository that has it"
@@ -224,9 +224,10 @@ def _run(
     stdin: str = "",
     stdout: int = subprocess.PIPE,
     check: bool = True,
+    fetches: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
     try:
-        done = run_git(arguments, timeout=timeout, stdin=stdin.encode(), stdout=stdout)
+        done = run_git(arguments, timeout=timeout, stdin=stdin.encode(), stdout=stdout, fetches=fetches)
     except subprocess.TimeoutExpired:
         raise SourceError(
             f"fetching {_shown(source)} took longer than {timeout:.0f} s",

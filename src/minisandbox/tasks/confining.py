@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -11,6 +12,12 @@ _HINT = (
     "name any directory that you can read"
 )
 _FILE = "file:"
+Confining = Callable[[Path, "Sequence[Path] | None"], "tuple[str, str, str] | None"]
+"""What is wrong with a path that a row names, the reason, and what to do; None where nothing is."""
+
+_ENDS = ("", "/.git", ".git", ".git/.git")
+"""What git tries after the path of a repository (enter_repo in its path.c)."""
+_POINTER = b"gitdir:"
 
 
 def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
@@ -39,6 +46,51 @@ def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str
         )
     where = ", ".join(str(place.absolute()) for place in places)
     return f"is {str(real)!r}, outside of {where}", "rows of a file may name only what lies in its directory", _HINT
+
+
+def repository_problem(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
+    """Why a row may not name a repository of this machine, as :func:`problem_of` says it; None where it may.
+
+    Its objects must lie in it, too: git follows what leads to those of another repository, of which whoever wrote the
+    row then only needs to know a commit.
+    """
+    if (problem := problem_of(path, places)) is not None or places is None:
+        return problem
+    try:
+        elsewhere = next((found for end in _ENDS if (found := _leads_out(Path(f"{path.expanduser()}{end}")))), None)
+    except OSError as error:
+        return "cannot be read", str(error), _HINT
+    if elsewhere is None:
+        return None
+    reason = f"{str(elsewhere)!r} leads elsewhere, and rows of a file may name only what lies in its directory"
+    return (
+        "is a repository of which a part lies elsewhere",
+        reason,
+        f"make a clone without links and alternates; {_HINT}",
+    )
+
+
+def _leads_out(place: Path) -> Path | None:
+    """What of a repository's own files leads git to other places; None where nothing does, or this is no repository."""
+    if place.name.endswith(".git") and place.is_symlink():
+        return place
+    if place.is_file():
+        with place.open("rb") as file:
+            return place if file.read(len(_POINTER)) == _POINTER else None  # else a bundle
+    if not os.path.lexists(place / "HEAD"):
+        return None
+    pointers = (place / name for name in ("commondir", "objects/info/alternates"))
+    found = next((pointer for pointer in pointers if os.path.lexists(pointer)), None)
+    return found or (next(_links(place), None) if os.path.lexists(place / "objects") else None)
+
+
+def _links(place: Path) -> Iterator[Path]:
+    for here, directories, files in os.walk(place, onerror=_raise):
+        yield from (Path(here, name) for name in (*directories, *files) if os.path.islink(os.path.join(here, name)))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def local_repository(url: str) -> Path | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, TaskFileError
-from minisandbox.tasks.confining import local_repository, problem_of
+from minisandbox.tasks.confining import Confining, local_repository, problem_of, repository_problem
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
 
 _FIELDS = (
@@ -176,7 +176,7 @@ def _source(row: Mapping[str, object], base: Path | None, places: tuple[Path, ..
         values["path"] = values["path"] if base is None else str(base / values["path"])
         fields.confine("path", Path(values["path"]), places)
     if kind == "git" and (repository := local_repository(values["url"])):
-        fields.confine("url", repository, places)
+        fields.confine("url", repository, places, repository_problem)
     return SourceSpec(kind, tuple(values.items()))
 
 
@@ -248,9 +248,11 @@ class _Fields:
         name = self.prefix + key
         return TaskFileError(f"field {name!r} {problem}", field=name, reason=reason, hint=hint)
 
-    def confine(self, key: str, path: Path, places: tuple[Path, ...] | None) -> None:
+    def confine(
+        self, key: str, path: Path, places: tuple[Path, ...] | None, problem_with: Confining = problem_of
+    ) -> None:
         """Refuse a path of this machine that lies elsewhere than it may."""
-        if (problem := problem_of(path, places)) is not None:
+        if (problem := problem_with(path, places)) is not None:
             what, reason, hint = problem
             raise self.error(key, what, reason=reason, hint=hint)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ VERSION = 1
 
 _TOKEN_BYTES = 12  # an id of 4 bytes, a log-probability of 8
 _TURN_BYTES = 1000  # of objects around them
+_ENTRY_BYTES = 150  # of a dictionary that grows
 _ERROR_BYTES = 200
 _MOST_ERRORS = 200
 _LONGEST_ERROR = 2000
@@ -152,7 +154,9 @@ class CaptureSession:
         before = self._graph.held
         self._graph.add(completion.tokens)
         self.turns.append(turn)
-        self._held += (self._graph.held - before) * _TOKEN_BYTES + len(turn.answer) + 8 * len(texts) + _TURN_BYTES
+        self._held += (
+            (self._graph.held - before) * _TOKEN_BYTES + sys.getsizeof(turn.answer) + 8 * len(texts) + _TURN_BYTES
+        )
 
     def fail(self, status: int, message: str, began: float) -> None:
         """Take a request that got no answer; only its number where there are many, or no room for it is left."""
@@ -187,7 +191,7 @@ class CaptureSession:
         text = _json(message)
         if text not in self._texts:
             self._texts[text] = text
-            self._held += len(text)
+            self._held += sys.getsizeof(text) + _ENTRY_BYTES
         return self._texts[text]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import json
 import re
 import secrets
@@ -22,7 +21,7 @@ from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenRow
 from minisandbox.models.protocol import Completion
 from minisandbox.models.refusals import Failed, error_in, without_key
-from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, key_of, stream_of
+from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, has_key, key_of, stream_of
 from minisandbox.models.transport import Answer, Transport
 
 _PREFIX = "ms-"
@@ -216,7 +215,8 @@ class CaptureProxy(HttpServer):
         try:
             completions = _completions(answer)
         except BadAnswer as error:
-            raise _refusal(502, f"the engine's answer cannot be captured: {error}", "upstream_error") from None
+            shown = without_key(str(error), self._secret)
+            raise _refusal(502, f"the engine's answer cannot be captured: {shown}", "upstream_error") from None
         if session.closed:
             raise _refusal(401, "the session was closed", "authentication_error")
         messages = asked["messages"]
@@ -253,7 +253,7 @@ class CaptureProxy(HttpServer):
 
     async def _rows(self, request: web.Request) -> web.StreamResponse:
         """All rows, or those of ``?session=NAME``, as JSON Lines."""
-        if not self._admin_key or not hmac.compare_digest(key_of(request).encode(), self._admin_key.encode()):
+        if not self._admin_key or not has_key(request, self._admin_key):
             return error_response(401, "rows are for whoever runs this proxy", "authentication_error")
         wanted = request.query.get("session")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})

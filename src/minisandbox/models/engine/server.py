@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import itertools
 import json
 import time
@@ -15,7 +14,7 @@ from minisandbox.errors import ContextExceeded, InvalidValue, ModelError, ModelR
 from minisandbox.models.dialect import answer_body, read_request, wants_tokens
 from minisandbox.models.endpoint import SESSION_HEADER
 from minisandbox.models.protocol import Model, Request
-from minisandbox.models.serving import HttpServer, error_response, key_of, stream_of
+from minisandbox.models.serving import HttpServer, error_response, has_key, stream_of
 
 
 class EngineServer(HttpServer):
@@ -41,7 +40,7 @@ class EngineServer(HttpServer):
         self.route("GET", "/health", self._health)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        if not hmac.compare_digest(key_of(request).encode(), self._key.encode()) and self._key:
+        if self._key and not has_key(request, self._key):
             return error_response(401, "this key is not the server's", "authentication_error")
         try:
             body = json.loads(await request.read())
