@@ -292,3 +292,30 @@ def test_half_of_a_surrogate_pair_in_a_list(store: Store, ours: Store, field: st
     path.write_bytes(gzip.compress(whole))
     with pytest.raises(StoreError, match="half of a surrogate pair"):
         import_directory(ours, store.root)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o702])
+def test_no_store_is_made_where_others_may_write(tmp_path: Path, mode: int) -> None:
+    """They could put a link in the place of a part of it, and have what that leads to removed."""
+    place = tmp_path / "a place"
+    place.mkdir()
+    place.chmod(mode)
+    with pytest.raises(StoreError, match="others may write to the directory") as caught:
+        Store.open(place)
+    assert caught.value.hint == f"chmod go-w '{place}'"
+    assert list(place.iterdir()) == []
+    place.chmod(0o755)
+    Store.open(place)
+    place.chmod(mode)
+    with pytest.raises(StoreError, match="others may write to the directory"):
+        Store.open(place)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_no_store_is_made_in_a_directory_of_another_user(tmp_path: Path) -> None:
+    place = tmp_path / "theirs"
+    place.mkdir(mode=0o755)
+    os.chown(place, 12345, 12345)
+    with pytest.raises(StoreError, match=r"belongs to another user \(uid 12345\)"):
+        Store.open(place)
+    assert list(place.iterdir()) == []

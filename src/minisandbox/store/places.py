@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from pathlib import Path
 
 from minisandbox.errors import StoreError
@@ -21,6 +22,28 @@ def is_read_only(path: Path) -> bool:
         return True
     # One that this process could write to is no exception: layers of several owners cannot all be copied up inside.
     return owner != os.geteuid() or not os.access(path, os.W_OK | os.X_OK)
+
+
+def check_private(path: Path) -> None:
+    """Refuse a directory in which somebody else could put links in the place of a store's parts.
+
+    Raises:
+        StoreError: it belongs to another user, or others may write to it.
+        OSError: it cannot be looked at.
+    """
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        raise StoreError(
+            f"the store {path} cannot be made",
+            reason=f"the directory belongs to another user (uid {status.st_uid}), who could change what is kept in it",
+            hint="set MINISANDBOX_STORE to a directory of your own, or to one that is not there yet",
+        )
+    if status.st_mode & 0o022:
+        raise StoreError(
+            f"the store {path} cannot be used",
+            reason="others may write to the directory, and could change what is kept in it",
+            hint=f"chmod go-w {shlex.quote(str(path))}",
+        )
 
 
 def check_file_system(path: Path) -> None:

@@ -22,7 +22,7 @@ from minisandbox.store.locks import hold_lock
 from minisandbox.store.objects import Pool
 from minisandbox.store.packs import Packs
 from minisandbox.store.paths import default_root
-from minisandbox.store.places import check_file_system, is_read_only, set_aside
+from minisandbox.store.places import check_file_system, check_private, is_read_only, set_aside
 from minisandbox.store.publishing import Grow, Publication, make_visible, objects_of
 from minisandbox.store.reading import read_below
 from minisandbox.store.records import LayerRecord
@@ -75,7 +75,8 @@ class Store(Catalogue):
             read_only: open it for reading whatever this process may do.
 
         Raises:
-            StoreError: the directory cannot be used, is no store, is of a later version, or lies on overlayfs.
+            StoreError: the directory cannot be used, others may write to it, it is no store, is of a later version, or
+                lies on overlayfs.
             DiskFull: there is no space to make it.
             NotFound: it is not there, and is to be read.
         """
@@ -84,6 +85,7 @@ class Store(Catalogue):
             return cls._open_read_only(path)
         with store_faults(f"open the store {path}"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_private(path)
             check_file_system(path)
             _check_version(path)
             for part in _PARTS:
