@@ -291,6 +291,54 @@ def test_the_way_through_a_proxy_of_this_machine() -> None:
     run(work())
 
 
+def test_a_password_goes_to_the_proxy_of_this_machine_alone() -> None:
+    """A plain request goes through a tunnel, whose server sees nothing of the password."""
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 404 no\r\n\r\n" + seen[-1])
+
+    async def work() -> None:
+        async with server(serve) as port:
+            beyond = Upstream(*[f"http://me:pw@127.0.0.1:{port}"] * 2)
+            async with tenant("b.example.org", private=False, upstream=beyond) as (door, told):
+                got = await ask(door, b"GET http://b.example.org/x HTTP/1.1\r\nHost: b.example.org\r\n\r\n")
+        asked = b"GET /x HTTP/1.1\r\nHost: b.example.org\r\nConnection: close\r\n\r\n"
+        assert got == b"HTTP/1.1 404 no\r\n\r\n" + asked
+        assert seen[0].startswith(b"CONNECT b.example.org:80 HTTP/1.1\r\n")
+        assert seen[1:] == [asked]
+        assert told == []
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "says", [b"HTTP/1.1 407 %b\r\n\r\n", b"HTTP/1.1 502 no\r\n\r\n%b", b"HTTP/1.1 200 OK\r\n\r\n%b"]
+)
+def test_a_proxy_of_this_machine_that_repeats_what_it_was_sent(says: bytes) -> None:
+    """As Squid's pages of errors do (CVE-2025-62168): it must not tell the password that it was sent."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard = await reader.readuntil(b"\r\n\r\n")
+        writer.write(says % heard.replace(b"\r\n", b" "))
+
+    async def work() -> None:
+        async with server(serve) as port:
+            beyond = Upstream(*[f"http://me:pw@127.0.0.1:{port}"] * 2)
+            async with tenant("h.org", private=False, upstream=beyond) as (door, _):
+                got = await ask(door, b"GET http://h.org/ HTTP/1.1\r\nHost: h.org\r\n\r\n")
+                assert b" 502 " in got
+                if b"200" not in says:
+                    got += await ask(door, b"CONNECT h.org:80 HTTP/1.1\r\n\r\n")
+                    assert b"the proxy of this machine answers " + says[9:12] in got
+                assert b"bWU6cHc" not in got
+
+    run(work())
+
+
 def hello(name: str | None) -> bytes:
     """What a TLS client sends first."""
     context, sent = ssl.create_default_context(), ssl.MemoryBIO()

@@ -272,7 +272,7 @@ class _Tenant:
                     opening = _Opening(request.target.host, self._allowed.expects(request.target), self._report)
                     await relay.both_ways(rest, b"HTTP/1.1 200 Connection established\r\n\r\n" + early, opening)
                 else:
-                    head = request.head(absolute=hop is not None, authorization=hop.authorization if hop else "")
+                    head = request.head(absolute=hop is not None and not hop.authorization)
                     await relay.one_request(head, Body(client, rest, request.length), self._report)
 
     def _hop(self, request: rules.Request) -> rules.Hop | None:
@@ -296,18 +296,23 @@ class _Tenant:
         return await _connect_any(addresses, target)
 
     async def _connect_by(self, hop: rules.Hop, request: rules.Request) -> tuple[socket.socket, bytes]:
-        """Connect to a proxy of this machine's own choice, and have it connect on; what came early is given too."""
+        """Connect to a proxy of this machine's own choice, and have it connect on; what came early is given too.
+
+        One that wants a password connects on for plain requests too: in its own answer to one it could repeat, as
+        pages of errors do, what it was sent (CVE-2025-62168 of Squid).
+        """
         server = await _connect_any(await self._resolve(hop.host), rules.Target(hop.host, hop.port))
-        if request.method != "CONNECT":
+        if request.method != "CONNECT" and not hop.authorization:
             return server, b""
         try:
             lines = [f"CONNECT {request.target} HTTP/1.1", f"Host: {request.target}"]
             lines += [f"Proxy-Authorization: {hop.authorization}"] if hop.authorization else []
             await asyncio.get_running_loop().sock_sendall(server, "\r\n".join((*lines, "", "")).encode())
             head, early = await _read_head(server)
-            if not rules.accepted(head):
-                said = rules.shown(head.split(b"\r\n")[0])
-                raise _UnreachableError(f"{request.target}: the proxy of this machine says {said}")
+            if (status := rules.status_of(head)) // 100 != 2:  # its words could repeat ours
+                raise _UnreachableError(f"{request.target}: the proxy of this machine answers {status or 'no HTTP'}")
+            if request.method != "CONNECT" and early:
+                raise _UnreachableError(f"{request.target}: it answers before it was asked")
         except BaseException as error:  # a cancellation too
             server.close()
             if isinstance(error, OSError | rules.RefusedError):

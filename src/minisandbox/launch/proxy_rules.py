@@ -237,12 +237,11 @@ class Request:
     length: int | None = 0
     version: str = "1.1"
 
-    def head(self, *, absolute: bool = False, authorization: str = "") -> bytes:
+    def head(self, *, absolute: bool = False) -> bytes:
         """The head that is sent on.
 
         Args:
             absolute: whether the next to read it is a proxy too.
-            authorization: what that proxy wants to know of us, or nothing.
         """
         host = str(self.target).removesuffix(":80")
         lines = [
@@ -250,7 +249,6 @@ class Request:
             f"Host: {host}",
         ]
         lines += [f"{name}: {value}" for name, value in self.fields]
-        lines += [f"Proxy-Authorization: {authorization}"] if authorization else []
         return "\r\n".join((*lines, "Connection: close", "", "")).encode("latin-1")
 
 
@@ -435,9 +433,10 @@ def parse_hop(url: str) -> Hop:
     return Hop(parts.hostname, parts.port or 80, authorization)
 
 
-def accepted(head: bytes) -> bool:
-    """Whether a proxy's answer to CONNECT is a yes."""
-    return re.match(rb"HTTP/1\.[01] 2[0-9][0-9](?: |\r|$)", head) is not None
+def status_of(head: bytes) -> int:
+    """The status of an answer; 0 where it is none of HTTP."""
+    match = re.match(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |\r|$)", head)
+    return int(match[1]) if match else 0
 
 
 # --- what a tunnel begins with ---------------------------------------------------------------------------------------
