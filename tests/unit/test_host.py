@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from tests.waiting import locked_bytes, stat_fields, until
@@ -43,6 +43,25 @@ def test_a_link_is_no_owners_directory(tmp_path: Path) -> None:
     assert tmp_path / "owners/999999999-1" not in {one.path for one in reaper.reap(tmp_path)}
     assert not list(reaper.live_records(tmp_path))
     assert (tmp_path / "mine/kept.txt").exists()
+
+
+def test_an_owner_that_ends_while_others_look_stands_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reaper.Records(tmp_path).add(_record(1))
+    ending = tmp_path / "owners/999999999-1"
+
+    def sorted_slowly(*given: Any, **options: Any) -> list[Any]:
+        found = sorted(*given, **options)
+        with contextlib.suppress(FileNotFoundError):
+            ending.rmdir()
+        return found
+
+    monkeypatch.setattr(reaper, "sorted", sorted_slowly, raising=False)
+    for look in (reaper.live_records, reaper.leftovers):
+        ending.mkdir()
+        list(look(tmp_path))
+        assert not ending.exists()
 
 
 def test_directories_are_ones_own_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

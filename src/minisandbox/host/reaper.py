@@ -295,15 +295,18 @@ def reap_groups(name: str) -> None:
 def _owners(runtime: Path) -> list[Path]:
     """The directories of owners' records; nothing that leads elsewhere, or was put there by another user."""
     try:
-        found = sorted(os.scandir(runtime / "owners"), key=lambda entry: entry.name)
+        found = sorted((runtime / "owners").iterdir())
     except FileNotFoundError:
         return []
-    ours = os.geteuid()
-    return [
-        Path(entry)
-        for entry in found
-        if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == ours
-    ]
+    return [path for path in found if _is_own_directory(path)]
+
+
+def _is_own_directory(path: Path) -> bool:
+    """Whether it is a directory of this user; what its owner has just removed is none any more."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
 
 
 def _remove_directory(directory: Path) -> None:
