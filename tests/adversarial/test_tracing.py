@@ -216,6 +216,16 @@ def test_another_thread_of_whom_somebody_may_trace_may_not(somebody: subprocess.
     assert answers == [False]
 
 
+def test_a_thread_that_takes_the_number_of_its_process_may_not_either(somebody: subprocess.Popen[bytes]) -> None:
+    """With execve(2) it does, and who was about to trace it by its own number traces it then."""
+    asked, answers = tracing.Tracing(-1), list[bool]()
+    thread = threading.Thread(target=lambda: answers.append(asked._allow(somebody.pid, threading.get_native_id())))
+    thread.start()
+    thread.join()
+    assert answers == [True]
+    assert not asked._allow(os.getpid(), somebody.pid)
+
+
 def test_what_is_kept_in_mind_is_bounded(somebody: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_MOST", 10)
     asked, us = tracing.Tracing(-1), threading.get_native_id()
@@ -229,3 +239,18 @@ def test_what_is_kept_in_mind_is_bounded(somebody: subprocess.Popen[bytes], monk
 
 def test_who_cannot_be_looked_at_is_refused() -> None:
     assert not tracing.Tracing(-1)._allow(100_000_000, 1)
+
+
+def test_a_signal_costs_nobody_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGCHLD came while pid 1 waited to give it: who had asked waited for ever."""
+    sent, interruptions = [], iter([InterruptedError(), InterruptedError()])
+
+    def ioctl(_: int, request: int, data: bytearray) -> None:
+        if request == tracing._SEND:
+            if (error := next(interruptions, None)) is not None:
+                raise error
+            sent.append(bytes(data))
+
+    monkeypatch.setattr("fcntl.ioctl", ioctl)
+    tracing.Tracing(-1).answer()
+    assert sent == [tracing._ANSWER.pack(0, 0, -errno.EPERM, 0)]

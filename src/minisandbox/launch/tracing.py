@@ -21,6 +21,8 @@ _ANSWER = struct.Struct("=QqiI")  # struct seccomp_notif_resp: id, val, error, f
 _CONTINUE = 1  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
 _MOST = 10_000
 """Tracers with what each was allowed to trace: more are not kept in mind, and so not allowed."""
+_UNKNOWN = (OSError, LookupError, ValueError)
+"""What looking at a thread raises that has ended, or cannot be read."""
 
 
 class Tracing:
@@ -50,27 +52,39 @@ class Tracing:
             fcntl.ioctl(self.listener, _RECEIVE, question)
             number, tracer, _, _, _, _, _, traced, *_ = _NOTIFICATION.unpack(question)
             error, flags = (0, _CONTINUE) if self._allow(tracer, traced & 0xFFFFFFFF) else (-errno.EPERM, 0)
-            fcntl.ioctl(self.listener, _SEND, bytearray(_ANSWER.pack(number, 0, error, flags)))
+            self._send(_ANSWER.pack(number, 0, error, flags))
+
+    def _send(self, answer: bytes) -> None:
+        """Give an answer. Where others ask at that moment it waits, and a child that ends then interrupts it."""
+        while True:
+            with contextlib.suppress(InterruptedError):
+                fcntl.ioctl(self.listener, _SEND, bytearray(answer))
+                return
 
     def _allow(self, tracer: int, traced: int) -> bool:
         """Whether a thread may trace another so; what is allowed is kept in mind before it is said.
 
-        By execve(2) any thread of a process takes the number of its first one, which somebody may have been allowed to
-        trace: that counts too.
+        By execve(2) any thread of a process takes the number of its first one. Whoever is about to trace that one
+        traces it then; so does who was about to trace it by its own number. So both are kept in mind.
         """
         try:
             process, its_tracer = _process_and_tracer(tracer)
-        except (OSError, LookupError, ValueError):  # it has ended, or cannot be read: then nobody knows
+        except _UNKNOWN:  # then nobody knows
             return False
         if its_tracer or self._may_be_traced(tracer) or self._may_be_traced(process):
             return False
-        if tracer not in self._tracers.get(traced, ()):
-            if self._kept >= _MOST:
-                self._forget_ended()
-            if self._kept >= _MOST:
-                return False
-            self._tracers.setdefault(traced, set()).add(tracer)
-            self._kept += 1
+        return all(self._keep(tracer, number) for number in {traced, _process_of(traced)})
+
+    def _keep(self, tracer: int, traced: int) -> bool:
+        """Keep in mind who may trace whom; returns whether there is room."""
+        if tracer in self._tracers.get(traced, ()):
+            return True
+        if self._kept >= _MOST:
+            self._forget_ended()
+        if self._kept >= _MOST:
+            return False
+        self._tracers.setdefault(traced, set()).add(tracer)
+        self._kept += 1
         return True
 
     def _may_be_traced(self, thread: int) -> bool:
@@ -81,6 +95,14 @@ class Tracing:
         left = {traced: set(filter(_lives, tracers)) for traced, tracers in self._tracers.items()}
         self._tracers = {traced: tracers for traced, tracers in left.items() if tracers}
         self._kept = sum(map(len, self._tracers.values()))
+
+
+def _process_of(thread: int) -> int:
+    """The process of a thread; the thread's own number where there is none."""
+    try:
+        return _process_and_tracer(thread)[0]
+    except _UNKNOWN:
+        return thread
 
 
 def _process_and_tracer(thread: int) -> tuple[int, int]:
