@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -13,11 +14,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import pytest
 from tests.waiting import PATIENCE, running, stat_fields, until
 
+from minisandbox.errors import HostError
 from minisandbox.sandbox import companion, network
+from minisandbox.types import Network
 
 REFUSED = b"CONNECT elsewhere:443 HTTP/1.1\r\n\r\n"
 
@@ -246,3 +250,53 @@ def test_it_ends_with_its_controller_and_leaves_nobody() -> None:
         made.end()
         assert not running(pid)
         assert stat_fields(pid) is None, "it was reaped, too"
+
+
+# --- the controller's side -------------------------------------------------------------------------------------------
+
+
+def test_descriptors_under_way_cost_no_other_sandbox_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's sandbox can leave so many that no more may be sent: that is no end of the gateway."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    made = network.Gateway()
+    with contextlib.closing(made), lives("a", "b") as (a, b):
+        given = [(life.name, Network.allow("h"), life.door.dup(), os.pidfd_open(life.process.pid)) for life in (a, b)]
+        try:
+            made.serve(*given[0])
+            assert made._process is not None
+            pid = made._process.pid
+            monkeypatch.setattr("minisandbox.sandbox.rights.send", refuse)
+            with pytest.raises(HostError, match=r"cannot be reached: .*Too many references"):
+                made.serve(*given[1])
+            monkeypatch.undo()
+            assert running(pid)
+            assert a.ask().startswith(b"HTTP/1.1 403 ")
+            assert made.refusals("a").count == 1
+            assert made._process.pid == pid
+        finally:
+            for *_, pidfd in given:
+                os.close(pidfd)
+
+
+NONSENSE = """
+import os, socket, sys
+os.read(0, 65536)
+connection = socket.socket(fileno=int(sys.argv[1]))
+for message in (b"x", b"[" * 30000, b"[]", b"{}", b'{"why": "", "count": 1e999}', b'{"why": "", "count": []}'):
+    connection.send(b"a\\n" + message)
+connection.send(b'b\\n{"why": "no", "count": 1}')
+connection.recv(1)
+"""
+
+
+def test_what_one_proxy_says_does_not_keep_others_from_being_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_BOOTSTRAP", NONSENSE)
+    made = network.Gateway()
+    made._refused = {name: network._Refused() for name in "ab"}
+    with contextlib.closing(made):
+        made._running()
+        until(lambda: made._refused["b"].count)
+        assert made._refused["a"].count == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import logging
@@ -16,7 +17,7 @@ from typing import Any
 
 from minisandbox.errors import HostError, InvalidValue
 from minisandbox.launch import proxy_rules
-from minisandbox.sandbox import companion, rights
+from minisandbox.sandbox import companion, rights, wire
 from minisandbox.types import Network, Refusals
 
 _LOG = logging.getLogger("minisandbox.network")
@@ -101,15 +102,16 @@ class Gateway:
                 self._running().send(request, listener.fileno(), pidfd)
             except TimeoutError:  # of a signal's handler: nothing here has a deadline
                 raise
-            except OSError:  # it was killed
-                self._drop()
-                self._begin(request, listener.fileno(), pidfd)
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:  # which is about descriptors under way, not about it
+                    self._drop()  # it was killed
+                self._send_again(request, listener.fileno(), pidfd)
 
-    def _begin(self, request: dict[str, object], *descriptors: int) -> None:
+    def _send_again(self, request: dict[str, object], *descriptors: int) -> None:
         try:
             self._running().send(request, *descriptors)
         except OSError as error:
-            raise HostError(f"the network's gateway does not run: {error}") from error
+            raise HostError(f"the network's gateway cannot be reached: {error}") from error
 
     def _running(self) -> _Process:
         if self._process is None:
@@ -207,9 +209,7 @@ class _Process:
         with contextlib.suppress(OSError):
             while data := self._connection.recv(1 << 16):
                 name, _, message = data.partition(b"\n")
-                with contextlib.suppress(
-                    ValueError, KeyError, TypeError
-                ):  # one proxy's nonsense is not the others' end
+                with contextlib.suppress(*wire.NONSENSE):  # one proxy's is not the others' end
                     self._take(name.decode(), json.loads(message))
         if not self._closing:
             _LOG.warning("the network's gateway was killed: what it served has no network any more")
