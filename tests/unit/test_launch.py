@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from minisandbox.errors import InvalidValue
 from minisandbox.launch import plan as p
+from minisandbox.launch import zygote
 from minisandbox.launch.capture import Capture
 from minisandbox.launch.descendants import status_number
 from minisandbox.launch.frames import Decoder, FrameError, encode
@@ -150,3 +152,17 @@ def test_a_number_of_a_process_that_is_gone_or_has_none_is_nothing() -> None:
     assert [status_number(own, name) for name in (b"Pid:", b"None:")] == [os.getpid(), 0]
     assert status_number(f"{own}/task/{os.getpid()}", b"Tgid:") == os.getpid()
     assert status_number("/proc/0", b"Pid:") == 0
+
+
+def test_a_descriptor_that_cannot_be_sent_is_closed() -> None:
+    """A user's sandbox can leave so many under way that no more may be sent."""
+    made = zygote._Zygote.__new__(zygote._Zygote)
+    made._connection, other = socket.socketpair()
+    other.close()
+    inside, outside = os.pipe()
+    made._create = lambda *_: inside  # type: ignore[method-assign] # no sandbox is made
+    with made._connection, pytest.raises(BrokenPipeError):
+        made._answer_create(["1", "network=off"], b"", [0, 0])
+    with pytest.raises(BrokenPipeError):
+        os.write(outside, b".")
+    os.close(outside)

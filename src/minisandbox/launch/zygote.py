@@ -215,7 +215,10 @@ class _Zygote:
                     group.remove()
 
     def _handle_request(self) -> None:
-        """Take a request: a line of words, first what to do and the request's number, then the plan of a sandbox."""
+        """Take a request: a line of words, then the plan of a sandbox.
+
+        The first word is what to do, the second the request's number, but where no answer is awaited.
+        """
         flags = socket.MSG_CMSG_CLOEXEC
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(8), flags)
         if not data:
@@ -289,8 +292,10 @@ class _Zygote:
             raise ValueError("a request without a control socket and a door")
         number, *wishes = words
         pidfd = self._create(_Wish.read(wishes), plan, given)
-        socket.send_fds(self._connection, [json.dumps({"event": "forked", "to": int(number)}).encode()], [pidfd])
-        os.close(pidfd)
+        try:
+            socket.send_fds(self._connection, [json.dumps({"event": "forked", "to": int(number)}).encode()], [pidfd])
+        finally:
+            os.close(pidfd)
 
     def _create(self, wish: _Wish, plan: bytes, given: list[int]) -> int:
         """Give an embryo its plan; returns a pidfd of it.
