@@ -406,6 +406,19 @@ def test_a_body_larger_than_what_a_session_has_left_is_not_read() -> None:
     asyncio.run(run())
 
 
+def test_a_body_larger_than_any_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisandbox.models.capture.proxy.LARGEST_REQUEST", 100_000)
+
+    async def run() -> None:
+        async with world() as (server, proxy, client):
+            access = proxy.session()
+            assert await asyncio.wait_for(send(client, access, never_ending()), 60) == (413, "BadRequestError")
+            assert [error.status for error in proxy.captured(access.key).errors] == [413]
+            assert server.count == 0
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("piece", ["[],", '{"a":1},', '"ab",', "🙂"], ids=["lists", "objects", "texts", "wide"])
 def test_a_body_that_takes_many_times_its_bytes_is_not_unpacked(piece: str) -> None:
     """10 million lists are 30 MB as JSON, and 640 in memory."""

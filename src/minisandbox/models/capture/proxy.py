@@ -283,7 +283,7 @@ async def _read_body(request: web.Request, session: CaptureSession, take: Callab
             raise _full(_NO_ROOM)
         body += piece
         if len(body) > LARGEST_REQUEST:
-            raise web.HTTPRequestEntityTooLarge(LARGEST_REQUEST)
+            raise _refusal(413, f"the request has more than {LARGEST_REQUEST} bytes", "BadRequestError")
     if not take(_unpacked(body)):
         raise _full(_NO_ROOM)
     return body
