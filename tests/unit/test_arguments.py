@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -136,6 +138,15 @@ def test_waiting_for_a_process(box: FakeSandbox, timeout: Any) -> None:
     with box.start("cat") as process:
         refused("timeout", lambda: process.wait(timeout))
     refused("timeout", lambda: asyncio.run(ask()))
+
+
+def test_several_wait_without_end(box: FakeSandbox) -> None:
+    """One of them listens, the others wait for its news."""
+    with box.start("cat") as process, ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(process.wait, math.inf) for _ in range(3)]
+        assert not wait(waiting, 0.2).done
+        process.close_stdin()
+        assert [one.result(60).ok for one in waiting] == [True] * 3
 
 
 @pytest.mark.parametrize("timeout", ["5", NAN])

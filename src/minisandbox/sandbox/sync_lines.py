@@ -59,7 +59,7 @@ class SyncLine(Generic[Channel]):
         if listen or send:
             self._move(left, listen=listen, send=send)
         elif in_time:
-            self._news.wait(left)
+            self._news.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
         self.line.check()
         return in_time
 
