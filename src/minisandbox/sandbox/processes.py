@@ -377,7 +377,7 @@ class ShellChannel(_Channel):
             InvalidValue: an argument cannot be used.
         """
         check_type("script", script, str, "a str for bash")
-        wire.check_command(script or ":", {}, timeout)
+        wire.check_runnable(script or ":", {}, timeout)
         self._number += 1
         self._running[self._number] = script
         self._say({"verb": "run", "run": self._number, "timeout": timeout}, wire.encoded(script))

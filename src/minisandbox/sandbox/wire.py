@@ -165,7 +165,7 @@ def command_request(
     """
     arguments.check_command(command)
     given = command if isinstance(command, str) else tuple(command)
-    check_command(given, env, timeout)
+    check_runnable(given, env, timeout)
     _check_user(user)
     request: frames.Header = {
         "verb": verb,
@@ -248,7 +248,7 @@ class ExecCall(Call):
         return self._result
 
 
-def check_command(command: str | tuple[str, ...], env: Mapping[str, str], timeout: float | None) -> None:
+def check_runnable(command: str | tuple[str, ...], env: Mapping[str, str], timeout: float | None) -> None:
     """Refuse what cannot be run.
 
     Raises:
