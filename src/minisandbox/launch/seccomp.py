@@ -137,7 +137,8 @@ def install(architecture: str | None = None, *, listen: bool = False) -> int:
         raise ValueError(f"a filter for {architecture} cannot be installed on {machine()}")
     program = assemble()
     argument = _Filter(len(program) // 8, program)
-    for flags in (_ALLOW_SPECULATION | _NEW_LISTENER, _ALLOW_SPECULATION)[not listen :]:
+    usual = _ALLOW_SPECULATION
+    for flags in (usual | _NEW_LISTENER, usual) if listen else (usual,):
         result = _libc.syscall(_NUMBERS[machine()][0], _SET_MODE_FILTER, flags, ctypes.byref(argument))
         if result != -1:
             return int(result) if flags & _NEW_LISTENER else -1
