@@ -1,4 +1,4 @@
-"""Starting a process of ours beside the controller: the launcher, the network's proxy."""
+"""Starting a process of ours beside the controller: the launcher, the network's gateway."""
 
 from __future__ import annotations
 

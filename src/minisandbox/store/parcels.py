@@ -31,7 +31,7 @@ _LEAST_LINE = 64
 MOST_LIST = 1 << 28
 """Bytes of a layer's list of files in a parcel; objects of JSON take 26 times as much, of one line at a time."""
 MOST_MEMORY = 2 << 30
-"""Bytes of memory for the lists and records of all layers of a parcel: some 1.7 million files, which take 600 each."""
+"""Bytes of memory for the lists and records of all layers of a parcel: some 3.4 million files, which take 600 each."""
 _OF_JSON = 26
 _ENTRY = 384
 """Bytes of memory that an entry takes without its path, target and attributes."""
