@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 import pytest
 
@@ -140,6 +141,25 @@ def test_of_several_addresses_only_those_that_are_fine_are_tried(monkeypatch: py
             assert answer.endswith(b"\r\n\r\nok")
             assert seen == [f"GET /x HTTP/1.1\r\nHost: h:{port}\r\nConnection: close\r\n\r\n".encode()]
             assert told == []
+
+    run(work())
+
+
+def test_lookups_that_no_thread_is_left_for_keep_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of them, and no name was looked up any more."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    async def work() -> None:
+        monkeypatch.setattr(proxy, "_look_up", lambda _: ["127.0.0.1"])
+        async with server(answering([])) as port, tenant(f"h:{port}") as (door, _):
+            request = f"CONNECT h:{port} HTTP/1.1\r\n\r\n".encode()
+            with monkeypatch.context() as patch:
+                patch.setattr(ThreadPoolExecutor, "submit", refuse)
+                for _ in range(proxy._RESOLVERS):
+                    assert b" 502 h: no thread is left" in await ask(door, request)
+            assert b" 200 " in await ask(door, request)
 
     run(work())
 

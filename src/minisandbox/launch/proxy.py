@@ -325,7 +325,11 @@ class _Tenant:
         if rules.is_address(host):
             return [host]
         await self._resolving.acquire()
-        found = asyncio.get_running_loop().run_in_executor(self._resolvers, _look_up, host)
+        try:
+            found = asyncio.get_running_loop().run_in_executor(self._resolvers, _look_up, host)
+        except RuntimeError:
+            self._resolving.release()
+            raise _UnreachableError(f"{host}: no thread is left to look it up") from None
         found.add_done_callback(lambda _: self._resolving.release())  # the thread goes on when we are cancelled
         try:
             return await asyncio.shield(found)
