@@ -90,20 +90,20 @@ def _tasks_of(
     form: str | None,
     on_refused: Callable[[Refused], None] | None,
 ) -> Iterator[tuple[Task, Row]]:
-    places: dict[str, Row] = {}
+    known: dict[str, Row] = {}
     for row in rows:
         try:
             task = _task(row, context, form)
-            if task.instance_id in places:
-                raise _twice(task.instance_id, row, places[task.instance_id])
+            if task.instance_id in known:
+                raise _twice(task.instance_id, row, known[task.instance_id])
         except (TaskFileError, PatchError) as error:
             if on_refused is None:
                 raise
             on_refused(error)
             continue
-        places[task.instance_id] = row
+        known[task.instance_id] = row
         yield task, row
-    if not places and on_refused is None:
+    if not known and on_refused is None:
         raise TaskFileError(
             f"task file {path} is empty", path=path, reason="whatever wrote it failed", hint="write one task per line"
         )
