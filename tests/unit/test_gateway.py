@@ -255,11 +255,12 @@ def test_it_ends_with_its_controller_and_leaves_nobody() -> None:
 # --- the controller's side -------------------------------------------------------------------------------------------
 
 
-def test_descriptors_under_way_cost_no_other_sandbox_its_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's sandbox can leave so many that no more may be sent: that is no end of the gateway."""
+@pytest.mark.parametrize("number", [errno.ETOOMANYREFS, errno.EMSGSIZE])
+def test_what_cannot_be_sent_costs_no_other_sandbox_its_gateway(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A user's sandbox can leave so many descriptors under way that no more may be sent, for example."""
 
     def refuse(*_: object) -> NoReturn:
-        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        raise OSError(number, os.strerror(number))
 
     made = network.Gateway()
     with contextlib.closing(made), lives("a", "b") as (a, b):
@@ -269,7 +270,7 @@ def test_descriptors_under_way_cost_no_other_sandbox_its_gateway(monkeypatch: py
             assert made._process is not None
             pid = made._process.pid
             monkeypatch.setattr("minisandbox.sandbox.rights.send", refuse)
-            with pytest.raises(HostError, match=r"cannot be reached: .*Too many references"):
+            with pytest.raises(HostError, match=f"cannot be reached: .*{os.strerror(number)}"):
                 made.serve(*given[1])
             monkeypatch.undo()
             assert running(pid)

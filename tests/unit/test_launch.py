@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import socket
+import threading
+from collections import deque
 from pathlib import Path, PurePosixPath
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.launch import plan as p
 from minisandbox.launch import zygote
 from minisandbox.launch.capture import Capture
 from minisandbox.launch.descendants import status_number
 from minisandbox.launch.frames import Decoder, FrameError, encode
+from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.plans import Request, make_plan
 from minisandbox.types import ImageSpec, Limits, Mount, Network, parse_size
 
@@ -166,3 +171,15 @@ def test_a_descriptor_that_cannot_be_sent_is_closed() -> None:
     with pytest.raises(BrokenPipeError):
         os.write(outside, b".")
     os.close(outside)
+
+
+def test_a_request_that_is_too_long_ends_no_other_sandbox() -> None:
+    """One with some thousands of mounts is."""
+    made = Launcher.__new__(Launcher)
+    made._lock, made._numbers, made._forgotten = threading.Lock(), itertools.count(1), deque()
+    made._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with made._connection, other:
+        with pytest.raises(SandboxCreationError, match="Message too long"):
+            made._ask("create", (), bytes(8 << 20), ())
+        other.send(json.dumps({"event": "held", "to": 2, "number": 7}).encode())
+        assert made._ask("hold", (), b"", ())[0]["number"] == 7

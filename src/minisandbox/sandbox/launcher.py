@@ -33,6 +33,8 @@ _BOOTSTRAP = (
     "zygote.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), settings)"
 )
 _START_TIMEOUT = 30.0
+_OF_THE_MESSAGE = (errno.ETOOMANYREFS, errno.EMSGSIZE)
+"""What cannot be sent, or not with its descriptors while so many are under way: that is no end of the launcher."""
 ONE_ID = "MINISANDBOX_ONE_ID"
 """Environment variable: 1 keeps an ordinary user's sandboxes from using subordinate ids."""
 BY_RLIMIT = "rlimit"
@@ -151,7 +153,7 @@ class Launcher:
                 early = time.monotonic() < begun + _START_TIMEOUT
                 if isinstance(error, HostError) or (isinstance(error, TimeoutError) and early):  # of a signal's handler
                     raise
-                if error.errno != errno.ETOOMANYREFS:  # which is about descriptors under way, not about it
+                if error.errno not in _OF_THE_MESSAGE:
                     self.close()
                 raise SandboxCreationError(
                     f"the launcher process does not answer: {error}", errno=error.errno, hint="create the sandbox again"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import logging
@@ -90,7 +89,7 @@ class Gateway:
             pidfd: its first process.
 
         Raises:
-            HostError: the gateway could not be started.
+            HostError: the gateway could not be started, or asked.
         """
         request: dict[str, object] = {
             "verb": "serve", "id": name, "hosts": network.hosts, "private": network.private, "unused": UNUSED,
@@ -98,20 +97,16 @@ class Gateway:
         }  # fmt: skip
         self._refused.setdefault(name, _Refused())
         with self._lock, listener:
-            try:
-                self._running().send(request, listener.fileno(), pidfd)
-            except TimeoutError:  # of a signal's handler: nothing here has a deadline
-                raise
-            except OSError as error:
-                if error.errno != errno.ETOOMANYREFS:  # which is about descriptors under way, not about it
+            for is_last in (False, True):
+                try:
+                    self._running().send(request, listener.fileno(), pidfd)
+                    return
+                except TimeoutError:  # of a signal's handler: nothing here has a deadline
+                    raise
+                except OSError as error:
+                    if is_last or not isinstance(error, ConnectionError):
+                        raise HostError(f"the network's gateway cannot be reached: {error}") from error
                     self._drop()  # it was killed
-                self._send_again(request, listener.fileno(), pidfd)
-
-    def _send_again(self, request: dict[str, object], *descriptors: int) -> None:
-        try:
-            self._running().send(request, *descriptors)
-        except OSError as error:
-            raise HostError(f"the network's gateway cannot be reached: {error}") from error
 
     def _running(self) -> _Process:
         if self._process is None:
