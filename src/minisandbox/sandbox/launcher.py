@@ -155,8 +155,9 @@ class Launcher:
                     raise
                 if error.errno not in _OF_THE_MESSAGE:
                     self.close()
+                hint = "give it fewer mounts" if error.errno == errno.EMSGSIZE else "create the sandbox again"
                 raise SandboxCreationError(
-                    f"the launcher process does not answer: {error}", errno=error.errno, hint="create the sandbox again"
+                    f"the launcher process does not answer: {error}", errno=error.errno, hint=hint
                 ) from error
 
     def _receive(self, number: int) -> tuple[dict[str, object], int]:
