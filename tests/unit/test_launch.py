@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import deque
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from minisandbox.launch.capture import Capture
 from minisandbox.launch.descendants import status_number
 from minisandbox.launch.frames import Decoder, FrameError, encode
 from minisandbox.sandbox.launcher import Launcher
+from minisandbox.sandbox.life import Life
 from minisandbox.sandbox.plans import Request, make_plan
 from minisandbox.types import ImageSpec, Limits, Mount, Network, parse_size
 
@@ -183,3 +185,14 @@ def test_a_request_that_is_too_long_ends_no_other_sandbox() -> None:
             made._ask("create", (), bytes(8 << 20), ())
         other.send(json.dumps({"event": "held", "to": 2, "number": 7}).encode())
         assert made._ask("hold", (), b"", ())[0]["number"] == 7
+
+
+def test_what_a_signals_handler_raises_does_not_say_that_a_sandbox_is_late() -> None:
+    class Interrupted:
+        def recvmsg(self, *_: object) -> NoReturn:
+            raise TimeoutError("an alarm")
+
+    made = Life.__new__(Life)
+    made._name, made._control = "box", Interrupted()  # type: ignore[assignment] # all that is asked of it
+    with pytest.raises(TimeoutError, match="an alarm"):
+        made._receive()

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,10 +96,13 @@ class Life:
             )
 
     def _receive(self) -> dict[str, Any]:
+        begun = time.monotonic()
         try:
             flags = socket.MSG_CMSG_CLOEXEC
             data, ancillary, _, _ = self._control.recvmsg(1 << 16, socket.CMSG_SPACE(4), flags)
         except TimeoutError:
+            if time.monotonic() < begun + _READY_TIMEOUT:  # of a signal's handler
+                raise
             raise SandboxCreationError(f"sandbox {self._name} was not ready after {_READY_TIMEOUT:.0f} s") from None
         answer = json.loads(data or b'{"event":"gone"}')
         assert isinstance(answer, dict)
