@@ -23,6 +23,7 @@ import pytest
 from tests.waiting import running, settled, stat_fields, until
 
 from minisandbox.errors import InvalidValue, OwnerOnly, SandboxGone
+from minisandbox.launch import identity
 from minisandbox.sandbox import Process, Sandbox
 from minisandbox.sandbox import network as network_module
 from minisandbox.sandbox.controller import current_controller
@@ -583,6 +584,9 @@ def test_the_proxy_has_no_privilege_and_says_nothing_of_its_caller(spec: ImageSp
             status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
             assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
             assert status["NoNewPrivs"] == "1"
+            if identity.has_privileges():  # uid 0 would be the owner of root's files without capabilities too
+                ids = [str(identity.GATEWAY_ID)] * 4
+                assert (status["Uid"].split(), status["Gid"].split(), status["Groups"].split()) == (ids, ids, [])
             assert Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0") == name
             if os.geteuid() != 0:
                 with pytest.raises(PermissionError):

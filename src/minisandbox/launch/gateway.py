@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 
 from . import proxy, proxy_rules
 from . import syscalls as sc
+from .identity import leave_root
 
 _MOST_MESSAGE = 1 << 18
 _OWN, _EACH = 16, 3
@@ -54,6 +55,7 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sc.overwrite_arguments("minisandbox-gateway")
     # proxies read what sandboxes send: whatever goes wrong there should be worth nothing
+    leave_root()
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
     sc.capset(0)

@@ -29,6 +29,8 @@ RANGE_SIZE = 65536
 BLOCK_START = 0x70000000
 """First host id given to sandboxes: above the ranges that systemd gives to containers (524288 to 1879048191)."""
 BLOCK_RANGES = 4000
+GATEWAY_ID = BLOCK_START + BLOCK_RANGES * RANGE_SIZE
+"""Host id that has no file: what serves the sandboxes of root's from outside has it."""
 LOCKS = "ranges"
 """Name of the file whose bytes are locked, one for each range in use."""
 OUTER_ID = 1
@@ -83,8 +85,15 @@ def _ids_are_mapped() -> bool:
     """Whether the block lies in this process's own user namespace (in a nested container it may not)."""
     with open("/proc/self/uid_map", encoding="ascii") as table:
         rows = [tuple(map(int, line.split())) for line in table]
-    end = BLOCK_START + BLOCK_RANGES * RANGE_SIZE
-    return any(start <= BLOCK_START and end <= start + count for start, _, count in rows)
+    return any(start <= BLOCK_START and start + count > GATEWAY_ID for start, _, count in rows)
+
+
+def leave_root() -> None:
+    """Become an id that has no file, where this process may become any; without capabilities uid 0 still has root's."""
+    if has_privileges():
+        os.setgroups([])
+        os.setresgid(GATEWAY_ID, GATEWAY_ID, GATEWAY_ID)
+        os.setresuid(GATEWAY_ID, GATEWAY_ID, GATEWAY_ID)
 
 
 def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
