@@ -470,6 +470,13 @@ def test_huge_pages_are_refused_and_other_memory_is_not(architecture: str) -> No
 
 
 @both
+def test_shared_memory_is_not_locked(architecture: str) -> None:
+    locked, unlocked, removed = 11, 12, 0
+    assert [ask(architecture, "shmctl", 5, what, 0) for what in (unlocked, removed)] == ["allowed"] * 2
+    assert [ask(architecture, "shmctl", 5, locked | more, 0) for more in (0, GARBAGE)] == ["EPERM"] * 2
+
+
+@both
 @pytest.mark.parametrize("name", ["setxattr", "lsetxattr", "fsetxattr"])
 def test_attributes_have_a_largest_size(architecture: str, name: str) -> None:
     verdicts = [ask(architecture, name, 0, 0, 0, size, 0) for size in (0, 44, 1023, 1024, 1025, 2048, 65536)]
@@ -536,7 +543,7 @@ def test_the_description_names_every_call_once(architecture: str) -> None:
     ]
     assert numbers == sorted(known_calls(architecture))
     assert all(len(line) <= 160 for line in lines)
-    assert sum(line.endswith("- otherwise") for line in lines) == 26
+    assert sum(line.endswith("- otherwise") for line in lines) == 27
 
 
 def test_another_architecture_cannot_be_installed() -> None:

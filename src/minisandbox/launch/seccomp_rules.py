@@ -106,6 +106,7 @@ _STREAM, _DGRAM, _RAW, _PACKET, _TYPE_MASK = 1, 2, 3, 10, 0xF
 _TCP, _UDP, _ROUTE = 6, 17, 0
 _MADV_MERGEABLE = 12
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
+_SHM_LOCK = 11
 _ABOVE_63, _ABOVE_1023 = 0xFFFFFFC0, 0xFFFFFC00
 _PROCESS, _USER, _IO_PROCESS, _IO_USER = 0, 2, 1, 3
 
@@ -320,7 +321,7 @@ RULES = (
     ),
     # --- talking -----------------------------------------------------------------------------------------------------
     _allow(
-        "shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink "
+        "shmat shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink "
         "mq_timedsend mq_timedreceive mq_notify mq_getsetattr",
         "System V and POSIX queues, in the sandbox's own namespace",
     ),
@@ -328,6 +329,16 @@ RULES = (
         "shmget",
         "System V shared memory, in the sandbox's own namespace",
         Clause("SHM_HUGETLB: the host's pool, in no account of memory", (_has(2, _SHM_HUGETLB),), errno.EPERM),
+    ),
+    _allow(
+        "shmctl",
+        "System V shared memory, in the sandbox's own namespace",
+        # the kernel takes a namespace's limit, which is in bytes, for pages (user_shm_lock in mm/mlock.c)
+        Clause(
+            "SHM_LOCK: locked memory, of which all ids together could have 256 MiB",
+            (Test(1, (_SHM_LOCK,)),),
+            errno.EPERM,
+        ),
     ),
     _refuse("socket", errno.EAFNOSUPPORT, "what programs seldom need loads kernel modules on request", *_SOCKETS),
     _refuse(
