@@ -13,6 +13,8 @@ import minisandbox
 from minisandbox.errors import HostError
 from minisandbox.sandbox import interpreter
 
+_PATIENCE = 5.0
+
 
 def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     """Start an isolated interpreter with nothing of ours but a socket and a pidfd of this process.
@@ -27,9 +29,10 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
         HostError: it cannot be started.
     """
     how = interpreter.find(sys.executable)
-    controller = os.pidfd_open(os.getpid())
     package = Path(minisandbox.__file__).parent.parent
+    controller = -1
     try:
+        controller = os.pidfd_open(os.getpid())
         process = subprocess.Popen(
             [*how.words, "-I", "-S", "-B", "-c", bootstrap, str(theirs.fileno()), str(controller)],
             executable=how.program,
@@ -47,6 +50,20 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
     except OSError as error:
         raise HostError(f"cannot start {sys.executable}: {error.strerror}") from error
     finally:
-        os.close(controller)
+        if controller >= 0:
+            os.close(controller)
         os.close(how.descriptor)
     return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of one whose connection was closed; one that sees nothing, since it was stopped, is killed.
+
+    Raises:
+        TimeoutExpired: it hangs in the kernel (``subprocess``'s own).
+    """
+    try:
+        process.wait(timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=_PATIENCE)

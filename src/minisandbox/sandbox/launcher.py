@@ -198,7 +198,7 @@ class Launcher:
         with contextlib.suppress(OSError):
             self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5.0)
+            companion.end(self._process)
             reaper.reap_groups(reaper.owner_name())
 
 

@@ -231,4 +231,4 @@ class _Process:
         self._thread.join(_PATIENCE)
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_PATIENCE)
+            companion.end(self._process)
