@@ -37,8 +37,8 @@ from minisandbox.models.faults import FAULTS, Fault
 from minisandbox.models.misbehaving import Orders, answer, error, misbehave
 from minisandbox.models.protocol import Request
 from minisandbox.models.scripted import Answerer, Reply, Script, ScriptedModel
+from minisandbox.models.serving import LARGEST_REQUEST
 
-_LARGEST_REQUEST = 256 * 1024 * 1024
 _PATIENCE = 30.0
 _KEPT = 1000
 
@@ -128,7 +128,7 @@ class ScriptedServer:
 
     async def start(self) -> None:
         """Begin to serve."""
-        app = web.Application(client_max_size=_LARGEST_REQUEST)
+        app = web.Application(client_max_size=LARGEST_REQUEST)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._list_models)
         # who waits for an answer when the server ends gets none; a client that goes away ends its request
