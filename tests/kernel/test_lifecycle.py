@@ -20,9 +20,9 @@ from tests.waiting import running, until
 from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.host import reaper
 from minisandbox.launch import limits
-from minisandbox.sandbox import Sandbox, live_sandboxes
-from minisandbox.sandbox.controller import current_controller
-from minisandbox.types import ImageSpec
+from minisandbox.sandbox import Sandbox, companion, live_sandboxes, network
+from minisandbox.sandbox.controller import current_controller, shut_down
+from minisandbox.types import ImageSpec, Network
 
 pytestmark = pytest.mark.kernel
 
@@ -353,3 +353,20 @@ def test_an_interrupt_while_one_is_made_harms_no_other(
             Sandbox.create(spec)
         with Sandbox.create(spec) as box, box.snapshot() as snapshot, Sandbox.create(snapshot) as fork:
             assert [each.exec("echo ok").stdout for each in (box, fork, other)] == ["ok\n"] * 3
+
+
+@pytest.mark.parametrize("whose", ["gateway", "launcher"])
+def test_a_stopped_process_of_ours_ends_with_its_owner(
+    spec: ImageSpec, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sees nothing any more, and would be left behind."""
+    monkeypatch.setattr(companion, "_PATIENCE", 0.2)
+    monkeypatch.setattr(network, "_PATIENCE", 0.2)
+    with Sandbox.create(spec, network=Network.allow("packages.example.org")):
+        controller = current_controller()
+        process = controller.gateway._process if whose == "gateway" else controller.launcher._process
+        assert process is not None
+        pid = process.pid
+    os.kill(pid, signal.SIGSTOP)
+    shut_down()
+    assert not running(pid)

@@ -24,9 +24,9 @@ from tests.waiting import running, settled, stat_fields, until
 
 from minisandbox.errors import InvalidValue, OwnerOnly, SandboxGone
 from minisandbox.launch import identity
-from minisandbox.sandbox import Process, Sandbox, companion
+from minisandbox.sandbox import Process, Sandbox
 from minisandbox.sandbox import network as network_module
-from minisandbox.sandbox.controller import current_controller, shut_down
+from minisandbox.sandbox.controller import current_controller
 from minisandbox.types import ImageSpec, Network, Output, Refusals
 
 pytestmark = pytest.mark.kernel
@@ -539,7 +539,7 @@ from pathlib import Path
 from tests.kernel import test_network as t
 from tests.waiting import running_with, stat_fields, until
 from minisandbox.sandbox import Sandbox
-from minisandbox.sandbox.controller import current_controller, shut_down
+from minisandbox.sandbox.controller import current_controller
 from minisandbox.types import ImageSpec, Network
 def make():
     return Sandbox.create(ImageSpec("base", (Path(sys.argv[1]),)), network=Network.allow("h"))
@@ -595,18 +595,3 @@ def test_the_proxy_has_no_privilege_and_says_nothing_of_its_caller(spec: ImageSp
             held = {os.readlink(f"/proc/{proxy}/fd/{number}").split(":")[0] for number in range(3, 7)}
             assert held <= {"socket", "anon_inode"}
             assert not any("memfd" in os.readlink(entry) for entry in Path(f"/proc/{proxy}/fd").iterdir())
-
-
-@pytest.mark.parametrize("whose", ["gateway", "launcher"])
-def test_a_stopped_process_of_ours_ends_with_its_owner(
-    spec: ImageSpec, whose: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It sees nothing any more, and would be left behind."""
-    monkeypatch.setattr(companion, "_PATIENCE", 0.2)
-    monkeypatch.setattr(network_module, "_PATIENCE", 0.2)
-    with Sandbox.create(spec, network=Network.allow("packages.example.org")) as box:
-        ask(box)
-        pid = gateway_pid() if whose == "gateway" else current_controller().launcher._process.pid
-    os.kill(pid, signal.SIGSTOP)
-    shut_down()
-    assert not running(pid)
