@@ -113,6 +113,29 @@ print([os.waitpid(child, 0)[1] for child in children])
         assert (result.stdout, result.limits_hit) == ("held\n" + str([0] * 6) + "\n", ())
 
 
+def test_who_is_about_to_execute_something_does_not_count_for_itself(spec: ImageSpec, mechanism: str) -> None:
+    """It uses its parent's address space until then (vfork(2), posix_spawn(3)); here it waits for a FIFO's writer."""
+    script = """
+import os, time
+os.mkfifo("/tmp/fifo")
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.read(reader, 1)
+    time.sleep(0.15)
+    os.close(os.open("/tmp/fifo", os.O_WRONLY))
+    os._exit(0)
+held = bytearray(160 << 20)
+held[::4096] = bytes(len(held[::4096]))
+reading = (os.POSIX_SPAWN_OPEN, 9, "/tmp/fifo", os.O_RDONLY, 0)
+os.write(writer, b"x")
+child = os.posix_spawn("/bin/true", ["true"], {}, file_actions=[reading])
+print(os.waitpid(child, 0)[1])
+"""
+    with Sandbox.create(spec, limits=Limits(memory="256M")) as box:
+        result = box.exec(["python3", "-c", script], timeout=60)
+        assert (result.stdout, result.limits_hit) == ("0\n", ())
+
+
 def test_memory_that_outlives_its_makers_is_freed(spec: ImageSpec, mechanism: str) -> None:
     script = """
 import contextlib, ctypes, os, time

@@ -15,11 +15,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from . import syscalls as sc
-from .descendants import every_pid
+from .descendants import every_pid, stat_fields
 from .ledger import Ledger
 
 INTERVAL = 0.05
 """Seconds between two looks while commands run."""
+_LENT, _PAUSE = 0.5, 0.01
+"""Seconds for which memory may be shown twice, and between two looks at it."""
 _LONGEST_LOOK, _LONGEST_WAIT = 0.5, 5.0
 """Seconds of a processor, and seconds, after which what processes share is looked at no more."""
 _OWN = (b"RssAnon:", b"VmSwap:"), (b"Pss_Anon:", b"SwapPss:")
@@ -37,8 +39,29 @@ def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
         ledger: told before anything ends: a worker asks it as soon as its command has ended.
     """
     # what ended since it was looked at, and what it left is freed, must not count against who came after it
-    if all(_is_too_much(limit) for _ in range(2)):
+    if all(_is_too_much(limit) for _ in range(2)) and not _is_less_soon(limit):
         end_all(spared, ledger)
+
+
+def _is_less_soon(limit: int) -> bool:
+    """Whether it is no longer too much in a moment, where somebody waits for a child of vfork(2), as shells do.
+
+    Until it executes something such a child uses its parent's memory, and /proc shows that for each of them. Code that
+    has a thread wait so itself gains little time, and none beyond twice the limit.
+    """
+    end = time.monotonic() + _LENT
+    while time.monotonic() < end and any(map(_waits, every_pid())) and not _is_too_much(2 * limit):
+        time.sleep(_PAUSE)
+        if not _is_too_much(limit):
+            return True
+    return not _is_too_much(limit)
+
+
+def _waits(pid: int) -> bool:
+    """Whether a thread of a process is in a wait that no signal but SIGKILL ends."""
+    with contextlib.suppress(OSError):  # it has ended
+        return any(stat_fields(int(thread))[:1] == [b"D"] for thread in os.listdir(f"/proc/{pid}/task"))
+    return False
 
 
 def _is_too_much(limit: int) -> bool:
