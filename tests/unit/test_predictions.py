@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,9 @@ def test_the_report_of_an_instance() -> None:
     assert list(status) == ["FAIL_TO_PASS", "PASS_TO_PASS", "FAIL_TO_FAIL", "PASS_TO_FAIL"]
     assert status["FAIL_TO_PASS"] == {"success": list(task.FAIL_TO_PASS), "failure": []}
     assert status["PASS_TO_PASS"]["failure"] == [broken]
+
+
+def test_a_pipe_in_a_run_is_not_waited_for(tmp_path: Path) -> None:
+    write(tmp_path / "o__r-1.pred", A)
+    os.mkfifo(tmp_path / "o__r-2.pred")
+    assert [one.instance_id for one in read_predictions(tmp_path)] == ["o__r-1"]

@@ -86,7 +86,7 @@ def empty_predictions(tasks: Iterable[Task]) -> tuple[Prediction, ...]:
 
 
 def _from_directory(path: Path) -> Iterator[Prediction]:
-    files = sorted(path.rglob("*.pred"))
+    files = sorted(file for file in path.rglob("*.pred") if file.is_file())  # no pipe, which would be waited for
     if not files:
         files = [path / name for name in _NAMES if (path / name).is_file()][:1]
     if not files:

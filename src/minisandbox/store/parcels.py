@@ -9,9 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import InvalidValue, StoreError
 from minisandbox.store import entries as listing
@@ -123,33 +124,37 @@ def entries_of(store: Store, key: str) -> Iterator[Entry]:
     if os.path.lexists(directory / listing.NAME):
         yield from listing.read_entries(directory, most=MOST_LIST)
         return
-    _check_owner(store, key)
-    os.close(open_folder(store.root, ["layers", key, "tree"]))  # not through a link
-    first: dict[int, str] = {}
-    listed = 0
-    for path, info in walk(directory / "tree"):
-        listed += len(path) + _LEAST_LINE
-        if listed > MOST_LIST:
-            raise unfit(f"layer {key[:16]} of the store {store.root}", "it has too many files")
-        entry = describe(path, f"{directory}/tree/{path}", info)
-        if info.st_nlink > 1 and entry.kind != DIRECTORY:
-            known = first.setdefault(info.st_ino, path)
-            entry = entry if known == path else replace(entry, same=known)
-        yield entry
+    with _way_to(store, key) as way:
+        first: dict[int, str] = {}
+        listed = 0
+        for path, info in walk(way / "tree"):
+            listed += len(path) + _LEAST_LINE
+            if listed > MOST_LIST:
+                raise unfit(f"layer {key[:16]} of the store {store.root}", "it has too many files")
+            entry = describe(path, f"{way}/tree/{path}", info)
+            if info.st_nlink > 1 and entry.kind != DIRECTORY:
+                known = first.setdefault(info.st_ino, path)
+                entry = entry if known == path else replace(entry, same=known)
+            yield entry
 
 
-def _check_owner(store: Store, key: str) -> None:
-    """Refuse a tree that somebody else may change: it is walked by path, and a link could take a directory's place."""
-    for folders in ([], ["layers"], ["layers", key]):
-        fd = open_folder(store.root, folders)
-        owner = os.fstat(fd).st_uid
-        os.close(fd)
-        if owner not in (0, os.geteuid()):
-            raise StoreError(
-                f"layer {key[:16]} of the store {store.root} cannot be read",
-                reason=f"an earlier MiniSandbox made it, without a list of files, and it belongs to user {owner}",
-                hint="have that user export its images to a file (`minisandbox image export`), and import the file",
-            )
+@contextmanager
+def _way_to(store: Store, key: str) -> Iterator[Path]:
+    """A way to a layer's directory that nobody else can change: its tree is walked by path, not through links."""
+    place = store.root
+    with ExitStack() as opened:
+        for folders in ([], ["layers"], [key]):
+            fd = open_folder(place, folders)
+            opened.callback(os.close, fd)
+            if (owner := os.fstat(fd).st_uid) not in (0, os.geteuid()):
+                raise StoreError(
+                    f"layer {key[:16]} of the store {store.root} cannot be read",
+                    reason=f"an earlier MiniSandbox made it, without a list of files, and it belongs to user {owner}",
+                    hint="have that user export its images to a file (`minisandbox image export`), and import the file",
+                )
+            place = Path(f"/proc/self/fd/{fd}")
+        os.close(open_folder(place, ["tree"]))
+        yield place
 
 
 def _relative(entry: Entry, owner: int) -> Entry:
