@@ -241,7 +241,9 @@ def _ip_literal(name: str) -> str:
 class Mount:
     """A host directory or file shown inside a sandbox.
 
-    What is in it is the host's own: code inside can connect to a unix socket there, and write to a FIFO.
+    What is in it is the host's own: code inside can connect to a unix socket there, and write to a FIFO. Whoever may
+    write above the target can rename a directory on the way to it, as in every mount namespace; one right below ``/``
+    stays where it is.
 
     Attributes:
         source: absolute host path of a directory or regular file.

@@ -294,11 +294,12 @@ def test_the_way_through_a_proxy_of_this_machine() -> None:
         yes = b"HTTP/1.1 200 fine\r\nVia: x\r\n\r\nearly"
         async with server(answering(seen, yes)) as port:
             beyond = Upstream(f"http://me:pw@127.0.0.1:{port}", f"http://127.0.0.1:{port}")
-            async with tenant("*.example.org", "127.0.0.1:81", private=False, upstream=beyond) as (door, told):
-                got = await ask(door, b"CONNECT A.example.org:443 HTTP/1.1\r\n\r\n")
+            hosts = ("*.example.org", "a.example.org:444", "127.0.0.1:81")
+            async with tenant(*hosts, private=False, upstream=beyond) as (door, told):
+                got = await ask(door, b"CONNECT A.example.org:444 HTTP/1.1\r\n\r\n")
                 assert got == b"HTTP/1.1 200 Connection established\r\n\r\nearly"
                 assert seen.pop() == (
-                    b"CONNECT a.example.org:443 HTTP/1.1\r\nHost: a.example.org:443\r\n"
+                    b"CONNECT a.example.org:444 HTTP/1.1\r\nHost: a.example.org:444\r\n"
                     b"Proxy-Authorization: Basic bWU6cHc=\r\n\r\n"
                 )
                 assert await ask(door, b"GET http://b.example.org/x HTTP/1.1\r\nHost: b.example.org\r\n\r\n") == yes
@@ -371,8 +372,8 @@ def hello(name: str | None) -> bytes:
 def test_a_tunnel_carries_what_its_port_is_for() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        writer.write(b"got " + await reader.read())
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n220 smtp ")
+        writer.write(b"ready " + await reader.read())
 
     async def work() -> None:
         connected = b"HTTP/1.1 200 Connection established\r\n\r\n"
@@ -384,8 +385,8 @@ def test_a_tunnel_carries_what_its_port_is_for() -> None:
                 for target, data in (("a:443", good), ("a:443", hello(None)), ("a:80", http), ("named:443", b"SSH-2")):
                     host, _, number = target.partition(":")
                     request = f"CONNECT {host}.example.org:{number} HTTP/1.1\r\n\r\n".encode()
-                    assert await ask(door, request + data) == connected + b"got " + data
-                    assert await ask(door, request, data[:3], data[3:]) == connected + b"got " + data
+                    assert await ask(door, request + data) == connected + b"220 smtp ready " + data
+                    assert await ask(door, request, data[:3], data[3:]) == connected + b"220 smtp ready " + data
                 assert told == []
                 for target, data in (
                     ("443", other),
@@ -399,6 +400,9 @@ def test_a_tunnel_carries_what_its_port_is_for() -> None:
                 request = b"CONNECT a.example.org:443 HTTP/1.1\r\n\r\n"
                 assert (await ask(door, request, good, other)).endswith(b"(reset)")  # the server had it say it anew
                 assert (await ask(door, request, good + other)).endswith(b"(reset)")
+                for number in (b"80", b"443"):  # nor does it carry what a server says first
+                    got = await ask(door, b"CONNECT a.example.org:%b HTTP/1.1\r\n\r\n" % number)
+                    assert (got[: len(connected)], b"220" in got) == (connected, False)
                 assert len(told) == 7
                 assert all("asks for b.example.org" in str(told[number]["why"]) for number in (0, 5, 6))
 

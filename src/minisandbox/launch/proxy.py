@@ -270,7 +270,7 @@ class _Tenant:
                 relay = _Relay(client, server, deadline)
                 if request.method == "CONNECT":
                     opening = _Opening(request.target.host, self._allowed.expects(request.target), self._report)
-                    await relay.both_ways(rest, b"HTTP/1.1 200 Connection established\r\n\r\n" + early, opening)
+                    await relay.both_ways(rest, early, opening)
                 else:
                     head = request.head(absolute=hop is not None and not hop.authorization)
                     await relay.one_request(head, Body(client, rest, request.length), self._report)
@@ -451,20 +451,18 @@ class _Opening:
     report: Callable[[str], None]
 
     async def complete(self, source: socket.socket, data: bytes) -> bytes:
-        """What a client has sent, once it is enough to see what it is; nothing, if it closes without a word.
+        """What a client has sent, once it is enough to see what it is.
 
         Raises:
-            EOFError: the client closed in the middle of it.
+            EOFError: the client closed before that.
             RefusedError: it is something else.
         """
         try:
             while not rules.opens(self.expected, self.host, data):
-                if piece := await asyncio.get_running_loop().sock_recv(source, CHUNK):
-                    data += piece
-                elif data:
+                piece = await asyncio.get_running_loop().sock_recv(source, CHUNK)
+                if not piece:
                     raise EOFError
-                else:
-                    break
+                data += piece
         except rules.RefusedError as refused:
             self.report(str(refused))
             raise
@@ -507,12 +505,13 @@ class _Relay:
         self._loop = asyncio.get_running_loop()
 
     async def both_ways(self, to_server: bytes, to_client: bytes, opening: _Opening) -> None:
-        """Carry everything until both have closed their sides, and first what is given."""
+        """Carry everything until both have closed their sides; nothing of the server's before it may be what it is."""
         try:
-            await self._send(self._client, to_client)
+            await self._send(self._client, b"HTTP/1.1 200 Connection established\r\n\r\n")
             begun = await opening.complete(self._client, to_server)
             watch = opening.watch(begun)
             await self._send(self._server, begun)
+            await self._send(self._client, to_client)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._copy(self._client, self._server, watch))
                 group.create_task(self._copy(self._server, self._client))
