@@ -78,6 +78,32 @@ os.wait()
         assert box.exec("echo here").stdout == "here\n"
 
 
+def test_arguments_of_a_process_that_never_gets_to_execute_are_memory(spec: ImageSpec, mechanism: str) -> None:
+    """They lie in no area of its memory yet; it waits for a thread that has ended, which its tracer takes no note of."""
+    script = """
+import ctypes, os, resource, threading, time
+resource.setrlimit(resource.RLIMIT_STACK, (32 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+words, seize, children = (ctypes.c_char_p * 46)(b"true", *[b"x" * 131_000] * 44), 0x4206, []
+for _ in range(40):
+    told, tell = os.pipe()
+    begun, begin = os.pipe()
+    children.append(os.fork())
+    if children[-1] == 0:
+        thread = threading.Thread(target=time.sleep, args=(60,))
+        thread.start()
+        os.write(tell, str(thread.native_id).encode())
+        os.read(begun, 1)
+        ctypes.CDLL(None).execv(b"/bin/true", words)
+    assert ctypes.CDLL(None).ptrace(seize, int(os.read(told, 20)), None, None) == 0
+    os.write(begin, b"x")
+while all(open(f"/proc/{child}/stat").read().split()[2] not in "ZX" for child in children):
+    time.sleep(0.1)
+"""
+    with Sandbox.create(spec, limits=Limits(memory="200M")) as box:
+        assert "memory" in box.exec(["python3", "-c", script], timeout=20).limits_hit
+        assert box.exec("echo here").stdout == "here\n"
+
+
 def test_a_fork_bomb_ends_inside(spec: ImageSpec, mechanism: str) -> None:
     with Sandbox.create(spec, limits=Limits(processes=50)) as box, Sandbox.create(spec) as neighbour:
         bomb = box.exec("bomb() { bomb | bomb & }; bomb; sleep 1", timeout=30)

@@ -127,7 +127,7 @@ def _held(places: Collection[str], allowed: int) -> int:
         undecided = allowed - rest < own + common <= allowed
         shares: tuple[int, ...] = wholes[place]
         if undecided and not late():  # one that has ended since then holds nothing any more
-            shares = _sums(f"{place}/smaps_rollup", (_OWN[1], _COMMON[1])) or _whole(place)
+            shares = _shares(place) or _whole(place)
         own, common, rest = own + shares[0], common + shares[1], rest - sum(wholes[place])
     return own + max(common, _nameless(places, late))
 
@@ -135,6 +135,18 @@ def _held(places: Collection[str], allowed: int) -> int:
 def _whole(place: str) -> tuple[int, int]:
     """Bytes of a process, and of the memory that it shares by agreement, as if nobody else had them."""
     own, common = _sums(f"{place}/status", (_OWN[0], _COMMON[0])) or (0, 0)
+    return own, common
+
+
+def _shares(place: str) -> tuple[int, int] | None:
+    """As :func:`_whole`, the share of what several have in common; None where a process does not show that."""
+    found = _sums(f"{place}/smaps_rollup", (_OWN[1], _COMMON[1], (b"Anonymous:",)))
+    if found is None:
+        return None
+    own, common, mapped = found
+    if _waits(int(place.split("/")[2])):
+        # arguments of execve(2) lie in no area of memory until it is done, and it waits for all other threads to end
+        own += max(0, (_sum(f"{place}/status", (b"RssAnon:",)) or 0) - mapped)
     return own, common
 
 
