@@ -79,7 +79,7 @@ os.wait()
 
 
 def test_arguments_of_a_process_that_never_gets_to_execute_are_memory(spec: ImageSpec, mechanism: str) -> None:
-    """They lie in no area of its memory yet; it waits for a thread that has ended, which its tracer takes no note of."""
+    """They lie in no area of its memory yet; it waits for a thread that has ended, but for its tracer."""
     script = """
 import ctypes, os, resource, threading, time
 resource.setrlimit(resource.RLIMIT_STACK, (32 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))

@@ -400,8 +400,8 @@ def test_a_tunnel_carries_what_its_port_is_for() -> None:
                 request = b"CONNECT a.example.org:443 HTTP/1.1\r\n\r\n"
                 assert (await ask(door, request, good, other)).endswith(b"(reset)")  # the server had it say it anew
                 assert (await ask(door, request, good + other)).endswith(b"(reset)")
-                for number in (b"80", b"443"):  # nor does it carry what a server says first
-                    got = await ask(door, b"CONNECT a.example.org:%b HTTP/1.1\r\n\r\n" % number)
+                for tunnel in (b"80", b"443"):  # nor does it carry what a server says first
+                    got = await ask(door, b"CONNECT a.example.org:%b HTTP/1.1\r\n\r\n" % tunnel)
                     assert (got[: len(connected)], b"220" in got) == (connected, False)
                 assert len(told) == 7
                 assert all("asks for b.example.org" in str(told[number]["why"]) for number in (0, 5, 6))
