@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from minisandbox.cli.main import main
-from minisandbox.errors import TaskFileError
+from minisandbox.errors import SourceError, TaskFileError
+from minisandbox.images import mirrors
 from minisandbox.images.localsource import take_snapshot
-from minisandbox.images.recipe import LocalSource
+from minisandbox.images.recipe import GitSource, LocalSource
 from minisandbox.tasks import TaskSet, read_tasks, task_from_row
 from minisandbox.tasks.confining import local_repository
 from minisandbox.tasks.context import LoadContext
@@ -70,6 +71,11 @@ OUTSIDE: list[tuple[str, Callable[[Path], dict[str, Any]]]] = [
     ("build.source.git.url", repository),
     ("build.source.git.url", lambda home: repository(f"file://{home}")),
     ("build.source.git.url", lambda home: repository(f"file://localhost{str(home).replace('home', 'ho%6de')}")),
+    ("build.source.git.url", lambda home: repository(f"file://host{home}")),
+    ("build.source.git.url", lambda home: repository(f"file://[proc/self/cwd/x]{home}")),
+    ("build.source.git.url", lambda home: repository(f"file:///proc/self/cwd/x@[y]{home}")),
+    ("build.source.git.url", lambda home: repository(f"file:///proc/self/cwd/x%40%5by]{home}")),
+    ("build.source.git.url", lambda home: repository(f"x@[y]{home}")),
     ("build.source.git.url", lambda home: repository("~/repository")),
     ("build.requirements_file", lambda home: row(requirements_file=str(home / "secret.txt"))),
     ("build.requirements_file", lambda home: row(requirements_file="link/secret.txt")),
@@ -228,6 +234,20 @@ def test_listing_a_work_tree_asks_no_promisor_for_objects(tmp_path: Path) -> Non
 )
 def test_which_addresses_are_paths(url: str, path: str | None) -> None:
     assert local_repository(url) == (None if path is None else Path(path))
+
+
+def test_a_directory_called_like_an_address_does_not_take_its_place(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that is there goes before an address: here one leads out, and the other one was looked at."""
+    url, private = "file:///proc/self/cwd/mine", _repository(place.parent / "home/private")
+    _repository(place / "mine")
+    (place / "file:/proc/self/cwd").mkdir(parents=True)
+    (place / "file:/proc/self/cwd/mine").symlink_to(private)
+    monkeypatch.chdir(place)
+    assert len(TaskSet.load(written(place, repository(url)))) == 1
+    with pytest.raises(SourceError):
+        mirrors._fetch(GitSource(url, _git(private, "rev-parse", "HEAD")), tmp_path / "mirror", 60, [])
 
 
 def test_an_index_made_by_hand_takes_nothing_from_elsewhere(place: Path) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from minisandbox.errors import ProgramNotFound
 
+_PROTOCOLS = "file:git:http:https:ssh"
+"""Of others git runs a program by their name (gitremote-helpers(7)); GIT_ALLOW_PROTOCOL of the host's goes first."""
 _SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.ext.allow=never", "gc.auto=0")
 # What git sets for the hooks and aliases it starts would lead ours to that repository (git rev-parse --local-env-vars).
 _NO_REPOSITORY = frozenset(
@@ -63,4 +65,4 @@ def _environment(host: Mapping[str, str], *, fetches: bool) -> dict[str, str]:
     clean = {name: value for name, value in host.items() if name not in _NO_REPOSITORY}
     quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true", "LC_ALL": "C"}
     alone = {"GIT_NO_LAZY_FETCH": "1"} if fetches else {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
-    return {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", **clean, **quiet, **alone}
+    return {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", "GIT_ALLOW_PROTOCOL": _PROTOCOLS, **clean, **quiet, **alone}

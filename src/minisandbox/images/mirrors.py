@@ -83,7 +83,7 @@ class Mirrors:
         for path in given:
             if _has(path, source):
                 return path
-        mirror = self.store.root / "repositories" / mirror_name(source.url)
+        mirror = self.store.root / "repositories" / mirror_name(_place(source))
         if _has(mirror, source):
             return mirror
         with self.store.lock(f"repository-{mirror.name}"):
@@ -253,9 +253,12 @@ def _failure(source: GitSource, said: str) -> SourceError | DiskFull:
 
 
 def _place(source: GitSource) -> str:
-    """What git is given: a local path is made absolute, since git runs elsewhere."""
+    """What git is given: a local path is made absolute, since git runs elsewhere.
+
+    A directory that is called like a URL is not one: rows were read so too, and each address has one mirror.
+    """
     path = Path(source.url).expanduser()
-    return str(path.absolute()) if path.exists() else source.url
+    return str(path.absolute()) if "://" not in source.url and path.exists() else source.url
 
 
 def _shown(source: GitSource) -> str:

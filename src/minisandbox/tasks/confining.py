@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,8 +12,7 @@ _HINT = (
     "name any directory that you can read"
 )
 _FILE = "file:"
-Confining = Callable[[Path, "Sequence[Path] | None"], "tuple[str, str, str] | None"]
-"""What is wrong with a path that a row names, the reason, and what to do; None where nothing is."""
+_PLAIN = ("file:///", "file://localhost/")
 
 _ENDS = ("", "/.git", ".git", ".git/.git")
 """What git tries after the path of a repository (enter_repo in its path.c)."""
@@ -93,15 +92,34 @@ def _raise(error: OSError) -> None:
     raise error
 
 
+def address_problem(url: str, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
+    """Why a row may not name a git repository by an address, as :func:`problem_of` says it; None where it may.
+
+    One of this machine's is what its path says and nothing else: git drops what may be a host before it, up to the
+    bracket behind the first ``@[`` wherever that is (``host_end`` in its connect.c).
+    """
+    if places is None or (path := local_repository(url)) is None:
+        return None
+    in_url = url.lower().startswith(_FILE)
+    if "@[" in str(path) or (in_url and not url.startswith(_PLAIN)):
+        return (
+            "is not the path that git would read",
+            "git takes what stands before a path for the name of a host, and drops it",
+            "write file:///path/of/the/repository, or the path alone, without '@['",
+        )
+    return repository_problem(path, places)
+
+
 def local_repository(url: str) -> Path | None:
     """The path that a git repository's address stands for; None where it is an address of another machine."""
     if url.lower().startswith(_FILE):
-        return Path(unquote(url[len(_FILE) :].removeprefix("//").removeprefix("localhost")))
+        rest = unquote(url[len(_FILE) :], errors="surrogateescape")
+        return Path(rest.removeprefix("//").removeprefix("localhost"))
+    if "://" in url:
+        return None
     path = Path(url)
     try:
         there = path.expanduser().exists()
     except (OSError, RuntimeError, ValueError):
         there = False
-    if there or ("://" not in url and ":" not in url.partition("/")[0]):  # else [user@]host:path (git-fetch(1))
-        return path
-    return None
+    return path if there or ":" not in url.partition("/")[0] else None  # else [user@]host:path (git-fetch(1))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, TaskFileError
-from minisandbox.tasks.confining import Confining, local_repository, problem_of, repository_problem
+from minisandbox.tasks.confining import address_problem, problem_of
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
 
 _FIELDS = (
@@ -148,7 +148,7 @@ def _requirements(fields: _Fields, base: Path | None, places: tuple[Path, ...] |
     name = fields.text("requirements_file", default="")
     if not name:
         return listed
-    fields.confine("requirements_file", (base or Path()) / name, places)
+    fields.confine("requirements_file", problem_of((base or Path()) / name, places))
     from minisandbox.images.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
 
     try:
@@ -174,9 +174,9 @@ def _source(row: Mapping[str, object], base: Path | None, places: tuple[Path, ..
         raise fields.error("sha256", "is not a SHA-256", hint="give the 64 lower-case hex digits that the index shows")
     if kind == "local":
         values["path"] = values["path"] if base is None else str(base / values["path"])
-        fields.confine("path", Path(values["path"]), places)
-    if kind == "git" and (repository := local_repository(values["url"])):
-        fields.confine("url", repository, places, repository_problem)
+        fields.confine("path", problem_of(Path(values["path"]), places))
+    if kind == "git":
+        fields.confine("url", address_problem(values["url"], places))
     return SourceSpec(kind, tuple(values.items()))
 
 
@@ -248,11 +248,9 @@ class _Fields:
         name = self.prefix + key
         return TaskFileError(f"field {name!r} {problem}", field=name, reason=reason, hint=hint)
 
-    def confine(
-        self, key: str, path: Path, places: tuple[Path, ...] | None, problem_with: Confining = problem_of
-    ) -> None:
-        """Refuse a path of this machine that lies elsewhere than it may."""
-        if (problem := problem_with(path, places)) is not None:
+    def confine(self, key: str, problem: tuple[str, str, str] | None) -> None:
+        """Refuse what lies elsewhere than it may (:mod:`.confining`)."""
+        if problem is not None:
             what, reason, hint = problem
             raise self.error(key, what, reason=reason, hint=hint)
 
