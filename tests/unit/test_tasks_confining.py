@@ -46,6 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory for a stranger's files, beside one with what is nobody's business."""
     (tmp_path / "theirs/project").mkdir(parents=True)
     (tmp_path / "theirs/pins.txt").write_text("attrs==23.1.0\n")
+    (tmp_path / "theirs/more.txt").write_text("-r pins.txt\n-r ../home/secret.txt\n")
     (tmp_path / "home").mkdir()
     (tmp_path / "home/secret.txt").write_text("attrs==1.0\n")
     (tmp_path / "theirs/link").symlink_to(tmp_path / "home")
@@ -79,6 +80,7 @@ OUTSIDE: list[tuple[str, Callable[[Path], dict[str, Any]]]] = [
     ("build.source.git.url", lambda home: repository("~/repository")),
     ("build.requirements_file", lambda home: row(requirements_file=str(home / "secret.txt"))),
     ("build.requirements_file", lambda home: row(requirements_file="link/secret.txt")),
+    ("build.requirements_file", lambda home: row(requirements_file="more.txt")),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,21 +62,23 @@ class Pins:
     python: str = ""
 
 
-def read_pins(path: Path) -> Pins:
+def read_pins(path: Path, check: Callable[[Path], None] = lambda _: None) -> Pins:
     """Read a listing: ``pip freeze``, a requirements file, or ``conda env export`` (``.yml``).
 
     Args:
         path: the file; other files that it names (``-r``) are read too.
+        check: is called with each file before it is read, and raises InvalidValue for one that may not be.
 
     Raises:
         InvalidValue: it cannot be read, is no regular file or larger than 16 MiB, or a line of it says what a
             recipe has no place for.
     """
-    return _read_pins(path, set())
+    return _read_pins(path, check, set())
 
 
-def _read_pins(path: Path, seen: set[str]) -> Pins:
+def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pins:
     """Read a listing, and those that it names; one that was read already adds nothing."""
+    check(path)
     try:
         place = os.path.realpath(path)
         if place in seen:
@@ -94,7 +96,7 @@ def _read_pins(path: Path, seen: set[str]) -> Pins:
     skipped: list[tuple[str, str]] = []
     for line in _lines(text):
         if nested := re.fullmatch(r"(?:-r|--requirement)[ =]\s*(\S+)", line):
-            inner = _read_pins(path.parent / nested[1], seen)
+            inner = _read_pins(path.parent / nested[1], check, seen)
             found += inner.requirements
             skipped += inner.skipped
         elif reason := _unusable(line):

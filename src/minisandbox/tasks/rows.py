@@ -148,11 +148,16 @@ def _requirements(fields: _Fields, base: Path | None, places: tuple[Path, ...] |
     name = fields.text("requirements_file", default="")
     if not name:
         return listed
-    fields.confine("requirements_file", problem_of((base or Path()) / name, places))
+
+    def check(path: Path) -> None:
+        if (problem := problem_of(path, places)) is not None:
+            what, reason, hint = problem
+            raise InvalidValue(f"{path} {what}", reason=reason, hint=hint)
+
     from minisandbox.images.pins import read_pins  # noqa: PLC0415 - reading task files must not load the sandbox
 
     try:
-        return (*read_pins((base or Path()) / name).requirements, *listed)
+        return (*read_pins((base or Path()) / name, check).requirements, *listed)
     except InvalidValue as error:
         raise fields.error(
             "requirements_file", f"is {name!r}: {error.what}", reason=error.reason, hint=error.hint
