@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -470,6 +471,13 @@ def test_huge_pages_are_refused_and_other_memory_is_not(architecture: str) -> No
 
 
 @both
+def test_pipes_are_not_for_notifications(architecture: str) -> None:
+    plain, notifications = os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECT, os.O_EXCL
+    assert ask(architecture, "pipe2", 0, plain) == "allowed"
+    assert [ask(architecture, "pipe2", 0, notifications | more) for more in (0, plain, GARBAGE)] == ["ENOPKG"] * 3
+
+
+@both
 def test_shared_memory_is_not_locked(architecture: str) -> None:
     locked, unlocked, removed = 11, 12, 0
     assert [ask(architecture, "shmctl", 5, what, 0) for what in (unlocked, removed)] == ["allowed"] * 2
@@ -543,7 +551,7 @@ def test_the_description_names_every_call_once(architecture: str) -> None:
     ]
     assert numbers == sorted(known_calls(architecture))
     assert all(len(line) <= 160 for line in lines)
-    assert sum(line.endswith("- otherwise") for line in lines) == 27
+    assert sum(line.endswith("- otherwise") for line in lines) == 28
 
 
 def test_another_architecture_cannot_be_installed() -> None:

@@ -106,6 +106,7 @@ _STREAM, _DGRAM, _RAW, _PACKET, _TYPE_MASK = 1, 2, 3, 10, 0xF
 _TCP, _UDP, _ROUTE = 6, 17, 0
 _MADV_MERGEABLE = 12
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
+_O_NOTIFICATION_PIPE = 0o200  # O_EXCL (pipe(2))
 _SHM_LOCK = 11
 _ABOVE_63, _ABOVE_1023 = 0xFFFFFFC0, 0xFFFFFC00
 _PROCESS, _USER, _IO_PROCESS, _IO_USER = 0, 2, 1, 3
@@ -128,8 +129,17 @@ RULES = (
     _allow(
         "open openat openat2 creat close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 "
         "pwritev2 lseek dup dup2 dup3 flock fsync fdatasync sync_file_range fallocate fadvise64 "
-        "readahead truncate ftruncate copy_file_range sendfile splice tee pipe pipe2",
+        "readahead truncate ftruncate copy_file_range sendfile splice tee pipe",
         "contents of files and pipes, within what the sandbox's mounts show",
+    ),
+    _allow(
+        "pipe2",
+        "pipes",
+        Clause(
+            "O_NOTIFICATION_PIPE: messages that the kernel keeps, in no account of memory",
+            (_has(1, _O_NOTIFICATION_PIPE),),
+            errno.ENOPKG,
+        ),
     ),
     _refuse("vmsplice", errno.ENOSYS, "a page in a pipe keeps the huge page around it, which nothing shows any more"),
     _refuse(
