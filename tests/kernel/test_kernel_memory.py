@@ -439,6 +439,61 @@ def test_file_locks_whose_taker_has_ended_are_limited(spec: ImageSpec) -> None:
         assert box.exec("echo here").stdout == "here\n"
 
 
+NAMELESS_OF_THE_DEAD = """
+import fcntl, os, resource, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+for number in range({holders}):
+    if number + 1 == {holders} or os.fork() == 0:
+        break
+descriptors = [descriptor for _ in range({each} // len({make})) for descriptor in {make}]
+taker = os.fork()
+if taker == 0:
+    for descriptor in descriptors:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    os._exit(0)
+os.waitpid(taker, 0)
+time.sleep({pause})
+"""
+
+
+@pytest.mark.skipif(os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE, reason="shown there alone")
+@pytest.mark.parametrize("make", ["os.pipe()", "[os.memfd_create('x')]", "[os.open('/dev/null', os.O_RDONLY)]"])
+def test_locks_of_the_dead_on_files_without_names_are_limited(spec: ImageSpec, make: str) -> None:
+    with Sandbox.create(spec, limits=LIMITS) as box, Sandbox.create(spec, limits=LIMITS) as neighbour:
+        few = NAMELESS_OF_THE_DEAD.format(make=make, holders=1, each=3000, pause=1)
+        many = NAMELESS_OF_THE_DEAD.format(make=make, holders=3, each=3000, pause=60)
+        with neighbour.start(["python3", "-c", few]) as there:
+            result = box.exec(["python3", "-c", many], timeout=60)
+            assert result.limits_hit == ("memory",), result
+            assert (there.wait(60).ok, there.wait(60).limits_hit) == (True, ())
+
+
+MAPPED = """
+import ctypes, fcntl, os, struct, time
+map_it = ctypes.CDLL(None).mmap
+for _ in range({files}):
+    descriptor = os.memfd_create("x")
+    os.ftruncate(descriptor, 4096)
+    for at in range(3000):
+        fcntl.fcntl(descriptor, 37, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 2 * at, 1, 0))
+    map_it(None, 4096, 1, 1, descriptor, 0)
+    os.close(descriptor)
+time.sleep({pause})
+"""
+
+
+def test_locks_that_a_mapping_keeps_are_limited(spec: ImageSpec) -> None:
+    """No descriptor holds them any more."""
+    with (
+        Sandbox.create(spec, limits=LIMITS) as box,
+        Sandbox.create(spec, limits=LIMITS) as neighbour,
+        neighbour.start(["python3", "-c", MAPPED.format(files=1, pause=1)]) as there,
+    ):
+        result = box.exec(["python3", "-c", MAPPED.format(files=3, pause=9)], timeout=60)
+        assert result.limits_hit == ("memory",), result
+        assert (there.wait(60).ok, there.wait(60).limits_hit) == (True, ())
+
+
 EMPTY_CONNECTIONS = """
 import socket, struct, time
 at_once, kept = struct.pack("ii", 1, 0), []

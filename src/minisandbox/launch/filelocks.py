@@ -2,16 +2,19 @@
 
 It would also take hours to end processes with millions of them: closing a file looks through all locks of it.
 ``/proc/locks`` shows those of the reader's pid namespace, and of open file descriptions (fcntl(2)) those of the whole
-machine, without a process: of these the file systems tell which are the sandbox's. A lock of flock(2) whose taker has
-ended while another has the file open still is shown in the first pid namespace alone (fs/locks.c): the host's list is
-read too.
+machine, without a process: of these the file systems tell which are the sandbox's. A lock whose taker has ended while
+another has the file open still, or its table of descriptors, is shown in the first pid namespace alone (fs/locks.c):
+the host's list is read too. Where only processes can tell, their descriptors are looked at, and which of the files
+without names (pipe(2), memfd_create(2)) they have mapped: a mapping keeps a lock beyond its descriptor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from .descendants import may_hold
@@ -22,7 +25,7 @@ _LONGEST_LINE = 128
 _PIECE = 1 << 16
 _MOST_SANDBOXES = 100
 """So many that hold all they may are read through on the host's list."""
-_OWN_SYSTEMS = (b"overlay", b"tmpfs")
+_OWN_SYSTEMS = (b"overlay", b"tmpfs", b"proc", b"devpts", b"mqueue")
 _PAUSES = (0.0, 0.01, 0.02)
 """Seconds before each look at descriptors."""
 
@@ -66,38 +69,45 @@ def are_too_many(lists: Sequence[int], tables: Callable[[], Iterator[str]], spar
     """
     shown, *others = lists
     ours, unclear = _shown(shown)
-    if ours > MOST_LOCKS or any(_shown(other, everybody=True)[0] > MOST_LOCKS for other in others):
+    if ours > MOST_LOCKS:
         return True
-    if ours + unclear <= MOST_LOCKS:
+    for other in others:
+        theirs, beside = _shown(other, everybody=True)
+        if theirs > MOST_LOCKS:
+            return True
+        unclear |= beside  # the larger number of each
+    if ours + unclear.total() <= MOST_LOCKS:
         return False
     for pause in _PAUSES:  # one that begins or ends shows nothing for a moment: it must be so each time
         time.sleep(pause)
-        if ours + _held(tables(), spared) <= MOST_LOCKS:
+        if _held(tables(), spared, unclear) <= MOST_LOCKS:
             return False
     return True
 
 
-def _shown(shown: int, *, everybody: bool = False) -> tuple[int, int]:
-    """How many locks are listed that are the sandbox's, and that may be; there may be more of both.
+def _shown(shown: int, *, everybody: bool = False) -> tuple[int, Counter[bytes]]:
+    """How many locks are listed that are the sandbox's, and for each file how many that may be; there may be more.
 
     Args:
         shown: the list.
         everybody: whether it is the whole machine's, in which only the file systems tell.
     """
     lines = _read(shown, (_MOST_SANDBOXES if everybody else 4) * MOST_LOCKS * _LONGEST_LINE).splitlines()
+    unclear: Counter[bytes] = Counter()
     if len(lines) <= MOST_LOCKS:  # nearly always: nothing more to find out
-        return 0, 0
-    systems = frozenset(_own_systems())
-    ours = unclear = 0
+        return 0, unclear
+    own, common = _systems()
+    ours = 0
     for line in lines:
         # 1: OFDLCK ADVISORY  WRITE -1 00:2f:1234 0 EOF; those that wait for another have "->" behind the number
         words = line.replace(b"-> ", b"").split()
         if len(words) < 6:
             continue
-        if words[5].rpartition(b":")[0] in systems or (words[4] != b"-1" and not everybody):
+        system = words[5].rpartition(b":")[0]
+        if system in own or (words[4] != b"-1" and not everybody):
             ours += 1
-        else:
-            unclear += 1
+        elif system in common or not everybody:
+            unclear[words[5]] += 1
     return ours, unclear
 
 
@@ -110,27 +120,54 @@ def _read(shown: int, most: int) -> bytes:
     return bytes(found)
 
 
-def _own_systems() -> Iterator[bytes]:
-    """The numbers of the file systems that nobody else has, as ``/proc/locks`` writes them."""
+def _systems() -> tuple[frozenset[bytes], frozenset[bytes]]:
+    """The numbers of file systems that nobody else has, and of others in reach, as ``/proc/locks`` writes them."""
+    own: set[bytes] = set()
+    common = set(_nameless())
     with open("/proc/self/mountinfo", "rb") as source:
         for line in source:
             before, _, after = line.partition(b" - ")
-            if after.split(b" ", 1)[0] in _OWN_SYSTEMS:
-                major, minor = before.split()[2].split(b":")
-                yield b"%02x:%02x" % (int(major), int(minor))
+            major, minor = before.split()[2].split(b":")
+            systems = own if after.split(b" ", 1)[0] in _OWN_SYSTEMS else common
+            systems.add(b"%02x:%02x" % (int(major), int(minor)))
+    return frozenset(own), frozenset(common)
 
 
-def _held(tables: Iterator[str], spared: Collection[int]) -> int:
-    """How many locks the descriptors of processes hold; no more are counted than are too many.
+def _nameless() -> Iterator[bytes]:
+    """The numbers of the file systems of files that have no names, of which the machine has one each."""
+    made: list[int] = []
+    with contextlib.suppress(OSError):  # there is no descriptor left: what those hold is missed this time
+        made += os.pipe()
+        made += (os.memfd_create("here", os.MFD_CLOEXEC), os.eventfd(0), os.pidfd_open(os.getpid()))
+        made += (os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC), socket.socket(socket.AF_UNIX).detach())
+    for descriptor in made:
+        device = os.fstat(descriptor).st_dev
+        os.close(descriptor)
+        yield b"%02x:%02x" % (os.major(device), os.minor(device))
+
+
+def _held(tables: Iterator[str], spared: Collection[int], listed: Counter[bytes]) -> int:
+    """How many locks processes hold; no more are counted than are too many.
 
     A descriptor that is not shown, and one that is under way in a message, could hold any number.
+
+    Args:
+        tables: the descriptor tables of processes.
+        spared: our own.
+        listed: how many locks there are of each file.
     """
     count = 0
+    nameless = set(_nameless())
+    wanted = {name for name in listed if name.rpartition(b":")[0] in nameless}
+    opened: set[bytes] = set()
+    mapped: set[bytes] = set()
     for table in tables:
         thread = os.path.dirname(table)
         try:
             for name in os.listdir(table):
-                count += _of_descriptor(f"{thread}/fdinfo/{name}")
+                locks, inode = _of_descriptor(f"{thread}/fdinfo/{name}")
+                opened.add(inode)
+                count += locks
                 if count > MOST_LOCKS:
                     return count
         except PermissionError:
@@ -138,14 +175,25 @@ def _held(tables: Iterator[str], spared: Collection[int]) -> int:
                 return MOST_LOCKS + 1
         except OSError:  # it has ended
             continue
-    return count
+        if wanted - mapped:
+            mapped |= wanted & _mapped(thread)
+    return count + sum(listed[name] for name in mapped if name.rpartition(b":")[2] not in opened)
 
 
-def _of_descriptor(path: str) -> int:
+def _mapped(thread: str) -> set[bytes]:
+    """The files that a process has mapped, as ``/proc/locks`` writes them."""
+    with contextlib.suppress(OSError), open(f"{thread}/maps", "rb") as source:
+        return {b"%b:%b" % (words[3], words[4]) for words in (line.split(None, 5) for line in source)}
+    return set()
+
+
+def _of_descriptor(path: str) -> tuple[int, bytes]:
+    """How many locks a descriptor holds, or could, and the number of its file."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         with open(path, "rb") as source:
             lines = source.read(4 * MOST_LOCKS * _LONGEST_LINE).splitlines()
         if any(line.startswith(b"scm_fds:") and int(line.split()[1]) for line in lines):
-            return MOST_LOCKS + 1
-        return sum(line.startswith(b"lock:") for line in lines)
-    return 0
+            return MOST_LOCKS + 1, b""
+        inode = next((line.split()[1] for line in lines if line.startswith(b"ino:")), b"")
+        return sum(line.startswith(b"lock:") for line in lines), inode
+    return 0, b""
