@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import textwrap
 import unittest
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 
@@ -131,3 +132,13 @@ def test_what_says_so_itself_does_not(body: str, value: object) -> None:
 )
 def test_files_without_a_comparison_that_can_be_changed(text: bytes) -> None:
     assert compare_plainly({"test_a.py": text, "data.json": b"{}"}) == {}
+
+
+def test_no_jump_in_the_test_decides() -> None:
+    """One in its own code can be turned round in memory by what it calls."""
+    text = b"def test(value):\n    assert value == 5\n"
+    names: dict[str, Callable[[int], None]] = {}
+    exec(compare_plainly({"test.py": text})["test.py"].replace(b"assert ", b"assert not "), names)
+    for value in (4, 5):  # false, so that the test fails; true, so that the jump that was turned round has it fail
+        with pytest.raises(AssertionError, match="not the same" if value == 4 else "^$"):
+            names["test"](value)

@@ -57,9 +57,11 @@ def {name}(one, *others):
         one = plain(one)
         return one if isinstance(one, scalars + (list, tuple, dict)) else object()
     try:
-        return same(plain(one), plain(others[0]))
+        if same(plain(one), plain(others[0])):
+            return True
     except Exception:
-        return False
+        pass
+    raise AssertionError("not the same")  # not by a jump in the test, whose code could have been changed in memory
 """
 
 
