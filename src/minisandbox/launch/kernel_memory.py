@@ -27,8 +27,8 @@ from .sockets import Sockets
 
 INTERVAL = 0.2
 """Seconds between two looks while commands run."""
-_SHARE = 20
-"""Looking takes no more than this part of a processor."""
+_SHARE, _LONGEST_PAUSE = 20, 3.0
+"""Looking takes no more than this part of a processor; seconds between two looks, however long one took."""
 _NAME = 512
 """Bytes for a name of 255 characters."""
 _NAMES_BELOW = 20_000
@@ -99,9 +99,12 @@ class KernelMemory:
         if now < self._due:
             return
         begun = time.process_time()  # of a processor, for waiting is what a hostile command would have it do
+        pause = INTERVAL
         if self._is_too_much(spared):
             watchdog.end_all(spared, ledger)
-        self._due = time.monotonic() + max(INTERVAL, _SHARE * (time.process_time() - begun))
+        else:
+            pause = min(max(pause, _SHARE * (time.process_time() - begun)), _LONGEST_PAUSE)
+        self._due = time.monotonic() + pause
 
     def _is_too_much(self, spared: Collection[int]) -> bool:
         # sockets that come and go between two tables of one look count for what they are not: it must be so twice
