@@ -452,19 +452,22 @@ if taker == 0:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     os._exit(0)
 os.waitpid(taker, 0)
-time.sleep({pause})
+{then}
 """
+WAITS = "print('there', flush=True); input()"
 
 
 @pytest.mark.skipif(os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE, reason="shown there alone")
 @pytest.mark.parametrize("make", ["os.pipe()", "[os.memfd_create('x')]", "[os.open('/dev/null', os.O_RDONLY)]"])
 def test_locks_of_the_dead_on_files_without_names_are_limited(spec: ImageSpec, make: str) -> None:
     with Sandbox.create(spec, limits=LIMITS) as box, Sandbox.create(spec, limits=LIMITS) as neighbour:
-        few = NAMELESS_OF_THE_DEAD.format(make=make, holders=1, each=3000, pause=1)
-        many = NAMELESS_OF_THE_DEAD.format(make=make, holders=3, each=3000, pause=60)
+        few = NAMELESS_OF_THE_DEAD.format(make=make, holders=1, each=3000, then=WAITS)
+        many = NAMELESS_OF_THE_DEAD.format(make=make, holders=3, each=3000, then="time.sleep(60)")
         with neighbour.start(["python3", "-c", few]) as there:
+            next(there.events())
             result = box.exec(["python3", "-c", many], timeout=60)
             assert result.limits_hit == ("memory",), result
+            there.write("\n")
             assert (there.wait(60).ok, there.wait(60).limits_hit) == (True, ())
 
 
@@ -478,7 +481,7 @@ for _ in range({files}):
         fcntl.fcntl(descriptor, 37, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 2 * at, 1, 0))
     map_it(None, 4096, 1, 1, descriptor, 0)
     os.close(descriptor)
-time.sleep({pause})
+{then}
 """
 
 
@@ -487,10 +490,12 @@ def test_locks_that_a_mapping_keeps_are_limited(spec: ImageSpec) -> None:
     with (
         Sandbox.create(spec, limits=LIMITS) as box,
         Sandbox.create(spec, limits=LIMITS) as neighbour,
-        neighbour.start(["python3", "-c", MAPPED.format(files=1, pause=1)]) as there,
+        neighbour.start(["python3", "-c", MAPPED.format(files=1, then=WAITS)]) as there,
     ):
-        result = box.exec(["python3", "-c", MAPPED.format(files=3, pause=9)], timeout=60)
+        next(there.events())
+        result = box.exec(["python3", "-c", MAPPED.format(files=3, then="time.sleep(60)")], timeout=60)
         assert result.limits_hit == ("memory",), result
+        there.write("\n")
         assert (there.wait(60).ok, there.wait(60).limits_hit) == (True, ())
 
 

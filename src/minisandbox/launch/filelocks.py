@@ -27,7 +27,7 @@ _MOST_SANDBOXES = 100
 """So many that hold all they may are read through on the host's list."""
 _OWN_SYSTEMS = (b"overlay", b"tmpfs", b"proc", b"devpts", b"mqueue")
 _PAUSES = (0.0, 0.01, 0.02)
-"""Seconds before each look at descriptors."""
+"""Seconds before each look."""
 
 
 def open_hosts_list() -> int:
@@ -67,6 +67,16 @@ def are_too_many(lists: Sequence[int], tables: Callable[[], Iterator[str]], spar
         tables: lists the descriptor tables of its processes, as paths below ``/proc``.
         spared: our own, which are not among them.
     """
+    for pause in _PAUSES:
+        # one that begins or ends shows no descriptors for a moment, and where others take locks a list shows some of
+        # them twice: it must be so each time
+        time.sleep(pause)
+        if not _seem_too_many(lists, tables(), spared):
+            return False
+    return True
+
+
+def _seem_too_many(lists: Sequence[int], tables: Iterator[str], spared: Collection[int]) -> bool:
     shown, *others = lists
     ours, unclear = _shown(shown)
     if ours > MOST_LOCKS:
@@ -76,13 +86,7 @@ def are_too_many(lists: Sequence[int], tables: Callable[[], Iterator[str]], spar
         if theirs > MOST_LOCKS:
             return True
         unclear |= beside  # the larger number of each
-    if ours + unclear.total() <= MOST_LOCKS:
-        return False
-    for pause in _PAUSES:  # one that begins or ends shows nothing for a moment: it must be so each time
-        time.sleep(pause)
-        if _held(tables(), spared, unclear) <= MOST_LOCKS:
-            return False
-    return True
+    return ours + unclear.total() > MOST_LOCKS and _held(tables, spared, unclear) > MOST_LOCKS
 
 
 def _shown(shown: int, *, everybody: bool = False) -> tuple[int, Counter[bytes]]:

@@ -175,7 +175,8 @@ def test_a_sandbox_that_will_not_end_is_our_failure(
 def test_nothing_of_the_agents_lives_on_when_it_is_graded(smith: Task, smith_image: Image) -> None:
     loop = "while :; do echo 'def test_add(): pass' > /testbed/tests/test_add.py; sleep 0.05; done"
     rewriter = f"setsid sh -c {shlex.quote(loop)} >/dev/null 2>&1 &"
-    done = rollout(smith, smith_image, ReplayAgent([rewriter, "sleep 0.2"]))
+    seen = "until grep -q pass /testbed/tests/test_add.py; do sleep 0.05; done"
+    done = rollout(smith, smith_image, ReplayAgent([rewriter, seen]))
     assert done.grade is not None
     assert done.grade.verdict is Verdict.FAILED
     assert [flag.path for flag in done.grade.flags] == ["tests/test_add.py"]
