@@ -461,8 +461,8 @@ WAITS = "print('there', flush=True); input()"
 @pytest.mark.parametrize("make", ["os.pipe()", "[os.memfd_create('x')]", "[os.open('/dev/null', os.O_RDONLY)]"])
 def test_locks_of_the_dead_on_files_without_names_are_limited(spec: ImageSpec, make: str) -> None:
     with Sandbox.create(spec, limits=LIMITS) as box, Sandbox.create(spec, limits=LIMITS) as neighbour:
-        few = NAMELESS_OF_THE_DEAD.format(make=make, holders=1, each=3000, then=WAITS)
-        many = NAMELESS_OF_THE_DEAD.format(make=make, holders=3, each=3000, then="time.sleep(60)")
+        few = NAMELESS_OF_THE_DEAD.format(make=make, holders=1, each=1000, then=WAITS)
+        many = NAMELESS_OF_THE_DEAD.format(make=make, holders=3, each=1600, then="time.sleep(60)")
         with neighbour.start(["python3", "-c", few]) as there:
             next(there.events())
             result = box.exec(["python3", "-c", many], timeout=60)
