@@ -10,6 +10,7 @@ import signal
 from functools import partial
 
 from .core import (
+    ABSENT,
     HOST,
     Finding,
     all_pids,
@@ -29,6 +30,8 @@ from .kernel import buffer, call
 KIND = "process"
 SEIZE = 0x4206
 PRIO_PROCESS, PRIO_PGRP = 0, 1
+MANY = 4000
+"""More processes than a sandbox of these tests has had."""
 
 
 def with_token() -> list[int]:
@@ -150,8 +153,10 @@ def namespace_of_processes() -> Finding:
 @probe(KIND, maybe=True)
 def count_them() -> Finding:
     """Learn how many processes the host has run from /proc/sys/kernel/ns_last_pid"""
-    last = int(read("/proc/sys/kernel/ns_last_pid"))
-    return judge(last >= int(canary("host_pid")), str(last))
+    last, hosts = int(read("/proc/sys/kernel/ns_last_pid")), int(canary("host_pid"))
+    if hosts < MANY:  # they begin anew at kernel.pid_max
+        return Finding(ABSENT, f"the host's own numbers are as low as a sandbox's: {hosts}")
+    return judge(last >= hosts, str(last))
 
 
 @probe(KIND, root=True)
