@@ -17,8 +17,8 @@ def process(place: Path, *, own: int = 0, common: int = 0, share: int | None = N
     (place / "status").write_text(f"RssAnon:\t{own} kB\nRssFile:\t9 kB\nRssShmem:\t{common} kB\nVmSwap:\t0 kB\n")
     if share is not None:
         anonymous, shared = (share, 0) if own else (0, share)
-        table = f"Rss: 9 kB\nPss: 9 kB\nPss_Anon: {anonymous} kB\nPss_Shmem: {shared} kB\nSwapPss: 0 kB\n"
-        (place / "smaps_rollup").write_text(table)
+        table = f"Rss: 9 kB\nPss: 9 kB\nPss_Anon: {anonymous} kB\nPss_Shmem: {shared} kB\n"
+        (place / "smaps_rollup").write_text(f"{table}Anonymous: {own} kB\nSwapPss: 0 kB\n")
     return str(place)
 
 

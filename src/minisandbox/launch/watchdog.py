@@ -50,17 +50,18 @@ def _is_less_soon(limit: int) -> bool:
     has a thread wait so itself gains little time, and none beyond twice the limit.
     """
     end = time.monotonic() + _LENT
-    while time.monotonic() < end and any(map(_waits, every_pid())) and not _is_too_much(2 * limit):
+    while time.monotonic() < end and any(map(_waits, map(_place, every_pid()))) and not _is_too_much(2 * limit):
         time.sleep(_PAUSE)
         if not _is_too_much(limit):
             return True
     return not _is_too_much(limit)
 
 
-def _waits(pid: int) -> bool:
+def _waits(place: str) -> bool:
     """Whether a thread of a process is in a wait that no signal but SIGKILL ends."""
     with contextlib.suppress(OSError):  # it has ended
-        return any(stat_fields(int(thread))[:1] == [b"D"] for thread in os.listdir(f"/proc/{pid}/task"))
+        threads = os.listdir(f"{place.partition('/task/')[0]}/task")
+        return any(stat_fields(int(thread))[:1] == [b"D"] for thread in threads)
     return False
 
 
@@ -144,7 +145,7 @@ def _shares(place: str) -> tuple[int, int] | None:
     if found is None:
         return None
     own, common, mapped = found
-    if _waits(int(place.split("/")[2])):
+    if _waits(place):
         # arguments of execve(2) lie in no area of memory until it is done, and it waits for all other threads to end
         own += max(0, (_sum(f"{place}/status", (b"RssAnon:",)) or 0) - mapped)
     return own, common
