@@ -30,6 +30,25 @@ _PAUSES = (0.0, 0.01, 0.02)
 """Seconds before each look."""
 
 
+def _nameless() -> Iterator[bytes]:
+    made: list[int] = []
+    with contextlib.suppress(OSError):  # a kernel without one of them
+        made.extend(os.pipe())
+        made.append(os.memfd_create("here", os.MFD_CLOEXEC))
+        made.append(os.eventfd(0))
+        made.append(os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC))
+        made.append(socket.socket(socket.AF_UNIX).detach())
+        made.append(os.pidfd_open(os.getpid()))
+    for descriptor in made:
+        device = os.fstat(descriptor).st_dev
+        os.close(descriptor)
+        yield b"%02x:%02x" % (os.major(device), os.minor(device))
+
+
+_NAMELESS = frozenset(_nameless())
+"""The numbers of the file systems of files that have no names, of which the machine has one each."""
+
+
 def open_hosts_list() -> int:
     """Open the list of the pid namespace of whoever is above this process, for as long as ``/proc`` shows it; or -1."""
     try:
@@ -127,7 +146,7 @@ def _read(shown: int, most: int) -> bytes:
 def _systems() -> tuple[frozenset[bytes], frozenset[bytes]]:
     """The numbers of file systems that nobody else has, and of others in reach, as ``/proc/locks`` writes them."""
     own: set[bytes] = set()
-    common = set(_nameless())
+    common = set(_NAMELESS)
     with open("/proc/self/mountinfo", "rb") as source:
         for line in source:
             before, _, after = line.partition(b" - ")
@@ -135,19 +154,6 @@ def _systems() -> tuple[frozenset[bytes], frozenset[bytes]]:
             systems = own if after.split(b" ", 1)[0] in _OWN_SYSTEMS else common
             systems.add(b"%02x:%02x" % (int(major), int(minor)))
     return frozenset(own), frozenset(common)
-
-
-def _nameless() -> Iterator[bytes]:
-    """The numbers of the file systems of files that have no names, of which the machine has one each."""
-    made: list[int] = []
-    with contextlib.suppress(OSError):  # there is no descriptor left: what those hold is missed this time
-        made += os.pipe()
-        made += (os.memfd_create("here", os.MFD_CLOEXEC), os.eventfd(0), os.pidfd_open(os.getpid()))
-        made += (os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC), socket.socket(socket.AF_UNIX).detach())
-    for descriptor in made:
-        device = os.fstat(descriptor).st_dev
-        os.close(descriptor)
-        yield b"%02x:%02x" % (os.major(device), os.minor(device))
 
 
 def _held(tables: Iterator[str], spared: Collection[int], listed: Counter[bytes]) -> int:
@@ -161,8 +167,7 @@ def _held(tables: Iterator[str], spared: Collection[int], listed: Counter[bytes]
         listed: how many locks there are of each file.
     """
     count = 0
-    nameless = set(_nameless())
-    wanted = {name for name in listed if name.rpartition(b":")[0] in nameless}
+    wanted = {name for name in listed if name.rpartition(b":")[0] in _NAMELESS}
     opened: set[bytes] = set()
     mapped: set[bytes] = set()
     for table in tables:
