@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,6 +217,42 @@ def test_a_cpu_limit_holds_or_is_refused(spec: ImageSpec, mechanism: str) -> Non
         busy = box.exec("while :; do :; done", timeout=2.0)
         assert busy.outcome is Outcome.TIMEOUT
         assert box.usage().cpu < 1.2
+
+
+PRIORITIES = """
+import os, resource
+def attempt(what):
+    try:
+        what()
+    except OSError:
+        return "refused"
+    return "done"
+print(os.sched_getscheduler(0), resource.getrlimit(resource.RLIMIT_RTPRIO), resource.getrlimit(resource.RLIMIT_NICE),
+      attempt(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))), attempt(lambda: os.nice(-1)),
+      attempt(lambda: open("/proc/self/oom_score_adj", "w", buffering=1).write("-1\\n")))
+"""
+OWNER = """
+import contextlib, os, resource, sys
+from pathlib import Path
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ImageSpec
+for kind, amount in (resource.RLIMIT_RTPRIO, 50), (resource.RLIMIT_NICE, 40):
+    with contextlib.suppress(ValueError):
+        resource.setrlimit(kind, (amount, amount))
+with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+    score.write("-500")
+with contextlib.suppress(OSError):
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+with Sandbox.create(ImageSpec("base", (Path(sys.argv[2]),))) as box:
+    print(box.exec(["python3", "-c", sys.argv[1]]).check().stdout, end="")
+"""
+
+
+def test_nobody_inside_gets_the_priorities_that_its_owner_may_have(spec: ImageSpec) -> None:
+    """As far as this process can give them to an owner."""
+    owner = [sys.executable, "-c", OWNER, PRIORITIES, str(spec.layers[0])]
+    found = subprocess.run(owner, capture_output=True, text=True, check=False)
+    assert found.stdout == "0 (0, 0) (0, 0) refused refused refused\n", found.stderr
 
 
 def test_inotify_instances_are_limited(spec: ImageSpec) -> None:

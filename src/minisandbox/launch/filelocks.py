@@ -13,9 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from .descendants import may_hold
 
@@ -26,8 +25,6 @@ _PIECE = 1 << 16
 _MOST_SANDBOXES = 100
 """So many that hold all they may are read through on the host's list."""
 _OWN_SYSTEMS = (b"overlay", b"tmpfs", b"proc", b"devpts", b"mqueue")
-_PAUSES = (0.0, 0.01, 0.02)
-"""Seconds before each look."""
 
 
 def _nameless() -> Iterator[bytes]:
@@ -78,24 +75,17 @@ def open_lists(proc: int, hosts: int) -> tuple[int, ...]:
     return tuple(shown)
 
 
-def are_too_many(lists: Sequence[int], tables: Callable[[], Iterator[str]], spared: Collection[int]) -> bool:
-    """Whether the sandbox of the caller, its pid 1, holds more locks than :data:`MOST_LOCKS`.
+def seem_too_many(lists: Sequence[int], tables: Iterator[str], spared: Collection[int]) -> bool:
+    """Whether the sandbox of the caller, its pid 1, seems to hold more locks than :data:`MOST_LOCKS`.
+
+    One look does not decide: a process that begins or ends shows no descriptors for a moment, and where others take
+    locks a list shows some of them twice.
 
     Args:
         lists: as :func:`open_lists` opened them.
-        tables: lists the descriptor tables of its processes, as paths below ``/proc``.
+        tables: the descriptor tables of its processes, as paths below ``/proc``.
         spared: our own, which are not among them.
     """
-    for pause in _PAUSES:
-        # one that begins or ends shows no descriptors for a moment, and where others take locks a list shows some of
-        # them twice: it must be so each time
-        time.sleep(pause)
-        if not _seem_too_many(lists, tables(), spared):
-            return False
-    return True
-
-
-def _seem_too_many(lists: Sequence[int], tables: Iterator[str], spared: Collection[int]) -> bool:
     shown, *others = lists
     ours, unclear = _shown(shown)
     if ours > MOST_LOCKS:

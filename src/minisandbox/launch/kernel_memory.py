@@ -18,7 +18,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from . import filelocks, limits, watchdog
 from .descendants import every_pid, may_hold, status_number
@@ -54,6 +54,8 @@ _PROCESS = 64 << 10
 """Bytes for a process: its stack, its first pages' tables, what names it."""
 _TABLES, _TABLES_SHARE = 96 << 20, 8
 """Bytes of page tables, and this part of the limit more: to go takes full ones 10 ms of a processor for each MB."""
+_PAUSES = (0.0, 0.01, 0.02, 0.1)
+"""Seconds before each of several looks: a program that begins may show nothing until a busy machine lets it go on."""
 _PATIENCE, _MOST_WAITS = 0.2, 20
 """Seconds of each wait for objects to be given back, and how many there are."""
 
@@ -112,7 +114,7 @@ class KernelMemory:
             return True
         if _undone(spared) > _MOST_UNDONE or self._page_tables_are_too_many(spared):
             return True
-        if filelocks.are_too_many(self._locks, lambda: _tables(spared), spared):
+        if _lasts(lambda: filelocks.seem_too_many(self._locks, _tables(spared), spared)):
             return True
         return self._directories_are_too_many(spared)
 
@@ -180,10 +182,19 @@ class KernelMemory:
             return False
         names = max(self._most_names, _NAMES_BELOW)
         enough = self._limit // 2 // (names * _NAME) + 1
-        if any(_open_directories(spared, enough) < enough for _ in range(2)):  # as with locks, it must be so twice
+        if not _lasts(lambda: _open_directories(spared, enough) >= enough):
             self._lowest = now
             return False
         return now - self._lowest > self._limit
+
+
+def _lasts(seems: Callable[[], bool]) -> bool:
+    """Whether something is so at each of some looks, where one that is made in a bad moment sees what is not."""
+    for pause in _PAUSES:
+        time.sleep(pause)
+        if not seems():
+            return False
+    return True
 
 
 def _undone(spared: Collection[int]) -> int:

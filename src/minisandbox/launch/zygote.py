@@ -76,8 +76,19 @@ def _make_groups(owner: str) -> limits.Groups | None:
 
 
 def _forget_the_callers_ways() -> None:
-    """A command's verdict must not depend on the umask or the ignored signals of whoever made the sandbox."""
+    """What a command can do must not depend on the umask, ignored signals or priorities of whoever made the sandbox.
+
+    With realtime priorities one could keep everybody else from the processors, and below a score of 0 (proc(5)) others
+    would be ended for want of memory.
+    """
     os.umask(0o022)
+    for kind in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE):
+        resource.setrlimit(kind, (0, 0))
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+b", buffering=0) as score:
+        if int(score.read()) < 0:
+            score.write(b"0")  # with CAP_SYS_RESOURCE nothing that comes from here gets below it again
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT}:  # the interpreter's own
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
