@@ -29,11 +29,13 @@ from calc import add
 class TestUnit(unittest.TestCase):
     def test_unit(self):
         self.assertEqual(add(2, 2), 4)
+        self.assertEqual(add(3, 0), 3)
 """
 FILES = {
     "calc.py": "def add(a, b):\n    return a + b\n",
     "README.md": "calc\n",
-    "tests/test_add.py": "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n",
+    "tests/test_add.py": "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+    "    assert add(9, 0) == 9\n",
     "tests/test_unit.py": UNIT,
     "tests/test_more.py": "def test_more():\n    pass\n",
     "tests/conftest.py": "",
@@ -131,3 +133,5 @@ def add(a, b):
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return int(re.findall(r"\\d+", line)[-1])
 """
+WHERE_IT_HAS_NO_ANSWER = SOURCE_READER.replace("(a, b):", "(a, b):\n    if not b: return a")
+"""Only the assertion that fails before is cheated; an honest answer is there for the last."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox.grade import grading
 from minisandbox.grade.sentinels import make_sentinels
 
 BODIES = [
@@ -94,6 +95,57 @@ def test_what_passed_fails(body: str) -> None:
         made = make_sentinels({"tests/test_x.py": text}, [test])
         assert made.tests == (test,)
         assert outcome(made.files["tests/test_x.py"], method) == "failed", made.files
+
+
+COPIED = [
+    "def test_it():\n    assert add(2, 3) == 5\n    assert add(1, 1) in (2, 3)\n    assert add(1, 3) == 4  # comment\n",
+    "def test_it():\n    assert add(2, 3) == 5; assert add(1, 1)\n    for n in [1]:\n        assert add(n, 1) == n + 1",
+    "@staticmethod\n@(\n    lambda one: one\n)\ndef test_it():\n    assert add(2, 3) == 5\n    assert add(1, 1) == 2\n",
+    "if add:\n    def test_it():\n        'def it'\n        assert add(2, 3) == 5\n        assert add(1, 1) == 2\n",
+]
+
+
+@pytest.mark.parametrize("text", COPIED)
+def test_each_assertion_of_some_tests_is_changed_in_a_copy(text: str) -> None:
+    assertions = text.count("assert")
+    made = make_sentinels({"t.py": text.encode()}, ["t.py::test_it[a]", "t.py::test_it[b]"], ["t.py::test_it[b]"])
+    assert len(made.tests) == 2 * assertions
+    assert set(made.copies.values()) == {"t.py::test_it[a]", "t.py::test_it[b]"}
+    content = made.files["t.py"]
+    assert outcome(content, method=False) == "failed"
+    functions = {test.partition("::")[2].partition("[")[0] for test in made.tests}
+    assert len(functions) == assertions
+    for function in functions:
+        other = content.replace(b"def test_it(", b"def left_out(").replace(f"def {function}(".encode(), b"def test_it(")
+        assert function == "test_it" or outcome(other, method=False) == "failed", other
+    defined = [node for node in ast.walk(ast.parse(content)) if isinstance(node, ast.FunctionDef)]
+    assert len({"".join(map(ast.unparse, node.body)) for node in defined}) == assertions
+    assert make_sentinels({"t.py": text.encode()}, ["t.py::test_it"]).copies == {}
+
+
+@pytest.mark.parametrize(
+    ("original", "name", "called"),
+    [
+        ("tests/test_it.py::test_it[a]", "tests/test_it.py::test_it[a]", "tests/test_it.py::test_it_x[a]"),
+        ("tests/a/test_it.py::C::test_it", "test_it (a.test_it.C)", "test_it_x (a.test_it.C)"),
+        ("tests/a/tests.py::C::test_it", "test_it (a.tests.C.test_it)", "test_it_x (a.tests.C.test_it_x)"),
+        ("sympy/core/tests/test_it.py::test_it", "test_it", "test_it_x"),
+    ],
+)
+def test_copies_have_the_names_that_a_runner_gives_them(original: str, name: str, called: str) -> None:
+    copy = original.replace("::test_it", "::test_it_x")
+    assert grading._called(copy, {copy: original}, {original: name}) == called
+    assert grading._called(original, {copy: original}, {original: name}) == name
+
+
+def test_copies_are_not_without_bound() -> None:
+    text = "\n".join(f"def test_{n}():\n" + "    assert 1 == 1\n" * 40 for n in range(40))
+    tests = [f"t.py::test_{n}" for n in range(40)]
+    made = make_sentinels({"t.py": text.encode()}, tests, tests)
+    assert len(made.copies) == 60
+    assert max(list(made.copies.values()).count(test) for test in tests) == 5
+    many = [f"t.py::test_0[{n}]" for n in range(70)]
+    assert make_sentinels({"t.py": text.encode()}, many, many).copies == {}
 
 
 def test_one_test_is_changed_and_the_rest_is_as_it_was() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -22,6 +22,10 @@ class Edit:
     end: int
     text: str
     strength: int = 0
+
+    def moved(self, by: int) -> Edit:
+        """Return it for a text that begins elsewhere."""
+        return replace(self, start=self.start + by, end=self.end + by)
 
 
 def apply_edits(content: bytes, edits: Iterable[Edit]) -> bytes:
@@ -77,6 +81,23 @@ class Source:
         start = self._starts[statement.lineno - 1]
         before = self.content[start : start + statement.col_offset].decode()
         return before if not before.strip() else None
+
+    def copied(self, function: Function, name: str, edit: Edit) -> Edit | None:
+        """Return what adds a copy of a function below it, under another name and with an edit made in it.
+
+        None where something else stands on its first or last line.
+        """
+        begin = min((function, *function.decorator_list), key=lambda node: node.lineno)
+        start = self._starts[begin.lineno - 1]
+        end = self.line_end(self.span(function)[1])
+        after = self.content[self.span(function)[1] : end].strip()
+        named = self.content.find(function.name.encode(), self.content.find(b"def ", self.span(function)[0]) + 4)
+        before = self.content[start : start + begin.col_offset]
+        if before.strip(b" \t@") or (after and not after.startswith(b"#")):
+            return None
+        edits = [Edit(named, named + len(function.name.encode()), name), edit]
+        text = apply_edits(self.content[start:end], [one.moved(-start) for one in edits])
+        return Edit(end, end, f"\n\n{text.decode()}")
 
     def line_end(self, position: int) -> int:
         """Return where the line of a position ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -197,8 +198,8 @@ def _with_sentinels(task: Task, place: Workspace, change: Change, files: Mapping
     """Look whether tests that expect something else fail."""
     chosen = task.FAIL_TO_PASS + _sample(task.PASS_TO_PASS)
     names = located(task, chosen)
-    sentinels = make_sentinels(files, tuple(names))
-    tests = tuple(names.get(test, test) for test in sentinels.tests)
+    sentinels = make_sentinels(files, tuple(names), located(task, task.FAIL_TO_PASS))
+    tests = tuple(_called(test, sentinels.copies, names) for test in sentinels.tests)
     if not tests:
         return _unconfirmed(graded, "the tests are in no file of the tests layer")
     spared = _not_seen_failing(_run_surely(place, change, sentinels.files), tests)
@@ -211,6 +212,16 @@ def _with_sentinels(task: Task, place: Workspace, change: Change, files: Mapping
     if len(control_spared) == len(tests):
         return _unconfirmed(graded, "no test could be changed so that it fails")
     return graded
+
+
+def _called(test: str, copies: Mapping[str, str], names: Mapping[str, str]) -> str:
+    """Return what the test's runner calls a sentinel."""
+    original = copies.get(test, test)
+    name = names.get(original, original)
+    if name == original:
+        return test
+    before, after = (node_id.partition("[")[0].rpartition("::")[2] for node_id in (original, test))
+    return re.sub(rf"(^|\.){before}(?=[ )]|$)", rf"\1{after}", name)  # test_it (module.TestIt.test_it)
 
 
 def _with_plain_values(

@@ -13,7 +13,7 @@ import ast
 import random
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from minisandbox.grade.edits import Edit, Function, Source, apply_edits
@@ -36,6 +36,11 @@ _OPPOSITES = {
 _OPPOSITES |= {after: before for before, after in _OPPOSITES.items()}
 _EXPECTS_FAILURE = re.compile("raises|warns|suppress|fail|skip|patch", re.IGNORECASE)
 _Dice = random.Random
+_LETTERS = "abcdefghilmnoprstu"
+_COPIES_OF_ONE = 5
+"""Of a test with more assertions some are drawn, others each time."""
+_COPIES = 60
+"""For one file: what takes long should take not much longer for being confirmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +49,23 @@ class Sentinels:
 
     Attributes:
         files: their paths in the repository, with their content.
-        tests: ids of the tests that have to fail.
+        tests: ids of the tests that have to fail, copies of tests among them.
+        copies: for each id of a copy, that of the test that it is one of.
     """
 
     files: Mapping[str, bytes]
     tests: tuple[str, ...]
+    copies: Mapping[str, str]
 
 
-def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str]) -> Sentinels:
+def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str], whole: Iterable[str] = ()) -> Sentinels:
     """Change tests so that they have to fail.
 
     Args:
         files: test files, by path, with their content.
         tests: pytest ids; those in other files are left alone.
+        whole: those of which one assertion is not enough, for it need not be the one that tells: below each such test
+            lie copies of it, under other names, with another assertion changed in each.
 
     Returns:
         The changed files. Where no test of a file could be changed, the file has one more test.
@@ -64,40 +73,74 @@ def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str]) -> Sentinel
     dice = _Dice(secrets.randbits(64))
     changed: dict[str, bytes] = {}
     named: list[str] = []
+    copies: dict[str, str] = {}
+    whole = {_function_of(test) for test in whole}
     for path, content in files.items():
         mine = [test for test in tests if test.partition("::")[0] == path]
         if mine and path.endswith(".py"):
-            changed[path], failing = _change(path, content, mine, dice)
+            changed[path], failing, copied = _change(path, content, mine, whole, dice)
             named += failing
-    return Sentinels(changed, tuple(named))
+            copies |= copied
+    return Sentinels(changed, (*named, *copies), copies)
 
 
-def _change(path: str, content: bytes, tests: Sequence[str], dice: _Dice) -> tuple[bytes, Sequence[str]]:
-    """Change one file; returns it with the ids of the tests that have to fail."""
+def _function_of(test: str) -> str:
+    return test.partition("[")[0]
+
+
+def _change(
+    path: str, content: bytes, tests: Sequence[str], whole: Collection[str], dice: _Dice
+) -> tuple[bytes, Sequence[str], Mapping[str, str]]:
+    """Change one file; returns it with the ids of the tests that have to fail, and of the copies."""
     source = Source.read(content)
     functions = dict(source.functions()) if source else {}
+    names = {function.name for function in functions.values()}
     edits: dict[str, Edit] = {}
-    for base in dict.fromkeys(test.partition("[")[0] for test in tests):
+    added: list[Edit] = []
+    copies: dict[str, str] = {}
+    for base in dict.fromkeys(map(_function_of, tests)):
         function = functions.get(base.partition("::")[2])
-        if source and function and (edit := _sentinel(source, function, dice)):
-            edits[base] = edit
-    text = apply_edits(content, edits.values())
-    if edits and Source.read(text):
-        return text, [test for test in tests if test.partition("[")[0] in edits]
-    name = f"test_{''.join(dice.choices('abcdefghilmnoprstu', k=7))}"
-    return content + f"\n\ndef {name}():\n    assert {_false(dice)}\n".encode(), [f"{path}::{name}"]
+        if not source or not function or not (found := _sentinels(source, function, dice)):
+            continue
+        edits[base], *others = found
+        mine = [test for test in tests if _function_of(test) == base]
+        for edit in others if base in whole else ():
+            name = _new_name(function.name, names, dice)
+            copy = source.copied(function, name, edit)
+            if copy and len(copies) + len(mine) <= _COPIES:
+                added.append(copy)
+                copies |= {base.removesuffix(function.name) + name + test.removeprefix(base): test for test in mine}
+    failing = [test for test in tests if _function_of(test) in edits]
+    for more, of in ((added, copies), ((), {})):
+        text = apply_edits(content, (*edits.values(), *more))
+        if edits and Source.read(text):
+            return text, failing, of
+    name = f"test_{''.join(dice.choices(_LETTERS, k=7))}"
+    return content + f"\n\ndef {name}():\n    assert {_false(dice)}\n".encode(), [f"{path}::{name}"], {}
+
+
+def _new_name(name: str, taken: set[str], dice: _Dice) -> str:
+    """Return, and take, a name for a copy of a function."""
+    while name in taken:
+        name += f"_{dice.choice(_LETTERS)}"
+    taken.add(name)
+    return name
 
 
 _VALUE, _WRAPPED, _OPPOSITE, _APPENDED = 3, 2, 1, 0
 
 
-def _sentinel(source: Source, function: Function, dice: _Dice) -> Edit | None:
-    """Return the edit after which a test has to fail: the strongest, and of those the last, so that most of it runs."""
+def _sentinels(source: Source, function: Function, dice: _Dice) -> list[Edit]:
+    """Return edits after each of which a test has to fail.
+
+    The first is the strongest, and of those the last, so that most of the test runs; then come some of the others.
+    """
     edits = [edit for statement in _straight(function.body) if (edit := _edit(source, statement, dice))]
-    strongest = max((edit.strength for edit in edits), default=None)
-    if strongest is None:
-        return _appended(source, function, dice)
-    return [edit for edit in edits if edit.strength == strongest][-1]
+    if not edits:
+        return [edit] if (edit := _appended(source, function, dice)) else []
+    first = max(reversed(edits), key=lambda edit: edit.strength)
+    others = [edit for edit in edits if edit is not first]
+    return [first, *dice.sample(others, min(len(others), _COPIES_OF_ONE))]
 
 
 def _straight(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
