@@ -13,6 +13,7 @@ import pytest
 from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.sandbox import Sandbox, live_sandboxes
 from minisandbox.sandbox.controller import current_controller
+from minisandbox.sandbox.plans import _SHOWN
 from minisandbox.types import ImageSpec, Mount, Network
 
 pytestmark = pytest.mark.kernel
@@ -279,6 +280,24 @@ def test_a_mount_is_not_redirected_by_a_link_in_the_image(spec: ImageSpec, tmp_p
 def test_mounts_that_cannot_be(spec: ImageSpec, source: str, target: str, read_only: bool) -> None:
     with pytest.raises(InvalidValue):
         Sandbox.create(spec, mounts=(Mount(Path(source), PurePosixPath(target), read_only),))
+
+
+SHOWING = """
+import os
+for name in os.listdir("/proc"):
+    try:
+        if os.listdir(f"/proc/{name}") if os.path.isdir(f"/proc/{name}") else open(f"/proc/{name}", "rb").read(1):
+            print(name)
+    except PermissionError:
+        pass
+"""
+
+
+def test_only_what_is_known_shows_in_proc(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        shown = box.exec(["python3", "-c", SHOWING]).check().stdout.split()
+    assert {name for name in shown if not name.isdigit()} <= _SHOWN
+    assert "swaps" not in _SHOWN
 
 
 @pytest.mark.parametrize("name", ["kcore", "kallsyms", "keys", "timer_list", "cmdline", "sysrq-trigger", "interrupts"])

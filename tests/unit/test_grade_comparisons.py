@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import textwrap
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 
@@ -38,6 +38,25 @@ class OneOf:
         return other in self.values
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class Liar(OneOf):
+    """Says that it is of another class, from some question on."""
+
+    def __init__(self, told: type, after: int, *values: object) -> None:
+        super().__init__(*values)
+        self.told, self.after = told, after
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        self.after -= 1
+        return self.told if self.after < 0 else Liar
+
+    def __iter__(self) -> Iterator[object]:
+        return iter([OneOf(4, 5)])
+
+    def __len__(self) -> int:
+        return 1
 
 
 class Pair:
@@ -109,6 +128,10 @@ OTHER = [
     ("assert f() == approx(5)", OneOf(5)),
     ("assert f() == approx(5)", Near(4)),
     ("assert f() == '100th'", AnyEnding("100st")),
+    ("assert f() == None", OneOf(4, None)),
+    ("assert f() == [5]", OneOf([4], [5])),
+    ("assert f() == {'a': 5}", OneOf({}, {"a": 5})),
+    ("assert f() == {5}", OneOf({4}, {5})),
     ("self.assertEqual(f(), '100th')", AnyEnding("100st")),
     ("self.assertTrue(f() == 5)", Near(4)),
     ("self.assertAlmostEqual(f(), 5)", Near(4)),
@@ -124,6 +147,14 @@ def test_what_is_right_passes(body: str, value: object) -> None:
 @pytest.mark.parametrize(("body", "value"), OTHER)
 def test_what_says_so_itself_does_not(body: str, value: object) -> None:
     assert not passes(body, value)
+
+
+@pytest.mark.parametrize("after", range(30))
+def test_what_it_says_that_it_is_counts_for_nothing(after: int) -> None:
+    assert not passes("assert f() == 5", Liar(int, after, 4, 5))
+    assert not passes("assert f() == '5'", Liar(str, after, "4", "5"))
+    assert not passes("assert f() == [5]", Liar(list, after, [4], [5]))
+    assert not passes("assert f() == approx(5)", Liar(int, after, 4, 5, pytest.approx(5)))
 
 
 @pytest.mark.parametrize(

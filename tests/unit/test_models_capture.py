@@ -434,6 +434,20 @@ def test_a_body_that_takes_many_times_its_bytes_is_not_unpacked(piece: str) -> N
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+def test_a_body_in_another_encoding_is_not_read(encoding: str) -> None:
+    """What takes half as many bytes so is not what is counted."""
+
+    async def run() -> None:
+        async with world() as (_, proxy, client):
+            body = '{"messages": [{"role": "user", "content": "é"}]}'
+            access = proxy.session()
+            assert await send(client, access, body.encode(encoding)) == (400, "BadRequestError")
+            assert (await Foreign(client, access).post([USER])).status == 200
+
+    asyncio.run(run())
+
+
 def test_a_full_session_reads_no_body() -> None:
     async def run() -> None:
         async with world(session_bytes=1000) as (server, proxy, client):

@@ -172,15 +172,22 @@ def _lead_out(way: str, mine: Path, place: Path) -> Path:
     else:
         git = _repository(here / "x") / ".git"
         here = here / "x"
-        if way == "objects":
+        if way == "objects/pack/multi-pack-index":  # of a pack of theirs; it may name one by a path
+            _git(here, "repack", "-adq")
+            _git(here, "multi-pack-index", "write")
+        elif way == "objects":
             shutil.rmtree(git / "objects")
             (git / "objects").symlink_to(mine / ".git/objects")
         else:
+            (git / way).parent.mkdir(parents=True, exist_ok=True)
             (git / way).write_text(f"{mine}/.git/objects\n" if "alternates" in way else f"{mine}/.git\n")
     return here
 
 
-WAYS = ("pointer", "pointer of any name", "link", "link beside", "objects", "objects/info/alternates", "commondir")
+WAYS = (
+    "pointer", "pointer of any name", "link", "link beside", "objects", "objects/info/alternates", "commondir",
+    "objects/pack/multi-pack-index", "objects/info/http-alternates", "objects/of/a/later/git",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -197,6 +204,9 @@ def test_a_repository_whose_objects_lie_elsewhere_is_refused(place: Path, way: s
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_whole_repository_in_the_files_directory_is_taken(place: Path, bare: bool) -> None:
     _repository(place / "whole")
+    _git(place / "whole", "gc", "-q")
+    _git(place / "whole", "commit-graph", "write")
+    (place / "whole/.git/objects/pack/tmp_pack_1").touch()
     if bare:
         _git(place, "clone", "-q", "--bare", "--no-hardlinks", "whole", "bare.git")
     assert len(TaskSet.load(written(place, repository(place / ("bare" if bare else "whole"))))) == 1

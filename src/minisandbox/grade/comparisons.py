@@ -29,33 +29,36 @@ def {name}(one, *others):
     texts = (str, type(u""), bytes)
     numerals = ((bool, bool), (numbers.Integral, int), (numbers.Real, float), (numbers.Complex, complex),
                 (numbers.Number, float))
-    scalars = texts + (numbers.Number,)
+    kinds = texts + (bool, int, type(1 << 99), float, complex, type(None), list, tuple, set, frozenset, dict)
+
+    def is_a(value, kind):  # isinstance() would ask the value what it is, which may say this now and that then
+        return issubclass(type(value), kind)
 
     def plain(value):
         for kind in texts:
-            if isinstance(value, kind):
+            if is_a(value, kind):
                 return kind().join([value])
         for kind, convert in numerals:
-            if isinstance(value, kind):
+            if is_a(value, kind):
                 return convert(value)
         for kind in (list, tuple, set, frozenset):
-            if isinstance(value, kind):
+            if is_a(value, kind):
                 return kind([plain(item) for item in kind.__iter__(value)])
-        if isinstance(value, dict):
+        if is_a(value, dict):
             return dict([(plain(key), plain(item)) for key, item in dict.items(value)])
         return value
 
     def same(one, other):
         for kind in (list, tuple):
-            if isinstance(one, kind) and isinstance(other, kind):
+            if type(one) is kind and type(other) is kind:
                 return len(one) == len(other) and all([same(*pair) for pair in zip(one, other)])
-        if isinstance(one, dict) and isinstance(other, dict):
+        if type(one) is dict and type(other) is dict:
             return set(one) == set(other) and all([same(one[key], other[key]) for key in one])
-        return isinstance(one, scalars) == isinstance(other, scalars) and bool(one == other)
+        return (type(one) in kinds) is (type(other) in kinds) and bool(one == other)
 
     if not others:
         one = plain(one)
-        return one if isinstance(one, scalars + (list, tuple, dict)) else object()
+        return one if type(one) in kinds else object()
     try:
         if same(plain(one), plain(others[0])):
             return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import queue
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from typing import IO, Protocol, cast
 
 from minisandbox.compression import compressor
-from minisandbox.errors import StoreError
+from minisandbox.errors import MiniSandboxError, StoreError
 from minisandbox.images.travel import Unpacked
 from minisandbox.store import ImageRecord, Store
 from minisandbox.store.exporting import export_part
@@ -190,9 +189,10 @@ class _PeerParcel:
         chunks = _Chunks(self._peer.stream(self._name, self._keys, contents))
         source = Unpacked(cast("IO[bytes]", chunks), self.where)
         try:
-            with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|") as archive:
-                yield StreamParcel(archive, source, self.where)
-        except (tarfile.TarError, EOFError) as error:
+            yield StreamParcel(source, self.where)
+        except MiniSandboxError:  # some of ours are ValueErrors as well
+            raise
+        except (EOFError, ValueError) as error:
             raise StoreError(
                 f"what {self.where} sent is truncated", reason=str(error), hint="it is tried again"
             ) from error

@@ -16,6 +16,7 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
+from .asking import sum_as_users
 from .descendants import may_hold
 
 MOST_LOCKS = 4_000
@@ -149,7 +150,7 @@ def _systems() -> tuple[frozenset[bytes], frozenset[bytes]]:
 def _held(tables: Iterator[str], spared: Collection[int], listed: Counter[bytes]) -> int:
     """How many locks processes hold; no more are counted than are too many.
 
-    A descriptor that is not shown, and one that is under way in a message, could hold any number.
+    A descriptor that its own user may not look at, and one that is under way in a message, could hold any number.
 
     Args:
         tables: the descriptor tables of processes.
@@ -157,6 +158,7 @@ def _held(tables: Iterator[str], spared: Collection[int], listed: Counter[bytes]
         listed: how many locks there are of each file.
     """
     count = 0
+    closed: list[str] = []
     wanted = {name for name in listed if name.rpartition(b":")[0] in _NAMELESS}
     opened: set[bytes] = set()
     mapped: set[bytes] = set()
@@ -169,14 +171,18 @@ def _held(tables: Iterator[str], spared: Collection[int], listed: Counter[bytes]
                 count += locks
                 if count > MOST_LOCKS:
                     return count
-        except PermissionError:
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+        except OSError:
             if may_hold(thread, spared):
-                return MOST_LOCKS + 1
-        except OSError:  # it has ended
+                closed.append(table)
             continue
         if wanted - mapped:
             mapped |= wanted & _mapped(thread)
-    return count + sum(listed[name] for name in mapped if name.rpartition(b":")[2] not in opened)
+    count += sum(listed[name] for name in mapped if name.rpartition(b":")[2] not in opened)
+    return count + sum_as_users(
+        closed, lambda theirs: _held(iter(theirs), (), listed), MOST_LOCKS + 1, MOST_LOCKS + 1 - count
+    )
 
 
 def _mapped(thread: str) -> set[bytes]:

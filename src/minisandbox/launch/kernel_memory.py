@@ -18,9 +18,10 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from . import filelocks, limits, watchdog
+from .asking import sum_as_users
 from .descendants import every_pid, may_hold, status_number
 from .ledger import Ledger
 from .sockets import Sockets
@@ -218,21 +219,32 @@ def _page_tables(pid: int) -> int:
 
 def _open_directories(spared: Collection[int], enough: int) -> int:
     """How many directories are open here, or could be; no more are counted than are enough."""
+    count, closed = _shown_directories(_tables(spared), enough)
+    closed = [table for table in closed if may_hold(os.path.dirname(table), spared)]
+    return count + sum_as_users(closed, lambda tables: _seen_by_user(tables, enough), _IN_FLIGHT, enough - count)
+
+
+def _seen_by_user(tables: list[str], enough: int) -> int:
+    count, closed = _shown_directories(tables, enough)
+    return count + _IN_FLIGHT * sum(may_hold(os.path.dirname(table), ()) for table in closed)
+
+
+def _shown_directories(tables: Iterable[str], enough: int) -> tuple[int, list[str]]:
+    """How many directories some tables show, as far as they are counted, and the tables that do not show any."""
     count = looked_at = 0
-    for table in _tables(spared):
+    closed: list[str] = []
+    for table in tables:
         try:
             names = os.listdir(table)
-        except OSError:  # it has ended, or does not show them
-            count += _size(table) if may_hold(os.path.dirname(table), spared) else 0
+            looked_at += len(names)
+            count += len(names) if looked_at > _MOST_LOOKED_AT else sum(_directories(table, name) for name in names)
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue
-        looked_at += len(names)
-        if looked_at > _MOST_LOOKED_AT:
-            count += len(names)
-        else:
-            count += sum(_directories(table, name, spared) for name in names)
+        except OSError:
+            closed.append(table)
         if count >= enough:
             break
-    return count
+    return count, closed
 
 
 def _tables(spared: Collection[int]) -> Iterator[str]:
@@ -243,15 +255,12 @@ def _tables(spared: Collection[int]) -> Iterator[str]:
                 yield from (f"/proc/{pid}/task/{thread}/fd" for thread in os.listdir(f"/proc/{pid}/task"))
 
 
-def _size(table: str) -> int:
-    """How many descriptors a table has that cannot be listed: since Linux 6.2 as told, before as it has room for."""
-    with contextlib.suppress(OSError):
-        return os.stat(table).st_size or status_number(os.path.dirname(table), b"FDSize:")
-    return 0
+def _directories(table: str, name: str) -> int:
+    """How many directories a descriptor keeps open, or could.
 
-
-def _directories(table: str, name: str, spared: Collection[int]) -> int:
-    """How many directories a descriptor keeps open, or could where the process does not show it."""
+    Raises:
+        PermissionError: the process does not show it.
+    """
     try:
         mode = os.stat(f"{table}/{name}").st_mode
         if stat.S_ISDIR(mode):
@@ -261,7 +270,7 @@ def _directories(table: str, name: str, spared: Collection[int]) -> int:
                 under_way = any(line.startswith(b"scm_fds:") and int(line.split()[1]) for line in source)
             return _IN_FLIGHT if under_way else 0
     except PermissionError:
-        return int(may_hold(os.path.dirname(table), spared))
+        raise
     except OSError:  # it has just been closed
         return 0
     return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +26,15 @@ _HIDDEN = (
     "acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list",
     "timer_stats", "cmdline", "config.gz", "dynamic_debug", "iomem", "ioports", "kallsyms", "key-users", "kmsg",
     "kpagecgroup", "kpagecount", "kpageflags", "modules", "pagetypeinfo", "slabinfo", "sysrq-trigger", "vmallocinfo",
-    "pressure", "locks",
+    "pressure", "locks", "swaps", "bootconfig",
+)  # fmt: skip
+# Programs read these; a name that is in neither list, of another kernel or a driver, is hidden where it is there.
+_SHOWN = frozenset(
+    {
+        "buddyinfo", "bus", "cgroups", "consoles", "cpuinfo", "crypto", "devices", "diskstats", "dma", "driver",
+        "execdomains", "filesystems", "fs", "irq", "loadavg", "meminfo", "misc", "mounts", "mtrr", "net", "partitions",
+        "self", "softirqs", "stat", "sys", "sysvipc", "thread-self", "tty", "uptime", "version", "vmstat", "zoneinfo",
+    }
 )  # fmt: skip
 _FROZEN = ("bus", "driver", "fs", "irq", "sys", "tty")
 _HOSTS = "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -86,7 +96,7 @@ def make_plan(request: Request) -> p.Plan:
         p.Attach("root/dev/shm", source="shm"),
         *_tmp(request),
         p.Attach("root/run", source="run"),
-        p.Proc("root/proc", _HIDDEN, _FROZEN),
+        p.Proc("root/proc", (*_HIDDEN, *_unknown()), _FROZEN),
         *_mounts(request.mounts),
         p.Enter(p.ROOT),
     )
@@ -97,6 +107,13 @@ def make_plan(request: Request) -> p.Plan:
         operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
         _kernel_memory(limits), limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
     )  # fmt: skip
+
+
+@functools.cache
+def _unknown() -> tuple[str, ...]:
+    """Names of the host's /proc of which we do not know whether they are about the host."""
+    there = (name for name in os.listdir("/proc") if not name.isdigit())
+    return tuple(sorted(set(there).difference(_HIDDEN, _SHOWN)))
 
 
 def _left(request: Request) -> int:

@@ -284,7 +284,8 @@ class Sandbox:
     ) -> bytes:
         """A git patch of everything in a repository that differs from a commit: new, deleted and binary files included.
 
-        The index and the work tree stay as they are. Files that git ignores are left out.
+        The index and the work tree stay as they are. Files that git ignores are left out. Git runs as root inside, and
+        so do filters that the repository's configuration names.
 
         Args:
             path: the repository; the image's workdir if None.
@@ -306,7 +307,7 @@ class Sandbox:
         return carry_out(self._core, patch)
 
     def changes(self, *, timeout: float | None = 300.0) -> tuple[Change, ...]:
-        """Every path that differs from the image.
+        """Every path that differs from the image, but for those of which extended attributes alone do.
 
         Args:
             timeout: wall seconds that comparing may take. None: no limit.

@@ -11,12 +11,11 @@ import io
 import json
 import os
 import stat
-import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol, Self, cast
+from typing import Protocol
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound, StoreError
 from minisandbox.store import entries as listing
@@ -25,6 +24,7 @@ from minisandbox.store.entries import FILE, LINK, Entry, copy_name
 from minisandbox.store.faults import disk_full, fault_point, store_faults
 from minisandbox.store.growing import Growth, Readable, write_content
 from minisandbox.store.keys import is_key
+from minisandbox.store.members import Member, Members
 from minisandbox.store.parcels import (
     MOST_LIST,
     PackedLayer,
@@ -92,12 +92,10 @@ def import_stream(
     """
     store.require_writable("import images")
     try:
-        with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|", tarinfo=_Header) as archive:
-            parcel = StreamParcel(archive, source, where)
-            return _Import(store, parcel, replace, progress).run()
+        return _Import(store, StreamParcel(source, where), replace, progress).run()
     except MiniSandboxError:  # some of ours are ValueErrors as well; they have said it already
         raise
-    except (tarfile.TarError, EOFError, ValueError) as error:
+    except (EOFError, ValueError) as error:
         raise _truncated(where, str(error)) from error
 
 
@@ -177,13 +175,12 @@ class StreamParcel:
         images: the records of its images.
 
     Args:
-        archive: the stream's archive.
-        source: the stream.
+        source: the stream, not compressed.
         where: what errors call it.
     """
 
-    def __init__(self, archive: tarfile.TarFile, source: Readable, where: str) -> None:
-        self._archive = archive
+    def __init__(self, source: Readable, where: str) -> None:
+        self._members = Members(source)
         self._source = source
         self.where = where
         try:
@@ -215,44 +212,28 @@ class StreamParcel:
                 return
             digest = member.name.removeprefix(f"{exporting.OBJECTS}/")
             if not is_key(digest):
-                raise unfit(self.where, f"it holds {member.name[:200]!r}")
+                raise unfit(self.where, f"it holds {member.name!r}")
             if digest in wanted:
-                data = self._archive.extractfile(member)
-                assert data is not None  # a regular file
-                yield digest, data
+                yield digest, member
 
-    def _layer(self, key: str, record: LayerRecord, lines: tarfile.TarInfo, room: Room) -> PackedLayer:
+    def _layer(self, key: str, record: LayerRecord, lines: Member, room: Room) -> PackedLayer:
         if record.key != key:
             raise unfit(self.where, "a layer has another key than its record")
         source = io.BytesIO(self._text(lines, MOST_LIST))
         return check_layer(record, listing.parse(listing.lines_of(source, MOST_LIST), self.where), self.where, room)
 
-    def _next(self, name: str | None = None) -> tarfile.TarInfo:
-        member = self._archive.next()
+    def _next(self, name: str | None = None) -> Member:
+        member = self._members.next()
         if member is None:
             raise _truncated(self.where, "it ends too early")
-        self._archive.members = []  # type: ignore[attr-defined] # tarfile keeps all of them otherwise
-        if not member.isreg() or (name is not None and member.name != name):
-            raise unfit(self.where, f"it holds {member.name[:200]!r}" + (f" in place of {name!r}" if name else ""))
+        if name is not None and member.name != name:
+            raise unfit(self.where, f"it holds {member.name!r} in place of {name!r}")
         return member
 
-    def _text(self, member: tarfile.TarInfo, most: int) -> bytes:
+    def _text(self, member: Member, most: int) -> bytes:
         if member.size > most:
             raise unfit(self.where, f"{member.name!r} has {member.size} bytes")
-        data = self._archive.extractfile(member)
-        assert data is not None  # a regular file
-        return data.read()
-
-
-class _Header(tarfile.TarInfo):
-    """A header as our files have them: what tarfile itself would read of a name or an attribute is short."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        info = super().frombuf(buf, encoding, errors)
-        if not info.isreg() and info.size > _CHUNK:
-            raise ValueError(f"a header of {info.size} bytes")
-        return info
+        return member.read(member.size)
 
 
 class _Other:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote
@@ -17,6 +18,11 @@ _PLAIN = ("file:///", "file://localhost/")
 _ENDS = ("", "/.git", ".git", ".git/.git")
 """What git tries after the path of a repository (enter_repo in its path.c)."""
 _POINTER = b"gitdir:"
+_OF_OBJECTS = re.compile(
+    r"[0-9a-f]{2}/[^/]+|pack/[^/]+\.(?:pack|idx|rev|bitmap|keep|mtimes|promisor)|pack/\.?tmp[-_][^/]*"
+    r"|info/(?:packs|commit-graph|commit-graphs/[^/]+)"
+)
+"""Files of git that name no others: ``pack/multi-pack-index`` and what comes later may name packs elsewhere."""
 
 
 def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
@@ -65,7 +71,7 @@ def repository_problem(path: Path, places: Sequence[Path] | None) -> tuple[str, 
     return (
         "is a repository of which a part lies elsewhere",
         reason,
-        f"make a clone without links and alternates; {_HINT}",
+        f"make a clone without links, alternates and other such files; {_HINT}",
     )
 
 
@@ -78,14 +84,19 @@ def _leads_out(place: Path) -> Path | None:
             return place if file.read(len(_POINTER)) == _POINTER else None  # else a bundle
     if not os.path.lexists(place / "HEAD"):
         return None
-    pointers = (place / name for name in ("commondir", "objects/info/alternates"))
-    found = next((pointer for pointer in pointers if os.path.lexists(pointer)), None)
-    return found or (next(_links(place), None) if os.path.lexists(place / "objects") else None)
+    if os.path.lexists(place / "commondir"):
+        return place / "commondir"
+    if not os.path.lexists(objects := place / "objects"):
+        return None
+    named = (file for file in _files(objects) if not _OF_OBJECTS.fullmatch(file.relative_to(objects).as_posix()))
+    return next((link for link in _files(place) if link.is_symlink()), None) or next(named, None)
 
 
-def _links(place: Path) -> Iterator[Path]:
+def _files(place: Path) -> Iterator[Path]:
+    """All below a directory but directories."""
     for here, directories, files in os.walk(place, onerror=_raise):
-        yield from (Path(here, name) for name in (*directories, *files) if os.path.islink(os.path.join(here, name)))
+        links = (name for name in directories if os.path.islink(os.path.join(here, name)))
+        yield from (Path(here, name) for name in (*links, *files))
 
 
 def _raise(error: OSError) -> None:

@@ -155,15 +155,19 @@ def directories() -> Finding:
 def directories_under_way() -> Finding:
     """Keep more in the kernel's memory than the limit: directories that are open in a message nobody receives"""
     os.chdir("/")
+    return hold(lambda: copies_of_a_directory(send_away()))
+
+
+def send_away() -> Callable[[int], None]:
+    """Put descriptors into messages that nobody receives, one into each."""
     left, right = socket.socketpair()
 
-    def send(directory: int) -> None:
-        left.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [directory]))])
-        os.close(directory)
+    def send(descriptor: int) -> None:
+        assert right.fileno() != -1
+        left.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
+        os.close(descriptor)
 
-    found = hold(lambda: copies_of_a_directory(send))
-    right.close()
-    return found
+    return send
 
 
 @probe(KIND, "memory-of-directories-out-of-sight", without=BOMB + " memory", patience=90.0, may_die=True)
@@ -174,6 +178,18 @@ def directories_out_of_sight() -> Finding:
     def take() -> Iterator[int]:
         LIBC.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
         return copies_of_a_directory(lambda directory: None)
+
+    return hold(take)
+
+
+@probe(KIND, "memory-of-directories-under-way-out-of-sight", without=BOMB + " memory", patience=90.0, may_die=True)
+def directories_under_way_out_of_sight() -> Finding:
+    """Keep more in the kernel's memory than the limit: directories in messages of one that nobody may look into"""
+    os.chdir("/")
+
+    def take() -> Iterator[int]:
+        LIBC.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+        return copies_of_a_directory(send_away())
 
     return hold(take)
 

@@ -302,7 +302,7 @@ def _full(message: str) -> _Refused:
 
 def _body_of(data: bytearray) -> dict[str, object]:
     try:
-        body = json.loads(data)
+        body = json.loads(data.decode())  # of bytes it would read UTF-16 too, which becomes four times as long
     except ValueError as error:
         raise _refusal(400, f"the request is no JSON: {error}", "BadRequestError") from None
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
