@@ -222,3 +222,17 @@ def test_a_name_that_stands_for_root_is_refused(box: Sandbox, user: str) -> None
     with pytest.raises(InvalidValue, match="would be root"), closing(Shell(box, user=user)):
         pass
     assert run(box, "id -u; ls /ran", "root").stdout == "0\n"
+
+
+def test_the_patch_of_a_users_own_repository_is_made_as_that_user(town: Sandbox) -> None:
+    """Git refuses repositories of others; what the settings of this one name is not run as root."""
+    script = (
+        "cd /opt/ann; git init -q .; git config user.email a@b; git config user.name n; echo 1 > a; git add a;"
+        "git commit -qm base; git config filter.e.clean 'id -u > /tmp/who; cat'; echo '* filter=e' > .gitattributes;"
+        "echo 2 > a"
+    )
+    assert town.exec(script, user=1100).ok
+    patch = town.patch("/opt/ann", base="HEAD")
+    assert b"+2\n" in patch
+    assert town.exec("cat /tmp/who").stdout == "1100\n"
+    assert town.exec("ls -d /tmp/patch.*").stdout == ""

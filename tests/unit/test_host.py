@@ -235,8 +235,9 @@ def test_an_owner_in_another_container_is_let_be(tmp_path: Path) -> None:
 
 def test_a_range_has_one_holder_until_it_is_given_back(tmp_path: Path) -> None:
     first, second = (identity.Identities(mapped=True, count=65536, lock_directory=str(tmp_path)) for _ in range(2))
+    second._next = first._next
     mine = [first.make() for _ in range(3)]
-    theirs = [second.make() for _ in range(3)]  # both begin at the same place: they are of one process
+    theirs = [second.make() for _ in range(3)]
     assert len({one.first_id for one in (*mine, *theirs)}) == 6
     assert (locked_bytes(tmp_path / identity.LOCKS), [path.name for path in tmp_path.iterdir()]) == (
         6,
@@ -245,6 +246,28 @@ def test_a_range_has_one_holder_until_it_is_given_back(tmp_path: Path) -> None:
     first.give_back(mine[1])
     assert locked_bytes(tmp_path / identity.LOCKS) == 5
     assert any(second.make().first_id == mine[1].first_id for _ in range(identity.BLOCK_RANGES - 5))
+
+
+def test_a_range_of_which_a_process_is_left_is_not_given_to_another(tmp_path: Path) -> None:
+    """Its owner was killed, and a call that looks for no signal keeps the process."""
+    if os.geteuid() != 0:
+        pytest.skip("being another user takes root")
+    index = 1234
+    uid = identity.BLOCK_START + index * identity.RANGE_SIZE + 1000
+    script = "import os, sys; os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1])); print(flush=True); input()"
+    given = []
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(uid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        for _ in range(2):
+            made = identity.Identities(mapped=True, count=65536, lock_directory=str(tmp_path))
+            made._next = index
+            given.append(made.make().first_id)
+            process.kill()
+            process.wait()
+    assert given == [uid - 1000 + identity.RANGE_SIZE, uid - 1000]
 
 
 def test_root_has_one_place_for_the_locks_of_ranges(tmp_path: Path) -> None:

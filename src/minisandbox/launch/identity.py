@@ -172,7 +172,7 @@ def _map_from_outside(entered: int, pid: int, commands: list[tuple[str, list[str
 
 
 class Identities:
-    """Makes identities; holds the locks of those in use.
+    """Makes identities; holds the locks of those in use. To be made where ``/proc`` shows the host's processes.
 
     Args:
         mapped: whether each sandbox gets a range of its own.
@@ -183,13 +183,15 @@ class Identities:
     def __init__(self, *, mapped: bool, count: int, lock_directory: str) -> None:
         self.mapped = mapped
         self.count = count
-        self._next = os.getpid() % BLOCK_RANGES
+        self._next = int.from_bytes(os.urandom(4)) % BLOCK_RANGES
         self._forbidden = tuple(_foreign_ranges()) if mapped else ()
         self._taken: set[int] = set()
         self._creators = _Creators(count)
+        self._dying: frozenset[int] = frozenset()
         if mapped:
             os.makedirs(lock_directory, 0o700, exist_ok=True)
             self._locks = os.open(f"{lock_directory}/{LOCKS}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._dying = frozenset(filter(self._is_nobodys, _ranges_in_use()))
 
     def make(self, *, one_id: bool = False, inotify: int = INOTIFY, processes: int = PROCESSES) -> Identity:
         """A new identity, with an id range of its own where there are ranges; it has no namespace yet.
@@ -230,10 +232,14 @@ class Identities:
             first = BLOCK_START + index * RANGE_SIZE
             if any(first < end and start < first + RANGE_SIZE for start, end in self._forbidden):
                 continue
-            if index not in self._taken and self._lock(index, fcntl.F_WRLCK):
+            if index not in self._taken and index not in self._dying and self._lock(index, fcntl.F_WRLCK):
                 self._taken.add(index)
                 return first
         raise OSError(errno.EAGAIN, "every id range is in use")
+
+    def _is_nobodys(self, index: int) -> bool:
+        """Whether no live owner has a range: its processes are at their end, which a call of theirs may put off."""
+        return self._lock(index, fcntl.F_WRLCK) and self._lock(index, fcntl.F_UNLCK)
 
     def _lock(self, index: int, kind: int) -> bool:
         """Lock or unlock the byte that stands for a range; returns whether that went.
@@ -247,6 +253,15 @@ class Identities:
         except BlockingIOError:
             return False
         return True
+
+
+def _ranges_in_use() -> set[int]:
+    """Ranges of which a process has an id, as far as ``/proc`` shows processes."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            found.add((os.stat(f"/proc/{name}").st_uid - BLOCK_START) // RANGE_SIZE)
+    return {index for index in found if 0 <= index < BLOCK_RANGES}
 
 
 def _foreign_ranges() -> Iterator[tuple[int, int]]:

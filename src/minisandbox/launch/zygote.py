@@ -120,10 +120,11 @@ def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: l
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
     locks = filelocks.open_hosts_list()
+    identities = Identities(mapped=mapped, count=count, lock_directory=lock_directory)
     # helpers are named by their pids in the new namespace; the first process, which shares the mounts, is not in it
     sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV)
     sc.overwrite_arguments("minisandbox-zygote")
-    return Identities(mapped=mapped, count=count, lock_directory=lock_directory), locks
+    return identities, locks
 
 
 class _Zygote:

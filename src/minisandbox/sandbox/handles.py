@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import secrets
 import socket
@@ -282,7 +283,7 @@ def make_patch(
     work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - in the sandbox; nobody knows it beforehand
     script, more = (WHOLE_PATCH, []) if written is None else (WRITTEN_PATCH, written.arguments())
     command = ["bash", "-c", script, "patch", base or core.image.base_commit, work, *more]
-    result = yield from run(core, command, cwd=path, timeout=timeout)
+    result = yield from _run_as_owner(core, command, path, timeout)
     sink = io.BytesIO()
     discard = transfers.remove(work, cwd="/", recursive=True, missing_ok=True)
     try:
@@ -295,6 +296,19 @@ def make_patch(
     if written is not None and result.outcome is Outcome.EXITED and not result.ok:  # git leaves out what it cannot take
         return (yield from make_patch(core, path, None, base=base, limit=limit, timeout=timeout))
     return checked_patch(result, sink.getvalue())
+
+
+def _run_as_owner(
+    core: SandboxCore, command: Sequence[str], path: str | PurePosixPath | None, timeout: float | None
+) -> Operation[ExecResult]:
+    """Run git as whose a repository is: it refuses those of others, and runs what their settings name."""
+    owner = 0
+    with contextlib.suppress(FileAccessError):  # git will say why
+        owner = (yield from transfers.stat(".", cwd=directory(core, path))).uid
+    if owner != 0:
+        with contextlib.suppress(InvalidValue):  # there is one id only, and the owner has none
+            return (yield from run(core, command, cwd=path, timeout=timeout, user=owner))
+    return (yield from run(core, command, cwd=path, timeout=timeout))
 
 
 def warn_abandoned(handle: object, sandbox_id: str) -> None:

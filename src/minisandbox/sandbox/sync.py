@@ -284,8 +284,8 @@ class Sandbox:
     ) -> bytes:
         """A git patch of everything in a repository that differs from a commit: new, deleted and binary files included.
 
-        The index and the work tree stay as they are. Files that git ignores are left out. Git runs as root inside, and
-        so do filters that the repository's configuration names.
+        The index and the work tree stay as they are. Files that git ignores are left out. Git runs as the
+        owner of the repository's directory, and so do filters that its configuration names.
 
         Args:
             path: the repository; the image's workdir if None.
