@@ -81,6 +81,7 @@ _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SYS_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
 _SYS_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 _SYS_IOPRIO_GET = {"x86_64": 252, "aarch64": 31}
+_SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _SCHED_ATTR_SIZE = 56
 """struct sched_attr with its limits of utilisation."""
 _IOPRIO_WHO_PROCESS = 1
@@ -368,6 +369,15 @@ def scheduling() -> tuple[bytes, int, frozenset[int]]:
         _checked(_syscall(_SYS_SCHED_GETATTR[machine], c_int(0), attributes, size, c_uint(0)), "sched_getattr", "self")
         disks = _syscall(_SYS_IOPRIO_GET[machine], c_int(_IOPRIO_WHO_PROCESS), c_int(0))
     return attributes.raw, disks, frozenset(os.sched_getaffinity(0))
+
+
+def forget_disk_priority() -> None:
+    """ioprio_set(2): read and write disks as everybody does who has not asked for anything else."""
+    machine = os.uname().machine
+    if machine in _SYS_IOPRIO_SET:
+        _checked(
+            _syscall(_SYS_IOPRIO_SET[machine], c_int(_IOPRIO_WHO_PROCESS), c_int(0), c_int(0)), "ioprio_set", "self"
+        )
 
 
 def remove_kept_memory(kind: str, number: int) -> None:
