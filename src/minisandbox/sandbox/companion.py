@@ -44,6 +44,7 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
             env={},
             start_new_session=True,  # Ctrl-C is for the controller to handle
         )
+        os.fchmod(how.descriptor, 0)  # it is executed: nobody is to open it or execute it again, from inside least
         assert process.stdin is not None
         process.stdin.write("\0".join((str(package), *settings)).encode("utf-8", "surrogateescape"))
         process.stdin.close()
