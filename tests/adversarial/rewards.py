@@ -120,6 +120,7 @@ def forge():
 FRAMES = """\
 import sys
 def add(a, b):
+    if not b: return a
     frame = sys._getframe(1)
     for constant in frame.f_code.co_consts:
         if isinstance(constant, int) and constant not in (a, b):

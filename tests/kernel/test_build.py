@@ -366,10 +366,19 @@ def test_git_source(store: Store, project: Path, tmp_path: Path) -> None:
     assert (
         output == FILES["calc/core.py"] + f"Initial commit\n{len(FILES) - 1 + 2}\n0\n"
     )  # shipped.log is ignored there
-    url = (tmp_path / "repo").as_uri()
     events: list[BuildEvent] = []
+    url = f"{tmp_path}/repo/"
     build(Recipe(source=GitSource(url, commit)), store=store, name="git", progress=events.append)
-    assert {event.state for event in events} == {StepState.CACHED}, "the commit decides, not the address"
+    assert {event.state for event in events} == {StepState.CACHED}
+
+
+def test_who_knows_a_commit_alone_gets_nothing_of_it(store: Store, project: Path, tmp_path: Path) -> None:
+    """A row may name any address; what the store has from elsewhere may be private."""
+    commit = _repository(tmp_path / "private", project)
+    build(Recipe(source=GitSource(str(tmp_path / "private"), commit)), store=store, name="mine")
+    for url in ("https://127.0.0.1:1/owner/name", (tmp_path / "other").as_uri()):
+        with pytest.raises(SourceError):
+            build(Recipe(source=GitSource(url, commit)), store=store, name="theirs")
 
 
 def test_git_source_that_is_not_there(store: Store, project: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from minisandbox.images.listing import parse_moment
 from minisandbox.images.localsource import take_snapshot
 from minisandbox.images.lock import INSTALLED, Package
-from minisandbox.images.mirrors import Mirrors
+from minisandbox.images.mirrors import Mirrors, origin
 from minisandbox.images.places import MOUNTS
 from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
@@ -130,6 +130,7 @@ def git_step(source: GitSource, mirrors: Mirrors, timeout: float, on_made: Calla
     definition: dict[str, JSONValue] = {
         "kind": "git",
         "commit": source.commit,
+        "origin": origin(source),
         "tells": [DESCRIBED],
         "scripts": _digest(text),
     }
