@@ -86,6 +86,8 @@ def _forget_the_callers_ways() -> None:
         resource.setrlimit(kind, (0, 0))
     if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     with contextlib.suppress(OSError):  # a container may refuse it
         sc.forget_disk_priority()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+b", buffering=0) as score:
