@@ -192,6 +192,18 @@ def test_build_products_are_no_part_of_a_patch(store: Store, project: Path) -> N
     assert b"+++ b/new.py" in patch
 
 
+def test_what_was_installed_has_the_patch_too(store: Store, project: Path) -> None:
+    """Otherwise who copies it back has solved the task."""
+    install = (
+        "mkdir -p /opt/site/__pycache__ && cp -r calc /opt/site/ && chmod 755 /opt/site/calc/core.py",
+        "mkdir -p /opt/site/calc/__pycache__ && touch /opt/site/calc/__pycache__/core.cpython-39.pyc",
+    )
+    image = build(_recipe(project, install=install, patch=BUG), store=store, name="installed")
+    output = _run(image, "cmp /opt/site/calc/core.py /testbed/calc/core.py && stat -c %a /opt/site/calc/core.py")
+    assert output == "755\n"
+    assert _run(image, "ls /opt/site/calc/__pycache__ | wc -l") == "0\n"
+
+
 @pytest.mark.parametrize(
     ("patch", "said"),
     [
@@ -207,7 +219,9 @@ def test_patches_that_reach_outside_are_refused_before_anything_is_built(project
 
 def test_hidden_contents_are_nowhere(store: Store, project: Path) -> None:
     secret = FILES["tests/test_core.py"].splitlines()[-1].strip()
-    install = ("mkdir -p build/lib/tests && cp tests/test_core.py build/lib/tests/",)
+    install = (
+        "mkdir -p build/lib/tests /opt/site && cp tests/test_core.py build/lib/tests/ && cp -r tests /opt/site/",
+    )
     image = build(_recipe(project, install=install, hidden=("tests/test_core.py",)), store=store, name="hide")
     found = _run(image, f"grep -rlF '{secret}' /testbed /opt /root /var 2>/dev/null || echo none")
     assert found == "none\n"

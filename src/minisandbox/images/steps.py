@@ -195,7 +195,7 @@ def task_step(recipe: Recipe, source: Callable[[], tuple[Path, ...]]) -> Step:
         work = _patching(Command("task", text), recipe.patch, recipe.hidden, "the patch")
         *below, top = source()
         mount = Mount(top, MOUNTS / "source", below=tuple(below))
-        return replace(work, mounts=(mount,), facts=("commit", "copies"))
+        return replace(work, mounts=(mount,), facts=("commit",))
 
     return Step("task", definition, prepare)
 

@@ -6,20 +6,21 @@ apply_patch
 # Copies of a file that some installation made: a hidden test or the unbroken code could be read there.
 copies() {
     [ -s "$clean/$1" ] || return 0
-    find /testbed "$ENVIRONMENT" -xdev -type f -name "$(basename "$1")" -print0 2> /dev/null |
+    find / -xdev \( -path /tmp -o -path /proc \) -prune -o -type f -name "$(basename "$1")" \
+        -size "$(stat -c %s "$clean/$1")c" -print0 2> /dev/null |
         while IFS= read -r -d '' copy; do
             if ! [ -e "$clean/${copy#/testbed/}" ] && cmp -s "$copy" "$clean/$1"; then
                 printf '%s\0' "$copy"
             fi
-        done || true  # there may be no environment to look in
+        done || true  # a directory may be closed
 }
-: > /tmp/build/copies
 while IFS= read -r -d '' path; do
     drop_bytecode "$path"
     copies "$path" | while IFS= read -r -d '' copy; do
+        drop_bytecode "$copy"
         case $copy in
-            /testbed/*) drop_bytecode "$copy" && rm -f "$copy" ;;
-            *) printf '%s\n' "$copy" >> /tmp/build/copies ;;
+            /testbed/*) rm -f "$copy" ;;
+            *) if [ -f "$path" ]; then cat "$path" > "$copy"; else rm -f "$copy"; fi ;;  # installed: what is there is used
         esac
     done
 done < /tmp/build/touched
