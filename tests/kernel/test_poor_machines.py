@@ -180,7 +180,7 @@ def test_with_an_overlay_that_refuses_user_namespaces(tmp_path: Path) -> None:
     bend = (
         f"import os; sys.executable = {str(interpreter)!r}\n"
         "from minisandbox.sandbox import interpreter\n"  # it is a script
-        "interpreter.find = lambda path: interpreter.Start(path, (path,), os.open('/dev/null', os.O_RDONLY))\n"
+        "interpreter.find = lambda path: interpreter.Start(path, (path,), os.memfd_create('none'))\n"
     )
     said = typed(bend, tmp_path, "doctor")
     assert said.status == HostError.exit_code
