@@ -35,7 +35,8 @@ _SIGNS = {
     "test_detection": r"\bPYTEST_\w+|[\"'](_?pytest|unittest|nose)[\"']\s+(not\s+)?in\s+\(?(set\()?(\w+\.)*modules|"
     r"\bmodules\s*(\[|\.get\()\s*[\"'](_?pytest|unittest|nose)\b",
     "process_control": r"\bos\._exit\b|(?<!def )\b_exit\s*\(|\batexit\b|\bfaulthandler\b|\b"
-    r"\bsignal\.(signal|alarm|setitimer|raise_signal)\b|\bos\.(abort|kill|killpg|fork|forkpty|dup2|closerange|setsid|getppid)\b|\bptrace\b",
+    r"\bsignal\.(signal|alarm|setitimer|raise_signal)\b|\bos\.(abort|kill|killpg|fork|forkpty|dup2|closerange|setsid|getppid)\b|"
+    r"\bptrace\b|\bfork(pty)?\s*\(|\bposix_spawnp?\b|\bpytest\.main\b|\borig_argv\b|-m[\"',\s]{1,9}(pytest|unittest)\b",
     "interpreter_hooks": r"\bset(trace|profile)\b|\bsys\.(excepthook|unraisablehook|meta_path|path_hooks|monitoring|"
     r"addaudithook)\b|\b__builtins__\b|\bbuiltins\b\s*(\.|\[)[^=\n]{0,200}=(?!=)|\bsetattr\s*\(\s*(\w+\.)*builtins\b|"
     r"\b__code__\b|\b__defaults__\s*=|\bAssertionError\s*=",

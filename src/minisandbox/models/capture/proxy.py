@@ -215,7 +215,8 @@ class CaptureProxy(HttpServer):
         try:
             completions = _completions(answer)
         except BadAnswer as error:
-            shown = without_key(str(error), self._secret)
+            text = got.body.decode("utf-8", "replace")  # of which the error may have a part, cut within the key
+            shown = str(error) if without_key(text, self._secret) == text else "it repeats the engine's key"
             raise _refusal(502, f"the engine's answer cannot be captured: {shown}", "upstream_error") from None
         if session.closed:
             raise _refusal(401, "the session was closed", "authentication_error")
@@ -334,10 +335,12 @@ def _completions(answer: Mapping[str, object]) -> list[tuple[object, Completion]
     choices = answer.get("choices")
     several = choices if isinstance(choices, list) else []
     if len(several) < 2:
-        found = [(several[0].get("message") if several else None, read_answer(answer))]
+        completion = read_answer(answer)  # which has a choice then, and that a message
+        found = [(several[0]["message"], completion)]
     else:  # usage counts all choices together
         single = {name: value for name, value in answer.items() if name != "usage"}
-        found = [(choice.get("message"), read_answer({**single, "choices": [choice]})) for choice in several]
+        completions = [read_answer({**single, "choices": [choice]}) for choice in several]
+        found = [(choice["message"], completion) for choice, completion in zip(several, completions, strict=True)]
     if any(completion.tokens is None for _, completion in found):
         raise BadAnswer(
             "it has no token ids",
