@@ -121,3 +121,16 @@ def test_a_file_of_a_terabyte_is_no_source(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(SourceError, match="too large for a source"):
         take_snapshot(LocalSource(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "url", ["{}", " {}", "\n{}", "{}\t", "\x1f{}", "{}\x7f", "file://{}", "fi\nle://{}", " file://{}"]
+)
+def test_an_address_means_one_thing(url: str) -> None:
+    """What urllib drops of it would have it named like another one, of which there may be a mirror."""
+    url = url.format("/home/me/private")
+    if url.strip() == url and "\n" not in url and "\x7f" not in url:
+        assert GitSource(url, "0" * 40).url == url
+        return
+    with pytest.raises(InvalidValue, match="is not a repository's URL or path"):
+        GitSource(url, "0" * 40)

@@ -57,7 +57,7 @@ class GitSource:
     """A commit of a git repository.
 
     Attributes:
-        url: where to fetch from: a URL or a local path; the commit alone decides the content.
+        url: where to fetch from: a URL or a local path, without control characters, and blanks at its ends.
         commit: its full object name.
     """
 
@@ -66,7 +66,9 @@ class GitSource:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        if not self.url or self.url.startswith("-") or "::" in self.url or "\0" in self.url:
+        # urllib drops blanks at its beginning, and tabs and newlines anywhere: it would be another address to some
+        odd = self.url != self.url.strip() or any(not sign.isprintable() for sign in self.url)
+        if not self.url or odd or self.url.startswith("-") or "::" in self.url:
             raise InvalidValue(f"{self.url!r} is not a repository's URL or path")
         if _COMMIT.fullmatch(self.commit) is None:
             raise InvalidValue(

@@ -27,7 +27,10 @@ _LONGEST_LOOK, _LONGEST_WAIT = 0.5, 5.0
 _OWN = (b"RssAnon:", b"VmSwap:"), (b"Pss_Anon:", b"SwapPss:")
 _COMMON = (b"RssShmem:",), (b"Pss_Shmem:",)
 _MESSAGE, _SEMAPHORE = 64, 64
-"""Bytes that the kernel needs for each, besides a message's content (ipc/msgutil.c, ipc/sem.c)."""
+"""Bytes that the kernel needs for each, besides a message's content (ipc/msgutil.c, ipc/sem.c).
+
+What it makes room for is a power of two, and so up to twice a message.
+"""
 
 
 def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
@@ -215,7 +218,7 @@ def _kept() -> Iterator[_Kept]:
             if kind == "shm":
                 yield _Kept(kind, row[1], row[9], row[14] + row[15])
             elif kind == "msg":
-                yield _Kept(kind, row[1], row[9], row[3] + row[4] * _MESSAGE)
+                yield _Kept(kind, row[1], row[9], 2 * (row[3] + row[4] * _MESSAGE))
             else:
                 yield _Kept(kind, row[1], row[6], row[3] * _SEMAPHORE)
 
