@@ -123,14 +123,9 @@ def test_a_file_of_a_terabyte_is_no_source(tmp_path: Path) -> None:
         take_snapshot(LocalSource(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "url", ["{}", " {}", "\n{}", "{}\t", "\x1f{}", "{}\x7f", "file://{}", "fi\nle://{}", " file://{}"]
-)
+@pytest.mark.parametrize("url", [" {}", "\n{}", "{}\t", "\x1f{}", "{}\x7f", "fi\nle://{}", " file://{}", "{}\u00a0"])
 def test_an_address_means_one_thing(url: str) -> None:
     """What urllib drops of it would have it named like another one, of which there may be a mirror."""
-    url = url.format("/home/me/private")
-    if url.strip() == url and "\n" not in url and "\x7f" not in url:
-        assert GitSource(url, "0" * 40).url == url
-        return
     with pytest.raises(InvalidValue, match="is not a repository's URL or path"):
-        GitSource(url, "0" * 40)
+        GitSource(url.format("/home/me/private"), "0" * 40)
+    assert GitSource("/home/me/of two words", "0" * 40).url == "/home/me/of two words"
