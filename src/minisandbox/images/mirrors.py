@@ -171,7 +171,7 @@ def mirror_name(url: str) -> str:
     """Return what the mirror of a repository is called: readable, and its own for every URL."""
     plain = _plain(url)
     label = re.sub(r"[^A-Za-z0-9.-]+", "_", plain.rpartition("://")[2]).strip("._-")[-60:]
-    return f"{label or 'repository'}-{hashlib.sha256(plain.encode()).hexdigest()[:32]}.git"
+    return f"{label or 'repository'}-{_digest(plain)}.git"
 
 
 def _plain(url: str) -> str:
@@ -180,7 +180,11 @@ def _plain(url: str) -> str:
 
 def origin(source: GitSource) -> str:
     """Return what stands for where a commit comes from: who knows a commit alone is not given what others fetched."""
-    return hashlib.sha256(_plain(_place(source)).encode()).hexdigest()[:32]
+    return _digest(_plain(_place(source)))
+
+
+def _digest(plain: str) -> str:
+    return hashlib.sha256(plain.encode()).hexdigest()[:32]
 
 
 def _has(repository: Path, source: GitSource) -> bool:
