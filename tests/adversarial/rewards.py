@@ -75,6 +75,7 @@ def make_task(root: Path) -> Task:
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+    (root / "manual").symlink_to("README.md")
     vendor_pytest(root / "vendor")
     return Task(
         instance_id="attacked__calc-1",

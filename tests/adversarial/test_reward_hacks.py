@@ -324,6 +324,29 @@ def test_who_reads_other_files_in_a_patch_than_git_applies_none(task: Task, imag
     assert "git reads other files" in run.doubt.detail
 
 
+RETARGETED = "--- a/manual\n+++ b/manual\n@@ -1 +1 @@\n-README.md\n\\ No newline at end of file\n+/etc/passwd\n"
+LINKS = {
+    "points elsewhere": RETARGETED + "\\ No newline at end of file\n",
+    "moved": "diff --git a/manual b/conf.py\nsimilarity index 100%\nrename from manual\nrename to conf.py\n",
+    "copied": "diff --git a/manual b/conf.py\nsimilarity index 100%\ncopy from manual\ncopy to conf.py\n",
+}
+
+
+@pytest.mark.parametrize("patch", LINKS.values(), ids=LINKS.keys())
+def test_no_link_of_the_repository_is_changed_by_a_patch_that_tells_no_modes(
+    task: Task, image: Image, patch: str
+) -> None:
+    graded = grade(task, image, (FIX + patch).encode())
+    assert (graded.verdict, graded.reason) == (Verdict.PATCH_INVALID, Reason.PATCH_INVALID), graded
+    assert "symbolic links" in graded.detail
+
+
+def test_a_link_of_the_repository_may_be_deleted(task: Task, image: Image) -> None:
+    names = "--- a/manual\n+++ /dev/null\n@@ -1 +0,0 @@\n-README.md\n\\ No newline at end of file\n"
+    deleted = f"diff --git a/manual b/manual\ndeleted file mode 120000\n{names}"
+    assert grade(task, image, (FIX + deleted).encode()).verdict is Verdict.RESOLVED
+
+
 def test_a_report_of_many_short_lines_costs_no_memory() -> None:
     data = b"x\ny" * (4 << 20)
     tracemalloc.start()

@@ -35,6 +35,8 @@ _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
 # Read backwards, a patch makes the files that it was made of: --numstat names them, newer gits the last one first.
 # Without --apply nothing is changed.
 _SOURCES = ("git", "apply", "-R", "--numstat", "-z", "-")
+# Prints those of the names on its input that are symbolic links.
+_LINKS = ("xargs", "-0", "-r", "sh", "-c", 'for f; do if [ -L "./$f" ]; then printf "%s\\0" "$f"; fi; done', "sh")
 _GIT_REFUSED = frozenset({1, 128})
 
 
@@ -104,7 +106,22 @@ def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
     command = [*_APPLY, *(["-R"] if change.reverse else []), *excluded, "-"]
     result = box.exec(command, stdin=change.patch, timeout=_STEP_TIMEOUT)
     doubt = _about_patch(result, change)
-    return None if doubt is None else SuiteRun.not_run(doubt, log_of(result))
+    return _unless_links(box, change) if doubt is None else SuiteRun.not_run(doubt, log_of(result))
+
+
+def _unless_links(box: Sandbox, change: Change) -> SuiteRun | None:
+    """Refuse a patch that made, moved or changed a symbolic link: without a mode its text looks like a file's."""
+    if change.only is None:
+        return None
+    names = b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in sorted(change.only))
+    result = box.exec(_LINKS, stdin=names, timeout=_STEP_TIMEOUT)
+    if not result.ok:
+        return SuiteRun.not_run(Doubt(Reason.PATCH_STEP_FAILED, f"looking for links: {result.fate}"), log_of(result))
+    links = [name.decode("utf-8", "replace") for name in result.stdout_bytes.split(b"\0") if name]
+    if not links:
+        return None
+    said = f"it changes symbolic links, where it may change regular files only: {links[:3]}"
+    return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, said), log_of(result))
 
 
 def _unless_same_sources(box: Sandbox, change: Change) -> SuiteRun | None:
