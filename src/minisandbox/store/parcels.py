@@ -185,9 +185,10 @@ def check_image(record: ImageRecord, where: str) -> ImageRecord:
         names = [name for name, _ in record.environment]
         pairs = (*record.environment, *record.notes.items())
         fine = (
-            _are_texts(text for pair in pairs for text in pair)
+            _are_texts([record.workdir, *(text for pair in pairs for text in pair)])
             and bool(record.layers)
             and path.is_absolute()
+            and len(os.fsencode(path)) <= _LONGEST_PATH
             and is_number(record.created)
             and ".." not in path.parts
             and _COMMIT.fullmatch(record.base_commit) is not None
