@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from minisandbox.errors import HostError
 
@@ -15,6 +16,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 LARGEST_REQUEST = 256 * 1024 * 1024
 """Bytes of one request: a conversation is sent whole each time."""
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether it is about anything but a request that is no HTTP: whose text, keys too, is nobody's business."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    return not isinstance(error, http_exceptions.HttpProcessingError)
+
+
+_LOG = logging.getLogger(__name__)
+_LOG.addFilter(_is_ours)
 
 
 class HttpServer:
@@ -46,7 +57,7 @@ class HttpServer:
         for method, path, handler in self._routes:
             app.router.add_route(method, path, handler)
         # who goes away must not leave an answer behind that nobody reads
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_LOG)
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self._host, self._port).start()
