@@ -94,6 +94,7 @@ _F_SETLEASE, _F_SETDELEG = 1024, 1040
 _SECCOMP_MODE_FILTER, _SECCOMP_SET_FILTER = 2, 1
 _SOL_SOCKET, _SO_ATTACH = 1, (26, 50, 51, 52)  # FILTER BPF REUSEPORT_CBPF REUSEPORT_EBPF
 _SO_ZEROCOPY = 60
+_SOL_TCP, _TCP_ULP, _TCP_ZEROCOPY_RECEIVE = 6, 31, 35
 _SOL_IP, _SOURCES = 0, (37, 38, 39, 41, 43, 44, 46, 47, 48)
 """IP_UNBLOCK_SOURCE to IP_MSFILTER, which IPv6 has not, and MCAST_BLOCK_SOURCE to MCAST_MSFILTER."""
 _SOL_IPV6, _LABELS_AND_OPTIONS = 41, (32, 6)  # FLOWLABEL_MGR 2292PKTOPTIONS
@@ -129,7 +130,7 @@ RULES = (
     _allow(
         "open openat openat2 creat close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 "
         "pwritev2 lseek dup dup2 dup3 flock fsync fdatasync sync_file_range fallocate fadvise64 "
-        "readahead truncate ftruncate copy_file_range sendfile splice tee pipe",
+        "readahead truncate ftruncate copy_file_range pipe",
         "contents of files and pipes, within what the sandbox's mounts show",
     ),
     _allow(
@@ -140,6 +141,11 @@ RULES = (
             (_has(1, _O_NOTIFICATION_PIPE),),
             errno.ENOPKG,
         ),
+    ),
+    _refuse(
+        "splice tee sendfile",
+        errno.EINVAL,
+        "a byte in a pipe keeps the 32 KiB of a socket's buffer around it, and pages of /dev/zero are in no account",
     ),
     _refuse("vmsplice", errno.ENOSYS, "a page in a pipe keeps the huge page around it, which nothing shows any more"),
     _refuse(
@@ -358,9 +364,18 @@ RULES = (
         Clause("AF_UNIX", (Test(0, (_UNIX,)),), ALLOW),
     ),
     _allow(
-        "bind connect listen accept accept4 getsockname getpeername getsockopt shutdown sendto recvfrom sendmsg "
-        "recvmsg sendmmsg recvmmsg",
+        "bind connect listen accept accept4 getsockname getpeername shutdown sendto recvfrom sendmsg recvmsg "
+        "sendmmsg recvmmsg",
         "sockets, of the families that can be made",
+    ),
+    _allow(
+        "getsockopt",
+        "sockets, of the families that can be made",
+        Clause(
+            "TCP_ZEROCOPY_RECEIVE: maps what was received, which is in no account from then on",
+            (Test(1, (_SOL_TCP,)), Test(2, (_TCP_ZEROCOPY_RECEIVE,))),
+            errno.ENOPROTOOPT,
+        ),
     ),
     _allow(
         "setsockopt",
@@ -374,6 +389,11 @@ RULES = (
             "SO_ZEROCOPY: pages that it locks are counted for the host's user, whatever the namespace",
             (Test(1, (_SOL_SOCKET,)), Test(2, (_SO_ZEROCOPY,))),
             errno.ENOPROTOOPT,
+        ),
+        Clause(
+            "TCP_ULP: protocols in the kernel (TLS, SMC), with memory of their own",
+            (Test(1, (_SOL_TCP,)), Test(2, (_TCP_ULP,))),
+            errno.ENOENT,
         ),
         Clause(
             "IPV6_FLOWLABEL_MGR, IPV6_2292PKTOPTIONS: one number for all; memory that nobody counts",

@@ -212,11 +212,16 @@ def change_what_is_there() -> Finding:
 
 @probe(KIND)
 def fast_system_calls() -> Finding:
-    """Use what fast programs use: memfd, sendfile, splice, copy_file_range, pidfd, close_range, getrandom"""
+    """Use what fast programs use: memfd, copy_file_range, pidfd, getrandom; copies go on without sendfile"""
     descriptor = os.memfd_create("probe")
     os.write(descriptor, b"x" * 100)
-    os.lseek(descriptor, 0, 0)
-    reader, writer = os.pipe()
-    sent = os.sendfile(writer, descriptor, 0, 100)
+    other = os.memfd_create("other")
+    copied = os.copy_file_range(descriptor, other, 100, 0)
     held = call("pidfd_open", os.getpid(), 0)
-    return works(sent == 100 and len(os.read(reader, 200)) == 100 and held >= 0 and len(os.getrandom(8)) == 8)
+    with tempfile.TemporaryFile() as file, socket.create_server(("127.0.0.1", 0)) as server:
+        file.write(b"y" * 100)
+        file.seek(0)
+        with socket.create_connection(server.getsockname()) as one, server.accept()[0] as two:
+            sent = one.sendfile(file)
+            fine = sent == len(two.recv(100, socket.MSG_WAITALL)) == 100
+    return works(fine and copied == 100 and held >= 0 and len(os.getrandom(8)) == 8)

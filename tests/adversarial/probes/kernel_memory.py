@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
+import errno
 import os
 import socket
 import struct
@@ -229,4 +231,38 @@ def options_that_nobody_counts() -> Finding:
             one.setsockopt(socket.IPPROTO_IPV6, 6, option * 800)
         except OSError:
             return judge(False)
+        return judge(True)
+
+
+@probe(KIND)
+def pages_moved_to_pipes() -> Finding:
+    """Keep memory in pipes that nobody counts: a byte of each 32 KiB that a socket has, or pages of /dev/zero"""
+    out, sockets = os.pipe()[1], socket.socketpair()
+    zero = os.open("/dev/zero", os.O_RDONLY)
+    sockets[0].send(BLOCK[:1000])
+
+    def moves(call: Callable[..., int], source: int) -> Callable[[], bool]:
+        return lambda: call(out, source, None, 1) > 0
+
+    def splices() -> bool:
+        return int(LIBC.splice(sockets[1].fileno(), None, out, None, ctypes.c_size_t(1), 0)) == 1
+
+    return attempts(
+        [
+            ("splice", splices),
+            ("sendfile of a socket", moves(os.sendfile, sockets[1].fileno())),
+            ("sendfile of /dev/zero", moves(os.sendfile, zero)),
+        ]
+    )
+
+
+@probe(KIND)
+def what_was_received_mapped() -> Finding:
+    """Map pages of what was received, which nobody counts from then on (TCP_ZEROCOPY_RECEIVE)"""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        try:
+            one.getsockopt(socket.IPPROTO_TCP, 35, 64)
+        except OSError as error:
+            # asked for no address, the kernel says EINVAL
+            return judge(error.errno == errno.EINVAL, str(error))
         return judge(True)
