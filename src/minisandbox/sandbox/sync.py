@@ -309,6 +309,8 @@ class Sandbox:
     def changes(self, *, timeout: float | None = 300.0) -> tuple[Change, ...]:
         """Every path that differs from the image, but for those of which extended attributes alone do.
 
+        What is mounted over the image, such as ``/run``, ``/dev/shm`` and your mounts, is no part of it.
+
         Args:
             timeout: wall seconds that comparing may take. None: no limit.
 
