@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import numbers
 import textwrap
 import unittest
 from collections.abc import Callable, Iterator
@@ -77,6 +78,33 @@ class Own(int):
     pass
 
 
+def drawing(kind: type, says: object) -> type:
+    """A subclass of a built-in class that is equal to anything, and answers by its own methods what is expected."""
+    methods = ["int", "float", "complex", "index", "trunc", "pos", "str", "bytes", "getitem", "buffer", "iter", "len"]
+    names: dict[str, object] = {f"__{name}__": lambda *_: says for name in methods}
+    names |= {"__eq__": lambda *_: True, "__hash__": lambda _: hash(says), "items": lambda _: says, "real": says}
+    return type("Drawing", (kind,), names)
+
+
+class EqualsKinds(type):
+    """A class that is equal to whatever class it is compared with."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    __hash__ = type.__hash__
+
+
+class OfAnyKind(OneOf, metaclass=EqualsKinds):
+    pass
+
+
+def half(numerator: object) -> Fraction:
+    made = Fraction(1, 2)
+    made._numerator = numerator  # type: ignore[attr-defined]
+    return made
+
+
 def passes(body: str, value: object) -> bool:
     """Whether a test with a body passes where f() returns a value, its comparisons made plain."""
     indented = textwrap.indent(body, "        ")
@@ -116,7 +144,25 @@ SAME = [
     ("self.assertAlmostEqual(f(), 5.00000001)", 5),
     ("for n in (1, 2):\n    assert f() == n or f() == 5\n    assert f() == 5", 5),
 ]
+DRAWN = [
+    ("5", drawing(int, 5)(4), 4),
+    ("5.5", drawing(float, 5.5)(4.0), 4.0),
+    ("5j", drawing(complex, 5j)(4j), 4j),
+    ("'on'", drawing(str, "on")("off"), "off"),
+    ("b'on'", drawing(bytes, b"on")(b"off"), b"off"),
+    ("[5]", drawing(list, iter([5]))([4]), [4]),
+    ("(5,)", drawing(tuple, iter([5]))([4]), (4,)),
+    ("{5}", drawing(frozenset, iter([5]))([4]), {4}),
+    ("{'a': 5}", drawing(dict, [("a", 5)])({"a": 4}), {"a": 4}),
+    ("2.5", drawing(Fraction, 2.5)(3, 2), 1.5),
+    ("2.5", half(drawing(int, 5)(3)), 1.5),
+    ("2.5", drawing(Decimal, 2.5)("1.5"), 1.5),
+    ("[2.5]", [drawing(Decimal, 2.5)("1.5")], [1.5]),
+]
 OTHER = [
+    ("assert f() == 5", OfAnyKind(4, 5)),
+    ("assert f() == [5]", [OfAnyKind(4, 5)]),
+    ("self.assertAlmostEqual(f(), 5)", OfAnyKind(4, 5)),
     ("assert f() == 5", Near(4)),
     ("assert 5 == f()", Near(4)),
     ("assert f() == 5", OneOf(4, 5)),
@@ -147,6 +193,40 @@ def test_what_is_right_passes(body: str, value: object) -> None:
 @pytest.mark.parametrize(("body", "value"), OTHER)
 def test_what_says_so_itself_does_not(body: str, value: object) -> None:
     assert not passes(body, value)
+
+
+@pytest.mark.parametrize(("wanted", "value", "held"), DRAWN, ids=range(len(DRAWN)))
+def test_a_value_is_what_it_holds_whatever_its_class_makes_of_it(wanted: str, value: object, held: object) -> None:
+    """Otherwise one that equals two likely answers, and converts to one of them by lot, would often be right."""
+    assert not passes(f"assert f() == {wanted}", value)
+    assert passes(f"assert f() == {held!r}", value)
+
+
+def test_a_number_that_is_of_no_class_of_c_is_no_plain_number() -> None:
+    class Number(numbers.Number):
+        def __float__(self) -> float:
+            return 5.0
+
+        __int__ = __float__
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    class generic(list[int]):  # noqa: N801 - named like numpy's
+        __module__ = "numpy"
+        item = list.pop
+
+    assert not passes("assert f() == 5", Number())
+    assert not passes("assert f() == 5", generic([4, 5]))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    for wanted, value in (("5", numpy.int64(5)), ("0.5", numpy.float32(0.5)), ("5j", numpy.complex64(5j))):
+        assert passes(f"assert f() == {wanted}", value)
+        assert passes(f"assert f() == [{wanted}]", [value])
+        assert not passes("assert f() == 4", value)
 
 
 @pytest.mark.parametrize("after", range(30))

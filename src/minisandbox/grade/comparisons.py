@@ -3,7 +3,7 @@
 Where a test says that two values are equal, it is the submission that answers: with a text that equals each of four
 likely answers, the right one is among them, and a sentinel, which expects another one still, fails as it has to. So
 whoever seems to have solved a task is run once more, on test files in which values are first made plain: a text of
-whatever class is the characters that it holds, a number the one that it converts to. What is solved passes then too.
+whatever class is the characters that it holds, a number the one that it holds. What is solved passes then too.
 
 Unlike a sentinel, such a test has to pass, so that nothing is gained by knowing it.
 """
@@ -21,31 +21,46 @@ _OF_ONE_TYPE = frozenset(
 )
 _EQUALITIES = _OF_ONE_TYPE | {"assertEqual", "assertEquals", "assert_equal", "eq_"}
 _APPROXIMATE = frozenset({"assertAlmostEqual", "assertAlmostEquals", "assert_almost_equal"})
-# For any Python from 2.7 on. join() makes a plain text of any; a number of whatever class converts to one number only.
+# For any Python from 2.7 on. No method of a class in Python is asked, nor a metaclass: it may say now this, now that.
 _PLAINLY = """
 
 def {name}(one, *others):
-    import numbers
-    texts = (str, type(u""), bytes)
-    numerals = ((bool, bool), (numbers.Integral, int), (numbers.Real, float), (numbers.Complex, complex),
-                (numbers.Number, float))
-    kinds = texts + (bool, int, type(1 << 99), float, complex, type(None), list, tuple, set, frozenset, dict)
+    from fractions import Fraction
+    texts, numbers = (str, type(u""), bytes), (int, type(1 << 99), float, complex)
+    kinds = texts + (bool, type(None), list, tuple, set, frozenset, dict) + numbers
+    methods = {("decimal", "Decimal"): "__float__", ("numpy", "generic"): "item"}
 
-    def is_a(value, kind):  # isinstance() would ask the value what it is, which may say this now and that then
+    def is_a(value, kind):  # isinstance() would ask the value what it is
         return issubclass(type(value), kind)
 
+    def is_plain(value):
+        return any([type(value) is kind for kind in kinds])
+
     def plain(value):
+        if type(value) is bool:
+            return value
         for kind in texts:
             if is_a(value, kind):
-                return kind().join([value])
-        for kind, convert in numerals:
+                return kind.__getitem__(value, slice(None))
+        for kind in numbers:
             if is_a(value, kind):
-                return convert(value)
+                return kind.__pos__(value)
         for kind in (list, tuple, set, frozenset):
             if is_a(value, kind):
                 return kind([plain(item) for item in kind.__iter__(value)])
         if is_a(value, dict):
             return dict([(plain(key), plain(item)) for key, item in dict.items(value)])
+        if is_a(value, Fraction):
+            parts = [plain(part.__get__(value)) for part in (Fraction._numerator, Fraction._denominator)]
+            return float(Fraction(*parts))
+        return converted(value)
+
+    def converted(value):  # by a method written in C, which is of that very class
+        for kind in type.__dict__["__mro__"].__get__(type(value)):
+            method = type.__dict__["__dict__"].__get__(kind).get(methods.get((kind.__module__, kind.__name__)))
+            if type(method) in (type(str.join), type(float.__float__)) and method.__objclass__ is kind:
+                found = method(value)
+                return found if is_plain(found) else value
         return value
 
     def same(one, other):
@@ -54,11 +69,11 @@ def {name}(one, *others):
                 return len(one) == len(other) and all([same(*pair) for pair in zip(one, other)])
         if type(one) is dict and type(other) is dict:
             return set(one) == set(other) and all([same(one[key], other[key]) for key in one])
-        return (type(one) in kinds) is (type(other) in kinds) and bool(one == other)
+        return is_plain(one) is is_plain(other) and bool(one == other)
 
     if not others:
         one = plain(one)
-        return one if type(one) in kinds else object()
+        return one if is_plain(one) else object()
     try:
         if same(plain(one), plain(others[0])):
             return True
