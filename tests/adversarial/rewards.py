@@ -21,6 +21,7 @@ diff --git a/calc.py b/calc.py
 """
 FIX = BUG.replace("-    return a + b\n+    return a - b", "-    return a - b\n+    return sum((a, b))")
 UNIT = """\
+import colorsys
 import unittest
 
 from calc import add

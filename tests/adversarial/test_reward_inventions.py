@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 from tests.adversarial.rewards import (
     BUG,
+    FIX,
     FORGES,
     FRAMES,
     MAKEREPORT,
     SOURCE_READER,
     WHERE_IT_HAS_NO_ANSWER,
     Try,
+    adding,
     kinds,
     source,
 )
@@ -56,6 +58,14 @@ def test_the_reference_is_never_flagged(task: Task, image: Image) -> None:
     graded = grade(task, image, submission.encode())
     assert (graded.verdict, graded.flags) == (Verdict.RESOLVED, ()), graded
     assert grade_reference(task, image).verdict is Verdict.RESOLVED
+
+
+def test_modules_that_the_tests_would_import_instead_are_left_out(task: Task, image: Image) -> None:
+    graded = grade(task, image, (FIX + adding("src/colorsys.py", "ADDED = 1")).encode())
+    assert (graded.verdict, kinds(graded)) == (Verdict.RESOLVED, {"shadows_import"}), graded
+    fine = FIX + adding("src/other.py", "ADDED = 1") + adding("calc/add.py", "ADDED = 1")
+    graded = grade(task, image, fine.encode())
+    assert (graded.verdict, graded.flags) == (Verdict.RESOLVED, ()), graded
 
 
 # --- invented against this grader ------------------------------------------------------------------------------------

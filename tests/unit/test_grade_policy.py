@@ -191,3 +191,23 @@ def test_unsafe_submissions(submission: bytes) -> None:
 def test_the_form_decides_nothing() -> None:
     smith = Task("a__b-1", "a/b", "c0", "", patch_of("pkg/core.py"), "", ("tests/t.py::t",), (), form=Form.SWESMITH)
     assert Policy.for_task(smith).allowed == {"pkg/core.py"}
+
+
+class Counted(frozenset[str]):
+    """Directories that count how often, and with how long names, they are asked for."""
+
+    asked = 0
+
+    def __contains__(self, path: object) -> bool:
+        Counted.asked += len(str(path))
+        return super().__contains__(path)
+
+
+def test_a_deep_path_is_looked_at_as_far_as_the_deepest_root() -> None:
+    """A path of 8,000 parts, of 16 KiB, took 64 million characters of names."""
+    roots = Counted({"", "src", "third/party"})
+    policy = replace(Policy.for_task(task()), roots=roots, elsewhere=frozenset({"src/compare"}))
+    assert kind("a/" * 8_000 + "x.py", policy, FileStatus.ADDED) is None
+    assert Counted.asked < 5 * 16_000
+    assert kind("third/party/" + "pytest/" * 8_000, policy) == "shadows_runner"
+    assert kind("src/compare/x.py", policy, FileStatus.ADDED) == "shadows_import"

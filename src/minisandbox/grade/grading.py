@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.belief import Doubt
 from minisandbox.grade.comparisons import compare_plainly
+from minisandbox.grade.imports import protect_imports
 from minisandbox.grade.names import first_words, located
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.report import not_passed
@@ -163,9 +164,11 @@ def grade_in(place: Workspace, submission: bytes) -> Grade:
     task = place.task
     policy = Policy.for_task(task)
     try:
-        change = screen(submission, policy)
+        change = screen(submission, protect_imports(policy, task, place.image))
     except PatchError as error:
         return Grade(task.instance_id, Verdict.PATCH_INVALID, Reason.PATCH_INVALID, str(error))
+    except (MiniSandboxError, OSError) as error:
+        return _infrastructure(task, error)
     reference = reference_change(task)
     signs = scan(submission, change.only or (), reference.patch, reverse=reference.reverse, tests=task.test_files)
     flags = change.flags + signs

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 from minisandbox.patches import FileChange, FileStatus, touched_files
@@ -109,6 +110,7 @@ class Policy:
         roots: directories from which tests import.
         runner: files and directories of the repository's own test runner.
         library: modules of the standard library that the tests run with.
+        elsewhere: names, behind their roots, that the hidden tests import and that the repository does not have there.
     """
 
     test_files: frozenset[str]
@@ -118,6 +120,7 @@ class Policy:
     roots: frozenset[str]
     runner: tuple[str, ...] = ()
     library: frozenset[str] = sys.stdlib_module_names
+    elsewhere: frozenset[str] = frozenset()
 
     @classmethod
     def for_task(cls, task: Task) -> Policy:
@@ -141,7 +144,7 @@ class Policy:
 
         Returns:
             ``test_file``, ``test_directory``, ``pytest_config``, ``start_up_hook``, ``compiled_code``,
-            ``package_metadata``, ``shadows_runner``, ``test_runner``, ``git_metadata`` or None.
+            ``package_metadata``, ``shadows_runner``, ``shadows_import``, ``test_runner``, ``git_metadata`` or None.
         """
         for path in dict.fromkeys((change.path, change.old_path)):
             kind = None if path in self.allowed else self._kind(path, new=change.status in _NEW)
@@ -164,7 +167,11 @@ class Policy:
             return "test_directory"
         if path.startswith(self.runner) and self.runner:
             return "test_runner"
-        return _kind_by_name(path) or ("shadows_runner" if self._shadows(path, new=new) else None)
+        if (kind := _kind_by_name(path)) is not None:
+            return kind
+        if self._shadows(path, new=new):
+            return "shadows_runner"
+        return "shadows_import" if new and self._is_elsewhere(path) else None
 
     def _shadows(self, path: str, *, new: bool) -> bool:
         found = _runner_name(path, self.roots)
@@ -176,6 +183,31 @@ class Policy:
             or _new_module(path, self.roots) in _RUNNER_IMPORTS
         )
         return new and in_place_of_another
+
+    def _is_elsewhere(self, path: str) -> bool:
+        """Whether a file would be imported for a module that tests import from elsewhere."""
+        names = top_names(path, self.roots) if self.elsewhere and path.endswith(".py") else ()
+        return any(f"{root}/{name}" in self.elsewhere for root, name, _ in names)
+
+
+def top_names(path: str, roots: frozenset[str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield for each root above a file, by depth, the name that is imported from it, and whether that is a module.
+
+    What lies below the deepest root is not looked at: a path may have as many parts as a submission's author likes.
+    """
+    depth = _depth(roots)
+    parts = path.split("/", depth + 1)
+    for at, part in enumerate(parts[: depth + 1]):
+        root = "/".join(parts[:at])
+        if root in roots:
+            is_module = at == len(parts) - 1 and part.endswith(".py")
+            yield root, part.removesuffix(".py") if is_module else part, is_module
+
+
+@lru_cache(maxsize=16)
+def _depth(roots: frozenset[str]) -> int:
+    """Return of how many parts the deepest directory is."""
+    return max((root.count("/") + 1 for root in roots if root), default=0)
 
 
 def import_roots(environment: Mapping[str, str], workdir: PurePosixPath) -> frozenset[str]:
@@ -218,12 +250,8 @@ def _test_directory(file: str) -> str | None:
 
 def _runner_name(path: str, roots: frozenset[str]) -> str | None:
     """Return the importable name, with its directory, under which a path would shadow a part of the runner."""
-    parts = path.split("/")
-    for depth, part in enumerate(parts):
-        root = "/".join(parts[:depth])
-        is_file = depth == len(parts) - 1
-        name = part.removesuffix(".py") if is_file else part
-        if root in roots and name in _RUNNER and (not is_file or name != part):
+    for root, name, is_module in top_names(path, roots):
+        if name in _RUNNER and (is_module or path != f"{root}/{name}".lstrip("/")):
             return f"{root}/{name}"
     return None
 
