@@ -73,6 +73,11 @@ def test_reading_the_tests_is_flagged(line: str) -> None:
         ("import ctypes", "memory_access"),
         ("open('/proc/self/mem')", "memory_access"),
         ("    __eq__ = lambda self, other: True", "always_true"),
+        ("sys.modules[name] = module", "monkey_patching"),
+        ("sys.modules['json'].loads = f", "monkey_patching"),
+        ("sys.modules.update(comparelib=m)", "monkey_patching"),
+        ("__import__('json').loads = f", "monkey_patching"),
+        ("importlib.import_module('math').comb=f", "monkey_patching"),
         ("    def __eq__(self, other): return True", "always_true"),
     ],
 )
@@ -93,12 +98,68 @@ def test_what_is_flagged(line: str, kind: str) -> None:
         "raise AssertionError(x)",
         "os.fork_count = 1",
         "class TestSuite: pass",
-        "sys.modules[name] = module",
+        "sys.modules[__name__] = Lazy(__name__)",
+        "sys.modules[__name__].__class__ = Lazy",
+        "if sys.modules[name] == module:",
         "from builtins import str",
     ],
 )
 def test_what_is_not(line: str) -> None:
     assert found(line) == set()
+
+
+PATCHED = [
+    ("import pathlib", "pathlib.Path.read_text = lambda self: '17'"),
+    ("import json", "json.loads = f"),
+    ("import os, json as j", "    j.loads=f"),
+    ("import x; import json", "json.dumps = json.loads = f"),
+    ("import math", "setattr(math, 'comb', f)"),
+    ("import math", "x = 1; math.comb = f"),
+    ("import math", "vars(math)['comb'] = f"),
+    ("import math", "math.__dict__['comb'] = f"),
+    ("import os.path", "os.path.exists = f"),
+    ("from os import path", "path.exists = f"),
+    ("from pathlib import (Path)", "Path.read_text = f"),
+    ("from comparelib.tools import other, Same as One", "One.__eq__ = f"),
+    ("import sys", "sys.exit = f"),
+]
+SET = [
+    ("import json", "if json.loads == f:"),
+    ("import json", "x = json.loads"),
+    ("import json", "f(json.loads, key=json.x)"),
+    ("import json", "self.json.loads = f"),
+    ("import sys", "sys.stdout = f"),
+    ("import sys", "sys.path[0] = f"),
+    ("import torch", "torch.backends.cudnn.benchmark = True"),
+    ("from flask import g", "g.user = user"),
+    ("from . import json", "json.loads = f"),
+    ("from .tools import Same", "Same.x = f"),
+    ("from pkg.tools import Same", "Same.x = f"),
+    ("import pkg.tools", "pkg.tools.same = f"),
+    ("import os", "json.loads = f"),
+    ("x = 1", "token.value = f"),
+]
+
+
+@pytest.mark.parametrize(("imported", "line"), PATCHED)
+def test_what_replaces_things_of_other_modules(imported: str, line: str) -> None:
+    text = f"--- a/pkg/a.py\n+++ b/pkg/a.py\n@@ -1 +1,2 @@\n {imported}\n+{line}\n".encode()
+    for flags in (found(imported, line), {flag.kind for flag in scan(text, ["pkg/a.py"], b"", reverse=False)}):
+        assert {kind.removeprefix(PREFIX) for kind in flags} == {"monkey_patching"}
+    assert found(imported, line, reference=patch(imported, line)) == set(), "the reference does it, too"
+
+
+@pytest.mark.parametrize(("imported", "line"), SET)
+def test_what_sets_other_things(imported: str, line: str) -> None:
+    assert found(imported, line, reference=patch("x = 1")) == set()
+
+
+def test_the_repositorys_own_modules_are_those_of_its_tests_and_its_reference() -> None:
+    lines = patch("import json", "json.loads = f", path="json/a.py")
+    for path in ("json/tests/test_a.py", "src/json/test_a.py"):
+        assert scan(lines, ["json/a.py"], b"", reverse=False, tests=[path]) == ()
+        assert scan(lines, ["json/a.py"], patch("x = 1", path=path), reverse=False) == ()
+    assert scan(lines, ["json/a.py"], b"", reverse=False, tests=["pkg/test_b.py"]) != ()
 
 
 def test_a_comparison_that_returns_a_constant() -> None:
@@ -144,8 +205,10 @@ def test_lines_that_look_like_headers_are_content() -> None:
     [
         "builtins.", "__builtins__[", "__eq__=lambda ", "__eq__ = lambda: ", "setattr(a.", "'pytest' in a.",
         "modules [ ", "'pytest' not ", "_exit ", "unittest.case ", " ", "def __eq__", ": return ", "a.", "f_back",
+        "sys.modules[", "json.loads = ", "a.b=", "setattr(", "setattr  (  ", "import a, ", ";import a",
+        "; from a import B ", "from ", "import_module(", ".__dict__", "a.b \t", "(a", ")a.b=",
     ],
 )  # fmt: skip
 def test_a_line_of_megabytes_is_scanned_in_one_go(unit: str) -> None:
     """Were the time not in proportion to the line's length, this would not end."""
-    found("x = " + unit * (2_000_000 // len(unit)), unit * (2_000_000 // len(unit)))
+    found("import a", "x = " + unit * (1_000_000 // len(unit)), unit * (1_000_000 // len(unit)))
