@@ -89,6 +89,9 @@ def test_what_the_repository_has_where_it_lies(tmp_path: Path) -> None:
 def test_nothing_is_imported_from_within_a_package(tmp_path: Path) -> None:
     found = policy(tmp_path, "lower/testbed/lib/__init__.py", "lower/testbed/__init__.py")
     assert kinds(found, "lib/numpy.py", "src/numpy.py", "numpy.py") == [None, "shadows_import", "shadows_import"]
+    assert kind("lib/__init__.py", found, FileStatus.DELETED) == "shadows_import", "it would be a package no more"
+    assert [kind(path, found) for path in ("lib/__init__.py", "__init__.py")] == [None, None]
+    assert kind("lib/pkg/__init__.py", found, FileStatus.DELETED) is None
 
 
 def test_links_of_an_image_are_not_followed(tmp_path: Path) -> None:

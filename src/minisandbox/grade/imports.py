@@ -64,11 +64,14 @@ def _imported(content: bytes) -> Iterator[bytes]:
 def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[Path]) -> Iterator[str]:
     """Yield those of the names that no tree has below a root, each behind its root.
 
-    Packages are no roots: tests in one are imported from above it. What an upper layer removes counts as had.
+    Packages are no roots, as long as they are packages: tests in one are imported from above it. Of them it is what
+    makes them packages that is yielded. What an upper layer removes counts as had.
     """
     for root in roots:
         had = [_had(tree, root) for tree in trees]
-        if None not in had and (not root or not any(_PACKAGE in found for found in filter(None, had))):
+        if root and any(_PACKAGE in found for found in filter(None, had)):
+            yield f"{root}/{_PACKAGE}"
+        elif None not in had:
             yield from (f"{root}/{name}" for name in names.difference(*filter(None, had)))
 
 

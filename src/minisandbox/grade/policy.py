@@ -110,7 +110,8 @@ class Policy:
         roots: directories from which tests import.
         runner: files and directories of the repository's own test runner.
         library: modules of the standard library that the tests run with.
-        elsewhere: names, behind their roots, that the hidden tests import and that the repository does not have there.
+        elsewhere: names, behind their roots, that the hidden tests import and that the repository does not have there;
+            and ``__init__`` behind those that are packages, without which they would be roots.
     """
 
     test_files: frozenset[str]
@@ -147,7 +148,7 @@ class Policy:
             ``package_metadata``, ``shadows_runner``, ``shadows_import``, ``test_runner``, ``git_metadata`` or None.
         """
         for path in dict.fromkeys((change.path, change.old_path)):
-            kind = None if path in self.allowed else self._kind(path, new=change.status in _NEW)
+            kind = None if path in self.allowed else self._kind(path, change.status)
             if kind is not None:
                 return kind
         return None
@@ -160,7 +161,7 @@ class Policy:
         is_document = name.endswith(_DOCUMENTS) or name.partition(".")[0] in _DOCUMENT_NAMES
         return path not in self.allowed and (is_test or is_document)
 
-    def _kind(self, path: str, *, new: bool) -> str | None:
+    def _kind(self, path: str, status: FileStatus) -> str | None:
         if path in self.test_files or any(file.startswith(path + "/") for file in self.test_files):
             return "test_file"
         if any(path == directory or path.startswith(directory + "/") for directory in self.test_directories):
@@ -169,9 +170,9 @@ class Policy:
             return "test_runner"
         if (kind := _kind_by_name(path)) is not None:
             return kind
-        if self._shadows(path, new=new):
+        if self._shadows(path, new=status in _NEW):
             return "shadows_runner"
-        return "shadows_import" if new and self._is_elsewhere(path) else None
+        return "shadows_import" if status is not FileStatus.MODIFIED and self._is_elsewhere(path) else None
 
     def _shadows(self, path: str, *, new: bool) -> bool:
         found = _runner_name(path, self.roots)
@@ -185,7 +186,7 @@ class Policy:
         return new and in_place_of_another
 
     def _is_elsewhere(self, path: str) -> bool:
-        """Whether a file would be imported for a module that tests import from elsewhere."""
+        """Whether a file would be imported for a module that tests import from elsewhere, or keeps others from it."""
         names = top_names(path, self.roots) if self.elsewhere and path.endswith(".py") else ()
         return any(f"{root}/{name}" in self.elsewhere for root, name, _ in names)
 
