@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import uv
@@ -83,6 +88,60 @@ def test_a_work_tree_that_git_cannot_read_is_an_error_below_its_top_too(checkout
     for path in (checkout, checkout / "inner"):
         with pytest.raises(SourceError, match="git cannot list"):
             take_snapshot(LocalSource(path))
+
+
+def _exchanging(root: Path, number: int) -> Callable[[FrameType, str, object], None]:
+    """A profiler that puts a link in the place of a directory at that call of the system, then the directory again."""
+    calls = itertools.count(1)
+
+    def notice(frame: FrameType, event: str, argument: object) -> None:
+        system = event == "c_call" and getattr(argument, "__module__", "") == "posix"
+        if (system or (event == "call" and frame.f_code.co_name == "openat2")) and next(calls) == number:
+            sys.setprofile(None)
+            for old, new in (("d", "kept"), ("l", "d"), ("kept", "l")):
+                (root / old).rename(root / new)
+
+    return notice
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_directory_that_becomes_a_link_while_it_is_read(tmp_path: Path, tracked: bool) -> None:
+    """Whoever else may write it has nothing read that lies behind the link, at whatever call the two are exchanged."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/file").write_text("secret", encoding="ascii")
+    (tmp_path / "home/other").write_text("secret", encoding="ascii")
+    contents = set()
+    for number in range(1, 1000):
+        root = tmp_path / f"theirs{number}"
+        (root / "d").mkdir(parents=True)
+        for name in ("file", "d/file"):
+            (root / name).write_text("own", encoding="ascii")
+        (root / "l").symlink_to(tmp_path / "home")
+        if tracked:
+            _git(root, "init", "--quiet")
+        sys.setprofile(_exchanging(root, number))
+        try:
+            files = take_snapshot(LocalSource(root)).files
+        except SourceError:
+            files = ()
+        finally:
+            sys.setprofile(None)
+        contents |= {content for _, kind, content in files if kind == "file"}
+        if not (root / "d").is_symlink():  # there were fewer calls
+            break
+    assert number > 10
+    assert contents == {hashlib.sha256(b"own").hexdigest()}
+
+
+def test_links_are_packed_and_pipes_left_out(tmp_path: Path) -> None:
+    (tmp_path / "d/e").mkdir(parents=True)
+    (tmp_path / "d/e/file").touch()
+    (tmp_path / "d/link").symlink_to("e")
+    os.mkfifo(tmp_path / "d/pipe")
+    assert take_snapshot(LocalSource(tmp_path)).files == (
+        ("d/e/file", "file", hashlib.sha256().hexdigest()),
+        ("d/link", "link", hashlib.sha256(b"e").hexdigest()),
+    )
 
 
 def test_a_tracked_directory_that_became_a_file(checkout: Path) -> None:

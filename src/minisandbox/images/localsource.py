@@ -1,7 +1,12 @@
-"""Local sources: the files of a directory of this machine, listed and hashed, packed without following a link."""
+"""Local sources: the files of a directory of this machine, listed and hashed, packed without following a link.
+
+Others may write that directory meanwhile. What is read is opened below a descriptor of it, where the kernel follows no
+link, and only then looked at: no path is looked at first and opened afterwards.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -9,15 +14,20 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import ProgramNotFound, SourceError
 from minisandbox.images.hostgit import run_git
 from minisandbox.images.recipe import LocalSource
+from minisandbox.launch import syscalls as sc
 
 _LIST_TIMEOUT = 120.0
 _LARGEST = 1 << 31
+_WITHIN = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""A path leads nowhere, or through a file or a link that took the place of a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +57,9 @@ class Snapshot:
             SourceError: a file changed since the snapshot.
             OSError: it cannot be written.
         """
-        with tarfile.open(target, "x", format=tarfile.PAX_FORMAT) as archive:
+        with _opened(self.root) as top, tarfile.open(target, "x", format=tarfile.PAX_FORMAT) as archive:
             for path, kind, content in self.files:
-                found = _read(self.root, path)
+                found = _read(top, path)
                 if found is None or (found[0], hashlib.sha256(found[1]).hexdigest()) != (kind, content):
                     raise SourceError(f"{self.root / path} changed while it was read", hint="build again")
                 archive.addfile(*_member(path, kind, found[1]))
@@ -63,11 +73,10 @@ def take_snapshot(source: LocalSource) -> Snapshot:
         ProgramNotFound: it lies in a git work tree, and there is no git.
     """
     root = source.path.expanduser().absolute()
-    if not root.is_dir():
-        raise SourceError(f"{root} is not a directory", hint="give the path of a repository's work tree")
     try:
-        paths = sorted(set(_tracked(root) or _walked(root)))
-        files = tuple(described for path in paths if (described := _described(root, path)))
+        with _opened(root) as top:
+            paths = sorted(set(_tracked(root) or _walked(top)))
+            files = tuple(described for path in paths if (described := _described(top, path)))
     except OSError as error:
         raise SourceError(f"cannot read {root}", reason=str(error)) from error
     if not files:
@@ -75,8 +84,20 @@ def take_snapshot(source: LocalSource) -> Snapshot:
     return Snapshot(root, files)
 
 
-def _described(root: Path, path: str) -> tuple[str, str, str] | None:
-    found = _read(root, path)
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    try:
+        top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SourceError(f"{root} is not a directory", hint="give the path of a repository's work tree") from error
+    try:
+        yield top
+    finally:
+        os.close(top)
+
+
+def _described(top: int, path: str) -> tuple[str, str, str] | None:
+    found = _read(top, path)
     return None if found is None else (path, found[0], hashlib.sha256(found[1]).hexdigest())
 
 
@@ -100,46 +121,61 @@ def _tracked(root: Path) -> list[str] | None:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _walked(root: Path) -> Iterator[str]:
-    for directory, names, files in os.walk(root):
-        here = Path(directory)
-        links = [name for name in names if (here / name).is_symlink()]
-        names[:] = sorted(name for name in names if name != ".git" and name not in links)
-        for name in [*files, *links]:
-            if name != ".git":
-                yield str((here / name).relative_to(root))
+def _walked(top: int) -> Iterator[str]:
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        for name, is_folder in _listed(top, folder or "."):
+            if name == ".git":
+                continue
+            if is_folder:
+                folders.append(f"{folder}{name}/")
+            else:
+                yield folder + name
 
 
-def _read(root: Path, path: str) -> tuple[str, bytes] | None:
+def _listed(top: int, folder: str) -> list[tuple[str, bool]]:
+    """The names in a directory, and whether each is one itself; none where it cannot be read."""
+    try:
+        fd = sc.openat2(top, folder, os.O_RDONLY | os.O_DIRECTORY, _WITHIN)
+    except OSError:
+        return []
+    try:
+        with os.scandir(fd) as found:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    finally:
+        os.close(fd)
+
+
+def _read(top: int, path: str) -> tuple[str, bytes] | None:
     """A file's kind and content, or a link's target; None for what is neither (a socket, a submodule, gone)."""
-    if not _is_below(root, path):
+    if not _is_plain(path):
         return None
     try:
-        info = os.lstat(root / path)
+        fd = sc.openat2(top, path, os.O_PATH | os.O_NOFOLLOW, _WITHIN)
+    except OSError as error:
+        if error.errno in _GONE:  # tracked, but gone: a directory may have become a file or a link
+            return None
+        raise
+    try:
+        info = os.fstat(fd)
         if stat.S_ISLNK(info.st_mode):
-            return "link", os.fsencode(os.readlink(root / path))
+            return "link", os.fsencode(os.readlink("", dir_fd=fd))
         if not stat.S_ISREG(info.st_mode):
             return None
-        fd = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):  # tracked, but gone: a directory may have become a file
-        return None
-    with open(fd, "rb") as file:
-        info = os.fstat(fd)
         if info.st_size > _LARGEST:
-            raise SourceError(f"{root / path} is too large for a source", reason=f"it has {info.st_size} bytes")
-        content = file.read(info.st_size) if stat.S_ISREG(info.st_mode) else b""  # something may have taken its place
-        return ("program" if info.st_mode & stat.S_IXUSR else "file"), content
+            raise SourceError(f"{path!r} is too large for a source", reason=f"it has {info.st_size} bytes")
+        # the very file that was looked at, whatever has its name now
+        with open(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return ("program" if info.st_mode & stat.S_IXUSR else "file"), file.read(info.st_size)
+    finally:
+        os.close(fd)
 
 
-def _is_below(root: Path, path: str) -> bool:
-    """Whether a path leads through no link and nowhere else: git lists what an index says, which may be made by hand.
-
-    A tracked file whose directory has become a link is none of the work tree's for git either.
-    """
+def _is_plain(path: str) -> bool:
+    """Whether a path leads down only: git lists what an index says, which may be made by hand."""
     place = PurePosixPath(path)
-    if place.is_absolute() or ".." in place.parts:
-        return False
-    return not any((root / above).is_symlink() for above in place.parents if above.parts)
+    return not place.is_absolute() and ".." not in place.parts
 
 
 def _member(path: str, kind: str, content: bytes) -> tuple[tarfile.TarInfo, io.BytesIO | None]:
