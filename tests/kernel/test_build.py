@@ -33,6 +33,7 @@ from minisandbox.images import (
 )
 from minisandbox.images.image import Image
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import current_controller
 from minisandbox.store import Store
 from minisandbox.types import Mount
 
@@ -202,6 +203,42 @@ def test_what_was_installed_has_the_patch_too(store: Store, project: Path) -> No
     output = _run(image, "cmp /opt/site/calc/core.py /testbed/calc/core.py && stat -c %a /opt/site/calc/core.py")
     assert output == "755\n"
     assert _run(image, "ls /opt/site/calc/__pycache__ | wc -l") == "0\n"
+
+
+def test_copies_under_another_name_have_the_patch_too_or_are_gone(store: Store, project: Path) -> None:
+    (project / "calc/core.py").write_text(CORE := f"# {'long' * 8}\n{FILES['calc/core.py']}")
+    (project / "tests/test_core.py").write_text(f"# {'long' * 8}\n{FILES['tests/test_core.py']}")
+    (project / "tests/__init__.py").write_text("import calc\n")
+    (project / "tests/ends in *  ").write_text("# written by hand for this test\n")
+    (project / "opt/calc").mkdir(parents=True)
+    (project / "opt/calc/core.py").write_text("mine\n")
+    install = (
+        "mkdir -p /opt/a /opt/calc '/opt/a/odd [x]* '",
+        "cp calc/core.py /opt/a/renamed.py; cp calc/core.py /opt/a/core.py.orig; ln calc/core.py /opt/a/hard.py",
+        "cp calc/core.py inside; cp calc/core.py $'/opt/a/two\\nlines \\\\ \\xff'; cp inside '/opt/a/odd [x]* /x '",
+        "cp calc/core.py /opt/calc/core.py",  # the source has another one at /testbed/opt
+        "cp tests/test_core.py /opt/a/tests.txt; cp tests/test_core.py ./kept.py; cp 'tests/ends in *  ' /opt/a/hand",
+        "cp tests/__init__.py /opt/a/tiny.py; cp tests/__init__.py /opt/a/; : > /opt/a/empty",
+    )
+    hidden = ("tests/test_core.py", "tests/__init__.py", "tests/ends in *  ")
+    patch = BUG.replace("@@ -1,2 +1,2 @@", "@@ -2,2 +2,2 @@")
+    image = build(_recipe(project, install=install, patch=patch, hidden=hidden), store=store, name="renamed")
+    assert _run(image, "grep -rlF 'assert add(2, 2)' /testbed /opt /root /var || echo none") == "none\n"
+    assert _run(image, "grep -rlF 'return a + b' /testbed /opt /root /var || echo none") == "none\n"
+    installed = "/opt/a/*.py* /opt/a/two* /opt/a/odd*/x* /opt/calc/*"
+    same = f'for file in {installed}; do cmp -s "$file" calc/core.py && echo; done'
+    assert _run(image, same).count("\n") == 6
+    assert _run(image, "ls inside kept.py /opt/a/hand /opt/a/__init__.py 2> /dev/null; true") == ""
+    assert _run(image, "cat /opt/a/tiny.py /opt/a/empty opt/calc/core.py") == "import calc\nmine\n"
+    assert CORE.splitlines()[0] in _run(image, "cat /opt/a/hard.py")
+
+
+def test_copies_below_usr_have_the_patch_too(store: Store, project: Path) -> None:
+    if not current_controller().launcher.writable_usr:
+        pytest.skip("this user's sandboxes cannot write below /usr")
+    install = ("mkdir -p /usr/local/calc && cp calc/core.py /usr/local/calc/",)
+    image = build(_recipe(project, install=install, patch=BUG), store=store, name="usr")
+    assert _run(image, "cmp /usr/local/calc/core.py calc/core.py && echo same") == "same\n"
 
 
 @pytest.mark.parametrize(

@@ -196,8 +196,8 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
         place.session.cancellation.running(box),
     ):
         _write_files(box, work)
-        rank = {"RANK": str(RANKS.index(place.step))}
-        _run_commands(box, place, replace(work, environment={**rank, **access.environment, **work.environment}))
+        own = {"RANK": str(RANKS.index(place.step)), "OWN_USR": "/usr" if _has_usr(place.layers) else ""}
+        _run_commands(box, place, replace(work, environment={**own, **access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
     add_usr(upper)
     return Made(upper / "tree", facts)
@@ -211,6 +211,11 @@ def add_usr(upper: Path) -> None:
             with suppress(FileNotFoundError):
                 (upper / "tree/usr").rmdir()  # the mount point, if it was copied up: nothing can be in it
             written.rename(upper / "tree/usr")
+
+
+def _has_usr(layers: Sequence[Path]) -> bool:
+    """Whether one of these has something below /usr, which is the host's otherwise."""
+    return any((layer / "usr").is_dir() and any((layer / "usr").iterdir()) for layer in layers)
 
 
 def build_sandbox(spec: ImageSpec, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path) -> Sandbox:
