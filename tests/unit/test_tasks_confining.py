@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from minisandbox.errors import SourceError, TaskFileError
 from minisandbox.images import mirrors
 from minisandbox.images.localsource import take_snapshot
 from minisandbox.images.recipe import GitSource, LocalSource
-from minisandbox.tasks import TaskSet, read_tasks, task_from_row
-from minisandbox.tasks.confining import local_repository
+from minisandbox.tasks import SourceSpec, TaskSet, read_tasks, rows, task_from_row
+from minisandbox.tasks.confining import local_repository, problem_of
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
 
@@ -280,6 +280,43 @@ def test_an_index_made_by_hand_takes_nothing_from_elsewhere(place: Path) -> None
     found = take_snapshot(LocalSource(root))
     assert "secret.txt" not in {Path(path).name for path, _, _ in found.files}
     assert not [path for path, _, _ in found.files if ".." in path]
+
+
+def test_a_source_that_leads_elsewhere_after_its_row_was_read_is_not_taken(place: Path) -> None:
+    (place / "project/own.py").touch()
+    (place.parent / "home/private.py").touch()
+    path = written(place, local("project"))
+    kept, free = (TaskSet.load(path, allow_local_sources=free)["o__n-1"].build.source for free in (False, True))
+    assert kept is not None
+    assert free is not None
+    assert [name for name, _, _ in take_snapshot(_local(kept)).files] == ["own.py"]
+    (place / "project").rename(place / "before")
+    (place / "project").symlink_to(place.parent / "home")
+    with pytest.raises(SourceError, match=f"leads to {place.parent}/home now, outside of {place}"):
+        take_snapshot(_local(kept))
+    assert [name for name, _, _ in take_snapshot(_local(free)).files] == ["private.py", "secret.txt"]
+
+
+def _local(spec: SourceSpec) -> LocalSource:
+    source = spec.source()
+    assert isinstance(source, LocalSource)
+    return source
+
+
+def test_a_list_that_becomes_a_link_when_it_was_looked_at_is_not_read(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exchanging(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
+        found = problem_of(path, places)
+        if not (place / "pins.txt").is_symlink():
+            (place / "pins.txt").unlink()
+            (place / "pins.txt").symlink_to(place.parent / "home/secret.txt")
+        return found
+
+    monkeypatch.setattr(rows, "problem_of", exchanging)
+    with pytest.raises(TaskFileError, match="requirements_file") as caught:
+        TaskSet.load(written(place, row(requirements_file="pins.txt")))
+    assert f"is '{place.parent}/home/secret.txt', outside of {place}" in str(caught.value)
 
 
 def _rename_in_index(index: Path, old: bytes, new: bytes) -> None:

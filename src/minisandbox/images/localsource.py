@@ -75,6 +75,7 @@ def take_snapshot(source: LocalSource) -> Snapshot:
     root = source.path.expanduser().absolute()
     try:
         with _opened(root) as top:
+            _check_place(top, source)
             paths = sorted(set(_tracked(root) or _walked(top)))
             files = tuple(described for path in paths if (described := _described(top, path)))
     except OSError as error:
@@ -94,6 +95,15 @@ def _opened(root: Path) -> Iterator[int]:
         yield top
     finally:
         os.close(top)
+
+
+def _check_place(top: int, source: LocalSource) -> None:
+    real = Path(os.readlink(f"/proc/self/fd/{top}"))
+    if source.within is not None and not any(map(real.is_relative_to, source.within)):
+        where = ", ".join(map(str, source.within))
+        raise SourceError(
+            f"{source.path} leads to {real} now, outside of {where}", hint="see who changes it, and load again"
+        )
 
 
 def _described(top: int, path: str) -> tuple[str, str, str] | None:

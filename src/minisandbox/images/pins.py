@@ -67,7 +67,8 @@ def read_pins(path: Path, check: Callable[[Path], None] = lambda _: None) -> Pin
 
     Args:
         path: the file; other files that it names (``-r``) are read too.
-        check: is called with each file before it is read, and raises InvalidValue for one that may not be.
+        check: is called with each file before it is opened, and with where it lies before it is read; raises
+            InvalidValue for one that may not be.
 
     Raises:
         InvalidValue: it cannot be read, is no regular file or larger than 16 MiB, or a line of it says what a
@@ -84,7 +85,9 @@ def _read_pins(path: Path, check: Callable[[Path], None], seen: set[str]) -> Pin
         if place in seen:
             return Pins(())
         seen.add(place)
-        text = read_regular(path, _MOST).decode()
+        text = read_regular(path, _MOST, check).decode()
+    except InvalidValue:
+        raise
     except (OSError, ValueError, StoreError) as error:  # ValueError: not UTF-8, or a path that cannot be
         reason = error.reason if isinstance(error, StoreError) else str(error)
         raise InvalidValue(f"cannot read the pins in {path}", reason=reason, hint="give a text file") from error

@@ -84,9 +84,12 @@ class LocalSource:
 
     Attributes:
         path: the directory.
+        within: directories, no links on the way to them, of which one must hold it when it is read; None: it may lie
+            anywhere.
     """
 
     path: Path
+    within: tuple[Path, ...] | None = None
 
 
 Source = SdistSource | GitSource | LocalSource

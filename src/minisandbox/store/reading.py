@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -54,18 +55,20 @@ def read_below(root: Path, name: str, most: int) -> bytes:
         return _read(file, f"{root}/{name}", most)
 
 
-def read_regular(path: Path, most: int) -> bytes:
+def read_regular(path: Path, most: int, check: Callable[[Path], None] = lambda _: None) -> bytes:
     """Read a regular file that somebody named; links to it are followed.
 
     Args:
         path: the file.
         most: bytes that it may have.
+        check: is called with where the opened file lies, all links followed, before it is read.
 
     Raises:
         StoreError: it is no regular file, or is longer.
         OSError: it cannot be read.
     """
     with _opened(os.fspath(path), str(path), _FILE, None) as file:
+        check(Path(os.readlink(f"/proc/self/fd/{file.fileno()}")))
         return _read(file, str(path), most)
 
 

@@ -182,7 +182,8 @@ def _source(row: Mapping[str, object], base: Path | None, places: tuple[Path, ..
         fields.confine("path", problem_of(Path(values["path"]), places))
     if kind == "git":
         fields.confine("url", address_problem(values["url"], places))
-    return SourceSpec(kind, tuple(values.items()))
+    within = None if places is None else tuple(place.resolve() for place in places)
+    return SourceSpec(kind, tuple(values.items()), within)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,12 @@ class SourceSpec:
     Attributes:
         kind: ``"sdist"``, ``"git"`` or ``"local"``.
         fields: the row's own keys and values: ``name``, ``version``, ``sha256``; ``url``, ``commit``; or ``path``.
+        within: the directories that a ``path`` must not leave, as :class:`.LocalSource` has them; no part of the row.
     """
 
     kind: str
     fields: tuple[tuple[str, str], ...]
+    within: tuple[Path, ...] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def on_github(cls, repo: str, commit: str) -> SourceSpec:
@@ -56,7 +58,7 @@ class SourceSpec:
             return images.SdistSource(**values)
         if self.kind == "git":
             return images.GitSource(**values)
-        return images.LocalSource(Path(values["path"]))
+        return images.LocalSource(Path(values["path"]), self.within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,11 +331,11 @@ def _check_tests(task: Task) -> None:
             hint="measure it: the tests that fail before the fix and pass after it",
         )
     seen: dict[str, str] = {}
-    for field, ids in (("FAIL_TO_PASS", task.FAIL_TO_PASS), ("PASS_TO_PASS", task.PASS_TO_PASS)):
+    for name, ids in (("FAIL_TO_PASS", task.FAIL_TO_PASS), ("PASS_TO_PASS", task.PASS_TO_PASS)):
         for test_id in ids:
             if not test_id.strip():
-                raise _bad(field, "has an empty test id", hint="take it out")
+                raise _bad(name, "has an empty test id", hint="take it out")
             if test_id in seen:
-                where = "twice" if seen[test_id] == field else f"and {seen[test_id]} has it too"
-                raise _bad(field, f"has {test_id[:200]!r} {where}", hint="name each test once")
-            seen[test_id] = field
+                where = "twice" if seen[test_id] == name else f"and {seen[test_id]} has it too"
+                raise _bad(name, f"has {test_id[:200]!r} {where}", hint="name each test once")
+            seen[test_id] = name
