@@ -86,9 +86,14 @@ def clean(text: str, secret: str = "") -> str:
 
 
 def without_key(text: str, secret: str) -> str:
-    r"""Put stars in place of a key; each letter may be escaped as in JSON (``\u0073``, ``\"``), more than once too."""
-    letters = (rf"\\{{1,16}}u00(?i:{ord(letter):02x})|\\{{0,16}}{re.escape(letter)}" for letter in secret)
-    return re.sub("".join(f"(?:{one})" for one in letters), "***", text) if secret else text
+    r"""Put stars in place of a key; each letter may be escaped as in JSON (``\u0073``, ``\"``), however often.
+
+    How many backslashes there are says nothing: those of the key may be missing, and at its ends they may stay.
+    """
+    letters = secret.replace("\\", "")
+    # a run of backslashes is looked at once, not from each of its own, nor given back one by one: that takes for ever
+    pattern = r"(?:\\*+u005(?i:c))*".join(rf"\\*+(?:u(?i:{ord(one):04x})|{re.escape(one)})" for one in letters)
+    return re.sub(rf"(?<!\\){pattern}", "***", text) if letters else text
 
 
 def failure_of(
