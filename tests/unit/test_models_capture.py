@@ -308,8 +308,14 @@ def test_keys() -> None:
         async with world(open_unknown=True) as (server, proxy, client):
             await Foreign(client, Access(proxy.base_url, "ms-mine")).post([USER])
             await Foreign(client, Access(proxy.base_url, "sk-foreign")).post([USER])
-            assert [session.name for session in proxy.sessions()] == ["mine", "sk-foreign"]
+            assert [session.name for session in proxy.sessions()] == ["mine", "key:sk-foreign"]
             assert not any("foreign" in str(got.headers) for got in server.received)
+            made = proxy.session("made")
+            for key in ("mine", "key:mine", "ms-key:mine", "ms-made", "made"):
+                assert (await Foreign(client, Access(proxy.base_url, key)).post([USER])).status == 200
+            names = [session.name for session in proxy.sessions()]
+            assert len(set(names)) == len(names) == 8
+            assert proxy.captured(made.key).name == "made"
 
     asyncio.run(run())
 

@@ -25,6 +25,8 @@ from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_respon
 from minisandbox.models.transport import Answer, Transport
 
 _PREFIX = "ms-"
+_FOREIGN = "key:"
+"""Sessions of keys that begin otherwise have names that do."""
 _LONGEST_KEY = 200
 _LARGEST_ANSWER = 256 * 1024 * 1024
 _GONE = 499  # nginx's status for a client that did not wait
@@ -175,7 +177,7 @@ class CaptureProxy(HttpServer):
             if not (self._open_unknown and 0 < len(key) <= _LONGEST_KEY and key.isprintable()):
                 return error_response(401, "this key belongs to no session of this proxy", "authentication_error")
             # its name is made from the agent's key, which is nobody else's business
-            self._open(key, key.removeprefix(_PREFIX), shown=hashlib.sha256(key.encode()).hexdigest()[:16])
+            self._open(key, self._name_of(key), shown=hashlib.sha256(key.encode()).hexdigest()[:16])
         session = self._sessions[key]
         with session.handling() as take:
             return await self._answered(request, key, session, take)
@@ -265,6 +267,12 @@ class CaptureProxy(HttpServer):
                     await response.write(json.dumps(row).encode() + b"\n")
         await response.write_eof()
         return response
+
+    def _name_of(self, key: str) -> str:
+        """NAME for ``ms-NAME``, and for any other key a name that none of these has."""
+        name = key.removeprefix(_PREFIX)
+        own = name != key and not name.startswith(_FOREIGN)
+        return name if own and all(name != session.name for session in self.sessions()) else _FOREIGN + key
 
     def _open(self, key: str, name: str, shown: str) -> None:
         self._sessions[key] = CaptureSession(name, self._session_bytes)
