@@ -2,9 +2,7 @@
 
 Of sockets the kernel tells it (:mod:`.sockets`). An open directory of an overlay keeps a copy of its names as they were
 when it was first read (fs/overlayfs/readdir.c), in memory that no account sees and nothing shows. What shows is that
-the machine's such memory grows, how many directories are open here, and how many names there can be. So it is with the
-buffers of 32 KiB that data to be sent is written to (skb_page_frag_refill in net/core/sock.c): a socket counts the
-bytes that it has of one, and keeps all of it. File locks are
+the machine's such memory grows, how many directories are open here, and how many names there can be. File locks are
 counted (:mod:`.filelocks`). So are semaphores: for each set and each process that wants its operations undone
 (SEM_UNDO, semop(2)) the kernel keeps two bytes for each semaphore, and looks through all of them when it ends.
 
@@ -57,7 +55,6 @@ _PROCESS = 64 << 10
 """Bytes for a process: its stack, its first pages' tables, what names it."""
 _TABLES, _TABLES_SHARE = 96 << 20, 8
 """Bytes of page tables, and this part of the limit more: to go takes full ones 10 ms of a processor for each MB."""
-_SHOWN = b"MemFree Buffers Cached SwapCached AnonPages Slab KernelStack PageTables Percpu Hugetlb Zswap".split()
 _PAUSES = (0.0, 0.01, 0.02, 0.1)
 """Seconds before each of several looks: a program that begins may show nothing until a busy machine lets it go on."""
 _PATIENCE, _MOST_WAITS = 0.2, 20
@@ -83,9 +80,8 @@ class KernelMemory:
         self._locks = locks
         self._sockets = sockets
         self._due = self._count_due = time.monotonic() + INTERVAL
-        self._objects_growth, self._pages_growth = _Growth(), _Growth()
-        self._names: int | None = None
-        self._most_names = 0
+        self._lowest: int | None = None
+        self._names = self._most_names = 0
 
     def wait(self) -> float:
         """Seconds until the next look is due."""
@@ -117,14 +113,11 @@ class KernelMemory:
         # sockets that come and go between two tables of one look count for what they are not: it must be so twice
         if self._sockets and all(self._sockets_are_too_many(self._sockets) for _ in range(2)):
             return True
-        objects, pages = _unaccounted()
-        if self._sockets and self._buffers_are_too_many(self._sockets, pages):
-            return True
         if _undone(spared) > _MOST_UNDONE or self._page_tables_are_too_many(spared):
             return True
         if _lasts(lambda: filelocks.seem_too_many(self._locks, _tables(spared), spared)):
             return True
-        return self._directories_are_too_many(objects, spared)
+        return self._directories_are_too_many(spared)
 
     def _sockets_are_too_many(self, sockets: Sockets) -> bool:
         return (
@@ -133,13 +126,6 @@ class KernelMemory:
             or sockets.groups > _MOST_GROUPS
             or sockets.sharing > _MOST_SHARING
         )
-
-    def _buffers_are_too_many(self, sockets: Sockets, unaccounted: int) -> bool:
-        def may_be_many() -> bool:
-            sockets.held()
-            return sockets.behind > self._limit // 2
-
-        return self._pages_growth.is_too_much(unaccounted, self._limit, lambda: _lasts(may_be_many))
 
     def _page_tables_are_too_many(self, spared: Collection[int]) -> bool:
         most = _TABLES + self._limit // _TABLES_SHARE
@@ -182,37 +168,25 @@ class KernelMemory:
         finally:
             self._giving_back.release()
 
-    def _directories_are_too_many(self, unaccounted: int, spared: Collection[int]) -> bool:
-        if self._names is None:
-            self._names = _names()
-        self._most_names = max(self._most_names, _names() - self._names)
-        enough = self._limit // 2 // (max(self._most_names, _NAMES_BELOW) * _NAME) + 1
+    def _directories_are_too_many(self, spared: Collection[int]) -> bool:
+        """Whether the machine's memory grew by the limit while open directories here could hold half of it.
 
-        def may_be_many() -> bool:
-            return _lasts(lambda: _open_directories(spared, enough) >= enough)
-
-        return self._objects_growth.is_too_much(unaccounted, self._limit, may_be_many)
-
-
-class _Growth:
-    """How memory of the machine that nobody is charged for grows, some of which may be held here."""
-
-    def __init__(self) -> None:
-        self._lowest: int | None = None
-
-    def is_too_much(self, now: int, limit: int, may_be_here: Callable[[], bool]) -> bool:
-        """Whether it grew by the limit while half of that could be held here.
-
-        Before that what is here held less than half, and what it has grown by since then is all that can have been
-        added.
+        Before that they held less than half, and what the machine's memory has grown by since then is all that can
+        have been added.
         """
-        self._lowest = now if self._lowest is None else min(self._lowest, now)
-        if now - self._lowest < limit // 2:
+        now = _unaccounted()
+        if self._lowest is None:
+            self._lowest, self._names = now, _names()
+        self._lowest = min(self._lowest, now)
+        self._most_names = max(self._most_names, _names() - self._names)
+        if now - self._lowest < self._limit // 2:
             return False
-        if not may_be_here():
+        names = max(self._most_names, _NAMES_BELOW)
+        enough = self._limit // 2 // (names * _NAME) + 1
+        if not _lasts(lambda: _open_directories(spared, enough) >= enough):
             self._lowest = now
             return False
-        return now - self._lowest > limit
+        return now - self._lowest > self._limit
 
 
 def _lasts(seems: Callable[[], bool]) -> bool:
@@ -302,12 +276,10 @@ def _directories(table: str, name: str) -> int:
     return 0
 
 
-def _unaccounted() -> tuple[int, int]:
-    """Bytes of the whole machine: of small objects that cannot be given back, and of pages that no row shows."""
+def _unaccounted() -> int:
+    """Bytes of small objects that the kernel cannot give back, on the whole machine."""
     with open("/proc/meminfo", "rb") as source:
-        rows = {row[:-1]: int(number) for row, number, *_ in map(bytes.split, source)}
-    shown = sum(rows.get(row, 0) for row in _SHOWN)
-    return rows.get(b"SUnreclaim", 0) * 1024, (rows.get(b"MemTotal", 0) - shown) * 1024
+        return next((int(line.split()[1]) for line in source if line.startswith(b"SUnreclaim:")), 0) * 1024
 
 
 def _names(place: str = "/") -> int:

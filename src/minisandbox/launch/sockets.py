@@ -31,7 +31,6 @@ _PORT = struct.Struct("=4xI")  # of struct netlink_diag_msg: 0 for the kernel's 
 _DATAGRAMS = 11
 """So many can wait for one reader (net.unix.max_dgram_qlen), of which the kernel tells the first one's size."""
 _INODE = struct.Struct("=68xI")  # of struct inet_diag_msg: 0 for one that nobody has accepted, or holds any more
-_DATA = struct.Struct("=56x2I")  # of struct inet_diag_msg: bytes that wait to be read, and to be sent
 _NOBODYS = 3072
 """Bytes of such a socket itself, and of the request that waits with it: made as a packet came, in no account."""
 _ANSWER = 1 << 15
@@ -42,8 +41,6 @@ _MOST_COUNTED = 5000
 """Groups of multicast, in a list."""
 _UNSEEN = 32
 """So many that the kernel does not show do not count: they have just been made, or are just being closed."""
-_PACKET, _PIECES, _PIECE = 576, 17, 1 << 15
-"""Bytes of a packet beside its data, at least; in how many pieces of a buffer its data can be, and what each keeps."""
 _FULL, _OPTIONS, _ERRORS = 6 << 20, 1 << 17, 212_992
 """Bytes of data, of options and of errors (half of them) that one may hold, where nobody has set other numbers."""
 
@@ -80,8 +77,6 @@ class Sockets:
         self._questions = 0
         self.groups = 0
         """How many groups of multicast were joined at the last look."""
-        self.behind = 0
-        """Bytes of buffers that data of the last look can lie in, at most: one byte of each 32 KiB keeps all of it."""
         self._listening: collections.Counter[int] = collections.Counter()
 
     @property
@@ -103,16 +98,15 @@ class Sockets:
         """
         self._ports.clear()
         self._listening.clear()
-        self.groups = self.behind = 0
-        used, data, tcp, udp = _statistics()
-        if used <= _FEW and not (tcp or udp):
+        self.groups = 0
+        used, data, here = _statistics()
+        if used <= _FEW:
             return 0
         self.groups = _lines("igmp") + _lines("igmp6")
         shown, unread, count = 0, 0, 0
-        for memory, waiting in self._shown(_DUMPS if tcp else _DUMPS_WITHOUT_TCP):
+        for memory, waiting in self._shown(_DUMPS if here else _DUMPS_WITHOUT_TCP):
             shown, unread, count = shown + memory, unread + waiting, count + 1
         hidden = max(0, min(used, _statistics()[0]) - count - _UNSEEN)  # those that were closed meanwhile are gone
-        self.behind += hidden * _behind(_FULL)
         largest = _number("core/rmem_max", _ERRORS)
         own = _number("core/optmem_max", _OPTIONS) + 2 * min(largest, _ERRORS)
         return shown + hidden * own + min(hidden * max(2 * largest, _FULL), data + unread)
@@ -133,11 +127,7 @@ class Sockets:
                     unix = size == _UNIX_SIZE
                     itself = _NOBODYS if size == _INTERNET_SIZE and not _INODE.unpack_from(message)[0] else 0
                     several = _DATAGRAMS if unix and message[1] == _DGRAM else unix
-                    for memory, packets, waiting in _memory(message[size:], attribute, several):
-                        if size == _INTERNET_SIZE:
-                            # of UDP what waits is told with all that it takes
-                            data = 0 if request[1] == _UDP else sum(_DATA.unpack_from(message))
-                            self.behind += _behind(max(0, packets - data))
+                    for memory, waiting in _memory(message[size:], attribute, several):
                         yield memory + itself, waiting
 
     def _is_new(self, message: memoryview) -> bool:
@@ -162,13 +152,8 @@ class Sockets:
                 data = data[length + 3 & ~3 :]
 
 
-def _behind(packets: int) -> int:
-    """Bytes of buffers that data can lie in, at most, by what its packets take beside it."""
-    return packets // _PACKET * _PIECES * _PIECE
-
-
-def _memory(attributes: memoryview, wanted: int, unread: int) -> Iterator[tuple[int, int, int]]:
-    """What a socket holds, from the attributes of its message, its packets of that, and what waits for its reader.
+def _memory(attributes: memoryview, wanted: int, unread: int) -> Iterator[tuple[int, int]]:
+    """What a socket holds, from the attributes of its message, and what waits for its reader.
 
     One that waits for its end (TIME_WAIT) is no socket any more, and holds nothing.
     """
@@ -179,22 +164,21 @@ def _memory(attributes: memoryview, wanted: int, unread: int) -> Iterator[tuple[
             waiting = _QUEUE.unpack_from(attributes, _ATTRIBUTE.size)[0] * 2 * unread
         if kind == wanted and length >= _ATTRIBUTE.size + _MEMORY.size:
             received, _, sent, _, spare, queued, options, backlog, _ = _MEMORY.unpack_from(attributes, _ATTRIBUTE.size)
-            packets = received + max(sent, queued) + backlog
-            yield packets + (spare if spare < 1 << 31 else 0) + options, packets, waiting
+            yield received + max(sent, queued) + (spare if spare < 1 << 31 else 0) + options + backlog, waiting
         attributes = attributes[max(length, _ATTRIBUTE.size) + 3 & ~3 :]
 
 
-def _statistics() -> tuple[int, int, bool, bool]:
-    """How many sockets this network namespace has, open or not; bytes of TCP and UDP on the machine; which are here."""
-    tcp_here = udp_here = False
+def _statistics() -> tuple[int, int, bool]:
+    """How many sockets this network namespace has, open or not; bytes of TCP and UDP on the machine; if TCP is here."""
+    here = False
     with contextlib.suppress(OSError), open("/proc/net/sockstat6", "rb") as source:
-        tcp_here, udp_here = (source.readline().split()[2] != b"0" for _ in range(2))
+        here = source.readline().split()[2] != b"0"
     with contextlib.suppress(OSError), open("/proc/net/sockstat", "rb") as source:
         used, tcp, udp = (source.readline().split() for _ in range(3))
+        here = here or tcp[2] != b"0"
         pages = sum(int(line[line.index(b"mem") + 1]) for line in (tcp, udp))
-        data = pages * os.sysconf("SC_PAGESIZE")
-        return int(used[2]), data, tcp_here or tcp[2] != b"0", udp_here or udp[2] != b"0"
-    return 0, 0, True, True
+        return int(used[2]), pages * os.sysconf("SC_PAGESIZE"), here
+    return 0, 0, True
 
 
 def _lines(name: str) -> int:

@@ -234,32 +234,6 @@ def options_that_nobody_counts() -> Finding:
         return judge(True)
 
 
-@probe(KIND, "memory-of-buffers", without=BOMB + " memory", patience=60.0, may_die=True)
-def buffers() -> Finding:
-    """Keep more in the kernel's memory than the limit: the 32 KiB around each byte that waits in a socket"""
-    size = 32700
-
-    def take() -> Iterator[int]:
-        server = socket.create_server(("127.0.0.1", 0), backlog=100)
-        ends = []
-        for _ in range(9):
-            one = socket.create_connection(server.getsockname())
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            ends.append((one, server.accept()[0]))
-        (out, back), *kept = ends
-        while True:
-            for one, _ in kept:
-                with contextlib.suppress(BlockingIOError):
-                    one.send(b"x", socket.MSG_DONTWAIT)
-                out.sendall(BLOCK[:size])
-                left = size
-                while left:
-                    left -= len(back.recv(left))
-                yield size // 8  # several were in a buffer that had a byte already
-
-    return hold(take)
-
-
 @probe(KIND)
 def pages_moved_to_pipes() -> Finding:
     """Keep memory in pipes that nobody counts: a byte of each 32 KiB that a socket has, or pages of /dev/zero"""
