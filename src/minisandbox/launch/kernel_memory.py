@@ -110,14 +110,20 @@ class KernelMemory:
         self._due = time.monotonic() + pause
 
     def _is_too_much(self, spared: Collection[int]) -> bool:
-        # sockets that come and go between two tables of one look count for what they are not: it must be so twice
-        if self._sockets and all(self._sockets_are_too_many(self._sockets) for _ in range(2)):
+        if self._sockets and self._sockets_stay_too_many(self._sockets):
             return True
         if _undone(spared) > _MOST_UNDONE or self._page_tables_are_too_many(spared):
             return True
         if _lasts(lambda: filelocks.seem_too_many(self._locks, _tables(spared), spared)):
             return True
         return self._directories_are_too_many(spared)
+
+    def _sockets_stay_too_many(self, sockets: Sockets) -> bool:
+        # sockets that come and go between two tables of one look count for what they are not: it must be so twice
+        if not all(self._sockets_are_too_many(sockets) for _ in range(2)):
+            return False
+        # a program that ends may have closed the other side of hundreds, which are not shown then
+        return not sockets.hidden or _lasts(lambda: self._sockets_are_too_many(sockets))
 
     def _sockets_are_too_many(self, sockets: Sockets) -> bool:
         return (

@@ -77,6 +77,8 @@ class Sockets:
         self._questions = 0
         self.groups = 0
         """How many groups of multicast were joined at the last look."""
+        self.hidden = 0
+        """How many the kernel did not show at the last look, but for a few: what they hold is guessed."""
         self._listening: collections.Counter[int] = collections.Counter()
 
     @property
@@ -98,7 +100,7 @@ class Sockets:
         """
         self._ports.clear()
         self._listening.clear()
-        self.groups = 0
+        self.groups = self.hidden = 0
         used, data, here = _statistics()
         if used <= _FEW:
             return 0
@@ -107,6 +109,7 @@ class Sockets:
         for memory, waiting in self._shown(_DUMPS if here else _DUMPS_WITHOUT_TCP):
             shown, unread, count = shown + memory, unread + waiting, count + 1
         hidden = max(0, min(used, _statistics()[0]) - count - _UNSEEN)  # those that were closed meanwhile are gone
+        self.hidden = hidden
         largest = _number("core/rmem_max", _ERRORS)
         own = _number("core/optmem_max", _OPTIONS) + 2 * min(largest, _ERRORS)
         return shown + hidden * own + min(hidden * max(2 * largest, _FULL), data + unread)
