@@ -71,7 +71,7 @@ async def case_wait(box: AsyncSandbox) -> None:
     async with await box.start("echo out; sleep 0.2; exit 7") as process:
         first = await process.wait(60)
         assert (first.stdout, first.exit_code) == ("out\n", 7)
-        assert first.duration >= 0.2
+        assert first.duration >= 0.19  # its clock begins when the shell runs already
         assert await process.wait() == first
 
 
