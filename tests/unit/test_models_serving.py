@@ -7,7 +7,10 @@ import asyncio
 import pytest
 from aiohttp import web
 
+from minisandbox.models.endpoint import Timeouts
+from minisandbox.models.refusals import Failed
 from minisandbox.models.serving import HttpServer
+from minisandbox.models.transport import Transport
 
 pytestmark = pytest.mark.once
 KEY = b"sk-nobody-elses"
@@ -43,3 +46,29 @@ def test_a_mistake_of_ours_is_in_the_log_without_keys(caplog: pytest.LogCaptureF
     assert b" 500 " in ask(HEAD + b"\r\n\r\n")
     assert "a mistake of ours" in caplog.text
     assert KEY.decode() not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 200 OK\r\nX: " + KEY + b"\0\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + KEY],
+    ids=["header", "chunk"],
+)
+def test_an_answer_that_is_no_http_is_not_quoted(answer: bytes) -> None:
+    async def no_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer + b"\r\n")
+        writer.close()
+
+    async def run() -> str:
+        server = await asyncio.start_server(no_http, "127.0.0.1", 0)
+        transport = Transport(
+            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", KEY.decode(), Timeouts(), 9999
+        )
+        async with server:
+            with pytest.raises(Failed) as failed:
+                await transport.post(b"{}", "")
+        await transport.close()
+        return str(failed.value.error)
+
+    said = asyncio.run(run())
+    assert KEY[:9].decode() not in said
+    assert "no answer from" in said
