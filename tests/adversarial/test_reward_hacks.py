@@ -324,6 +324,12 @@ def test_who_reads_other_files_in_a_patch_than_git_applies_none(task: Task, imag
     assert "git reads other files" in run.doubt.detail
 
 
+def test_more_names_than_git_can_be_told_are_the_submissions_fault(task: Task, image: Image) -> None:
+    names = "".join(f"--- /dev/null\n+++ b/tests/{n}{chr(0x1F600) * 4000}\n@@ -0,0 +1 @@\n+x\n" for n in range(200))
+    graded = grade(task, image, (FIX + names).encode())
+    assert (graded.verdict, graded.reason) == (Verdict.PATCH_INVALID, Reason.PATCH_INVALID), graded
+
+
 RETARGETED = "--- a/manual\n+++ b/manual\n@@ -1 +1 @@\n-README.md\n\\ No newline at end of file\n+/etc/passwd\n"
 LINKS = {
     "points elsewhere": RETARGETED + "\\ No newline at end of file\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ _LARGEST_FILE = 64 * MiB
 # Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
 _RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
 _MOST_EXCLUDED = 1 << 20
-"""Characters of names that git is told to leave out: they are a command's arguments."""
+"""Bytes of names that git is told to leave out, as JSON, in which a command's arguments are sent."""
 _APPLY = ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn")
 # Read backwards, a patch makes the files that it was made of: --numstat names them, newer gits the last one first.
 # Without --apply nothing is changed.
@@ -101,7 +102,7 @@ def _apply(box: Sandbox, change: Change) -> SuiteRun | None:
     if (stray := _unless_same_sources(box, change)) is not None:
         return stray
     excluded = [f"--exclude={_literal(path)}" for path in change.leave_out]
-    if sum(map(len, excluded)) > _MOST_EXCLUDED:
+    if len(json.dumps(excluded)) > _MOST_EXCLUDED:
         return SuiteRun.not_run(Doubt(Reason.PATCH_INVALID, "it changes more protected files than git can be told"))
     command = [*_APPLY, *(["-R"] if change.reverse else []), *excluded, "-"]
     result = box.exec(command, stdin=change.patch, timeout=_STEP_TIMEOUT)
