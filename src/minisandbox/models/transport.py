@@ -13,7 +13,8 @@ from minisandbox.models.endpoint import SESSION_HEADER, Timeouts, check_base, pr
 from minisandbox.models.refusals import Failed, clean
 
 _KEPT_ALIVE = 4.0  # seconds: uvicorn, and so vLLM and SGLang, close a connection that was idle for 5
-_LARGEST_REFUSAL = 64 * 1024
+LARGEST_REFUSAL = 64 * 1024
+"""Bytes of a refusal that are read."""
 _AGENT = "minisandbox"
 
 
@@ -105,7 +106,7 @@ class Transport:
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         """Read the body, no more of it than is wanted."""
-        largest = self._largest if response.status == 200 else _LARGEST_REFUSAL
+        largest = self._largest if response.status == 200 else LARGEST_REFUSAL
         body = bytearray()
         if (response.content_length or 0) <= largest or response.status != 200:
             async for piece in response.content.iter_any():

@@ -22,7 +22,7 @@ from minisandbox.models.graph import TokenRow
 from minisandbox.models.protocol import Completion
 from minisandbox.models.refusals import Failed, error_in, without_key
 from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, has_key, key_of, stream_of
-from minisandbox.models.transport import Answer, Transport
+from minisandbox.models.transport import LARGEST_REFUSAL, Answer, Transport
 
 _PREFIX = "ms-"
 _FOREIGN = "key:"
@@ -240,6 +240,8 @@ class CaptureProxy(HttpServer):
             return body
         status = got.status if got.status >= 400 else error[0] if error else 502
         shown = without_key(text, self._secret)
+        if shown != text and len(got.body) >= LARGEST_REFUSAL:  # it may have been cut within the key
+            shown = "it repeats the engine's key"
         if not isinstance(body, dict):
             raise _refusal(status, f"the engine answers {got.status}: {shown[:2000]}", "upstream_error", got.headers)
         response = web.Response(
