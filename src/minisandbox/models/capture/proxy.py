@@ -31,6 +31,7 @@ _LONGEST_KEY = 200
 _LARGEST_ANSWER = 256 * 1024 * 1024
 _GONE = 499  # nginx's status for a client that did not wait
 _TOO_DEEP = "the lists and objects of the request are too deep"
+_REPEATS_KEY = "it repeats the engine's key"
 _NO_ROOM = "the session has room for fewer bytes than its requests have"
 _OBJECT_BYTES = 80
 _WIDE = 5  # a character may take 4 bytes in a text, and 12 as JSON
@@ -218,7 +219,7 @@ class CaptureProxy(HttpServer):
             completions = _completions(answer)
         except BadAnswer as error:
             text = got.body.decode("utf-8", "replace")  # of which the error may have a part, cut within the key
-            shown = str(error) if without_key(text, self._secret) == text else "it repeats the engine's key"
+            shown = str(error) if without_key(text, self._secret) == text else _REPEATS_KEY
             raise _refusal(502, f"the engine's answer cannot be captured: {shown}", "upstream_error") from None
         if session.closed:
             raise _refusal(401, "the session was closed", "authentication_error")
@@ -240,9 +241,9 @@ class CaptureProxy(HttpServer):
             return body
         status = got.status if got.status >= 400 else error[0] if error else 502
         shown = without_key(text, self._secret)
-        if shown != text and len(got.body) >= LARGEST_REFUSAL:  # it may have been cut within the key
-            shown = "it repeats the engine's key"
         if not isinstance(body, dict):
+            if shown != text and len(got.body) >= LARGEST_REFUSAL:  # it may have been cut within the key
+                shown = _REPEATS_KEY
             raise _refusal(status, f"the engine answers {got.status}: {shown[:2000]}", "upstream_error", got.headers)
         response = web.Response(
             status=status, text=shown, content_type="application/json", headers=_pauses(got.headers)
