@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -132,6 +134,26 @@ def test_a_download_that_breaks_off(server: Server, store: Store) -> None:
         fetch_sdist(SOURCE, store, server.settings)
     assert "broke off after 10 of 1000 bytes" in (caught.value.reason or "")
     assert list((store.root / "downloads").iterdir()) == []
+
+
+@pytest.mark.parametrize("line", ["HTTP/1.1 403 {}", "{}"], ids=["reason", "status line"])
+def test_nothing_that_a_server_repeats_is_quoted(line: str) -> None:
+    def repeat(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, connection.makefile("rb") as asked:
+            sent = next(field for field in asked if field.startswith(b"Authorization: ")).decode().strip()
+            connection.sendall(line.format(sent).encode() + b"\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=repeat, args=(listening,))
+        thread.start()
+        url = f"http://user:secret@127.0.0.1:{listening.getsockname()[1]}/"
+        with pytest.raises(SourceError, match="cannot read") as caught:
+            Web(IndexSettings(timeout=5.0)).read(url)
+        thread.join()
+    said = f"{caught.value} {caught.value.reason}"
+    assert base64.b64encode(b"user:secret").decode() not in said
+    assert "Forbidden" in said or "no HTTP" in said
 
 
 def test_a_full_disk_is_not_the_servers_fault(server: Server) -> None:

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import BadStatusLine, HTTPException, responses
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
@@ -168,10 +168,13 @@ def _named(url: str) -> Iterator[None]:
     try:
         yield
     except urllib.error.HTTPError as error:
-        raise SourceError(f"cannot read {shown}", reason=f"the server answered {error.code} {error.reason}") from None
+        reason = f"the server answered {error.code} {responses.get(error.code, '')}".rstrip()
+        raise SourceError(f"cannot read {shown}", reason=reason) from None
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in FULL:  # what came could not be kept: no fault of the server
             raise
         reason = str(getattr(error, "reason", "") or error) or type(error).__name__
+        if isinstance(error, BadStatusLine) and not isinstance(error, OSError):
+            reason = "the server's answer is no HTTP"  # it may repeat what the server was sent
         hint = "check the network, the proxy and the certificates: pip's settings (`pip config list`) are used"
         raise SourceError(f"cannot read {shown}", reason=reason, hint=hint) from None

@@ -53,11 +53,13 @@ class HttpServer:
         Raises:
             HostError: the address cannot be had.
         """
-        app = web.Application(client_max_size=LARGEST_REQUEST)
+        app = web.Application(client_max_size=LARGEST_REQUEST, middlewares=[_refuse_packed])
         for method, path, handler in self._routes:
             app.router.add_route(method, path, handler)
         # who goes away must not leave an answer behind that nobody reads
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_LOG)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_LOG, auto_decompress=False
+        )
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self._host, self._port).start()
@@ -99,6 +101,14 @@ def key_of(request: web.Request) -> str:
 def has_key(request: web.Request, key: str) -> bool:
     """Whether a request has this key, which nobody learns from how long the answer takes."""
     return hmac.compare_digest(key_of(request).encode("utf-8", "surrogateescape"), key.encode())
+
+
+@web.middleware
+async def _refuse_packed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse bodies that are packed: no client of OpenAI's packs them, and a few bytes can be made to take seconds."""
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        return error_response(415, "the request is packed; send it without Content-Encoding", "BadRequestError")
+    return await handler(request)
 
 
 def error_response(status: int, message: str, kind: str) -> web.Response:
