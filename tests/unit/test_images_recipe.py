@@ -37,6 +37,12 @@ def test_what_a_request_accepts(text: str, yes: str, no: str) -> None:
     assert not any(request.accepts(version) for version in no.split())
 
 
+@pytest.mark.parametrize("text", ["", "3", "three", "3.11." + "1" * 5000, ">=3." + "1" * 5000], ids=len)
+def test_what_is_no_request(text: str) -> None:
+    with pytest.raises(InvalidValue, match="Python version"):
+        PythonRequest.parse(text)
+
+
 @pytest.mark.parametrize("line", ["-e .", "--index-url x", "-r file", "/etc/passwd", "a b", "a==", "a\nb", ""])
 def test_requirements_that_are_none(line: str) -> None:
     with pytest.raises(InvalidValue, match="not a requirement"):

@@ -110,6 +110,7 @@ def test_names_of_archives(server: Server) -> None:
     names = [
         "some-project-2.0.zip",
         "Some.Project-1.0.tar.bz2",
+        f"some_project-1.{'1' * 5000}.tar.gz",
         "some_project-x-1.0.tar.gz",
         "some_project-3-py3-none-any.whl",
     ]

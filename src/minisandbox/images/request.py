@@ -12,6 +12,7 @@ from minisandbox.errors import InvalidValue
 
 _EXACT = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 _MINOR = re.compile(r"\d+\.\d+")
+_LONGEST = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class PythonRequest:
             InvalidValue: it is none of these.
         """
         plain = text.strip()
+        if len(plain) > _LONGEST:  # of thousands of digits Python makes no number
+            raise InvalidValue(
+                f"a Python version of {len(plain)} characters", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'"
+            )
         if _EXACT.fullmatch(plain):
             return cls(plain, SpecifierSet(f"=={plain}"), ranged=False)
         if _MINOR.fullmatch(plain):

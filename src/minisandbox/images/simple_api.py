@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from minisandbox.errors import SourceError
 from minisandbox.images.index import IndexSettings, default_index_url
@@ -19,6 +19,7 @@ from minisandbox.images.web import Web
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 _ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+_LONGEST_NAME = 255
 _ARCHIVE = re.compile(r"(?P<stem>.+)\.(?:tar\.gz|tgz|zip|tar\.bz2|tar\.xz)")
 _SCHEMES = frozenset({"http", "https", "file"})
 
@@ -179,6 +180,8 @@ def _archive(name: str, link: Link) -> Archive | None:
 
 def _version_of(name: str, filename: str) -> str | None:
     """The version in an archive's name; None if it is no source archive of the project."""
+    if len(filename) > _LONGEST_NAME:  # no file can have it, and a version of thousands of digits cannot be read
+        return None
     try:
         project, parsed = parse_sdist_filename(filename)
         if project == canonicalize_name(name):
@@ -198,7 +201,7 @@ def same_version(one: str, other: str) -> bool:
     """Whether two texts name the same version (PEP 440: ``1.0`` is ``1.0.0``)."""
     try:
         return Version(one) == Version(other)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or thousands of digits
         return one == other
 
 
