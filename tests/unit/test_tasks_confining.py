@@ -201,6 +201,26 @@ def test_a_repository_whose_objects_lie_elsewhere_is_refused(place: Path, way: s
         assert len(TaskSet.load(path, allow_local_sources=True)) == 1
 
 
+@pytest.mark.parametrize("end", ["/.", "/./", "//.", "/.//", "/./.", "/../project/."])
+def test_a_path_is_looked_at_as_git_reads_it(place: Path, end: str) -> None:
+    """Behind ``project/.`` it tries ``project/..git``."""
+    mine = _repository(place.parent / "home/mine")
+    (place / "project/..git").symlink_to(mine / ".git")
+    url, commit = f"file://{place}/project{end}", _git(mine, "rev-parse", "HEAD")
+    assert _git(place, "ls-remote", url).startswith(commit)
+    with pytest.raises(TaskFileError, match="of which a part lies elsewhere"):
+        TaskSet.load(written(place, repository(url)))
+
+
+def test_what_git_takes_beside_the_files_directory_is_refused(place: Path) -> None:
+    mine = _repository(place.parent / "home/mine")
+    _git(place.parent, "clone", "-q", "--bare", str(mine), "theirs.git")
+    assert _git(place, "ls-remote", f"file://{place}")
+    for spelled in (place, f"file://{place}/"):
+        with pytest.raises(TaskFileError, match="outside of"):
+            TaskSet.load(written(place, repository(spelled)))
+
+
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_whole_repository_in_the_files_directory_is_taken(place: Path, bare: bool) -> None:
     _repository(place / "whole")
@@ -237,15 +257,21 @@ def test_listing_a_work_tree_asks_no_promisor_for_objects(tmp_path: Path) -> Non
         ("host:/srv/n", None),
         ("ssh://host/srv/n", None),
         ("/srv/n", "/srv/n"),
-        ("../n", "../n"),
-        ("n", "n"),
-        ("./a:b", "./a:b"),
+        ("../n", "/here/../n"),
+        ("n", "/here/n"),
+        ("./a:b", "/here/a:b"),
+        ("~/n/.", "/home/n"),
         ("file:///srv/a%20b", "/srv/a b"),
         ("FILE://localhost/srv/n", "/srv/n"),
     ],
 )
-def test_which_addresses_are_paths(url: str, path: str | None) -> None:
-    assert local_repository(url) == (None if path is None else Path(path))
+def test_which_addresses_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, path: str | None) -> None:
+    monkeypatch.setenv("HOME", "/home")
+    monkeypatch.chdir(tmp_path)
+    path = path and path.replace("/here", str(tmp_path))
+    assert local_repository(url) == path
+    if not url.lower().startswith("file:"):  # which git is given as it stands
+        assert mirrors._place(GitSource(url, COMMIT)) == (url if path is None else path)
 
 
 def test_a_directory_called_like_an_address_does_not_take_its_place(

@@ -271,7 +271,8 @@ def _place(source: GitSource) -> str:
     A directory that is called like a URL is not one: rows were read so too, and each address has one mirror.
     """
     path = Path(source.url).expanduser()
-    return str(path.absolute()) if "://" not in source.url and path.exists() else source.url
+    there = "://" not in source.url and (path.exists() or ":" not in source.url.partition("/")[0])
+    return str(path.absolute()) if there else source.url
 
 
 def _shown(source: GitSource) -> str:

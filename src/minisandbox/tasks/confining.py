@@ -53,20 +53,26 @@ def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str
     return f"is {str(real)!r}, outside of {where}", "rows of a file may name only what lies in its directory", _HINT
 
 
-def repository_problem(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
+def repository_problem(written: str, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
     """Why a row may not name a repository of this machine, as :func:`problem_of` says it; None where it may.
 
     Its objects must lie in it, too: git follows what leads to those of another repository, of which whoever wrote the
     row then only needs to know a commit.
+
+    Args:
+        written: its path, as git gets it: behind ``project/.`` it looks at ``project/..git``.
+        places: directories that it must lie in; None: it may lie anywhere.
     """
-    if (problem := problem_of(path, places)) is not None or places is None:
+    if (problem := problem_of(Path(written), places)) is not None or places is None:
         return problem
     try:
-        elsewhere = next((found for end in _ENDS if (found := _leads_out(Path(f"{path.expanduser()}{end}")))), None)
+        tried = [Path(f"{written.rstrip('/')}{end}") for end in _ENDS]
+        there = [place for place in tried if os.path.lexists(place)]
+        elsewhere = next((found for place in there if (found := _leads_out(place))), None)
     except OSError as error:
         return "cannot be read", str(error), _HINT
     if elsewhere is None:
-        return None
+        return next((problem for place in there if (problem := problem_of(place, places))), None)
     reason = f"{str(elsewhere)!r} leads elsewhere, and rows of a file may name only what lies in its directory"
     return (
         "is a repository of which a part lies elsewhere",
@@ -112,7 +118,7 @@ def address_problem(url: str, places: Sequence[Path] | None) -> tuple[str, str, 
     if places is None or (path := local_repository(url)) is None:
         return None
     in_url = url.lower().startswith(_FILE)
-    if "@[" in str(path) or (in_url and not url.startswith(_PLAIN)):
+    if "@[" in path or (in_url and not url.startswith(_PLAIN)):
         return (
             "is not the path that git would read",
             "git takes what stands before a path for the name of a host, and drops it",
@@ -121,16 +127,16 @@ def address_problem(url: str, places: Sequence[Path] | None) -> tuple[str, str, 
     return repository_problem(path, places)
 
 
-def local_repository(url: str) -> Path | None:
-    """The path that a git repository's address stands for; None where it is an address of another machine."""
+def local_repository(url: str) -> str | None:
+    """The path that git is given for a repository's address; None where it is an address of another machine."""
     if url.lower().startswith(_FILE):
         rest = unquote(url[len(_FILE) :], errors="surrogateescape")
-        return Path(rest.removeprefix("//").removeprefix("localhost"))
+        return rest.removeprefix("//").removeprefix("localhost")
     if "://" in url:
         return None
-    path = Path(url)
     try:
-        there = path.expanduser().exists()
+        path = Path(url).expanduser().absolute()
+        there = path.exists()
     except (OSError, RuntimeError, ValueError):
-        there = False
-    return path if there or ":" not in url.partition("/")[0] else None  # else [user@]host:path (git-fetch(1))
+        path, there = Path(url), False
+    return str(path) if there or ":" not in url.partition("/")[0] else None  # else [user@]host:path (git-fetch(1))
