@@ -49,6 +49,12 @@ def test_a_mistake_of_ours_is_in_the_log_without_keys(caplog: pytest.LogCaptureF
     assert KEY.decode() not in caplog.text
 
 
+def test_a_packed_body_is_not_unpacked() -> None:
+    """One of 1 MB kept the proxy from everybody else for 8 s."""
+    assert b" 415 " in ask(HEAD + b"\r\nContent-Encoding: gzip\r\nContent-Length: 0\r\n\r\n")
+    assert b" 500 " in ask(HEAD + b"\r\nContent-Encoding: identity\r\n\r\n")
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"HTTP/1.1 200 OK\r\nX: " + PART + b"\0\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + PART],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from minisandbox.images import mirrors
 from minisandbox.images.localsource import take_snapshot
 from minisandbox.images.recipe import GitSource, LocalSource
 from minisandbox.tasks import SourceSpec, TaskSet, read_tasks, rows, task_from_row
-from minisandbox.tasks.confining import local_repository, problem_of
+from minisandbox.tasks.confining import problem_of
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
 
@@ -156,82 +155,6 @@ def _repository(place: Path) -> Path:
     return place
 
 
-def _lead_out(way: str, mine: Path, place: Path) -> Path:
-    """Make a repository in a directory whose objects are another one's; returns what a row would name."""
-    here = place / "project"
-    if way == "pointer":
-        (here / ".git").write_text(f"gitdir: {mine}/.git\n")
-    elif way == "pointer of any name":
-        here = here / "x"
-        here.write_text(f"gitdir: {mine}/.git\n")
-    elif way == "link":
-        (here / ".git").symlink_to(mine / ".git")
-    elif way == "link beside":
-        here = place / "other"
-        (place / "other.git").symlink_to(mine / ".git")
-    else:
-        git = _repository(here / "x") / ".git"
-        here = here / "x"
-        if way == "objects/pack/multi-pack-index":  # of a pack of theirs; it may name one by a path
-            _git(here, "repack", "-adq")
-            _git(here, "multi-pack-index", "write")
-        elif way == "objects":
-            shutil.rmtree(git / "objects")
-            (git / "objects").symlink_to(mine / ".git/objects")
-        else:
-            (git / way).parent.mkdir(parents=True, exist_ok=True)
-            (git / way).write_text(f"{mine}/.git/objects\n" if "alternates" in way else f"{mine}/.git\n")
-    return here
-
-
-WAYS = (
-    "pointer", "pointer of any name", "link", "link beside", "objects", "objects/info/alternates", "commondir",
-    "objects/pack/multi-pack-index", "objects/info/http-alternates", "objects/of/a/later/git",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_repository_whose_objects_lie_elsewhere_is_refused(place: Path, way: str) -> None:
-    url = _lead_out(way, _repository(place.parent / "home/mine"), place)
-    for spelled in (url, f"file://{url}"):
-        path = written(place, repository(spelled))
-        with pytest.raises(TaskFileError, match="of which a part lies elsewhere") as caught:
-            TaskSet.load(path)
-        assert "clone" in str(caught.value.hint)
-        assert len(TaskSet.load(path, allow_local_sources=True)) == 1
-
-
-@pytest.mark.parametrize("end", ["/.", "/./", "//.", "/.//", "/./.", "/../project/."])
-def test_a_path_is_looked_at_as_git_reads_it(place: Path, end: str) -> None:
-    """Behind ``project/.`` it tries ``project/..git``."""
-    mine = _repository(place.parent / "home/mine")
-    (place / "project/..git").symlink_to(mine / ".git")
-    url, commit = f"file://{place}/project{end}", _git(mine, "rev-parse", "HEAD")
-    assert _git(place, "ls-remote", url).startswith(commit)
-    with pytest.raises(TaskFileError, match="of which a part lies elsewhere"):
-        TaskSet.load(written(place, repository(url)))
-
-
-def test_what_git_takes_beside_the_files_directory_is_refused(place: Path) -> None:
-    mine = _repository(place.parent / "home/mine")
-    _git(place.parent, "clone", "-q", "--bare", str(mine), "theirs.git")
-    assert _git(place, "ls-remote", f"file://{place}")
-    for spelled in (place, f"file://{place}/"):
-        with pytest.raises(TaskFileError, match="outside of"):
-            TaskSet.load(written(place, repository(spelled)))
-
-
-@pytest.mark.parametrize("bare", [False, True])
-def test_a_whole_repository_in_the_files_directory_is_taken(place: Path, bare: bool) -> None:
-    _repository(place / "whole")
-    _git(place / "whole", "gc", "-q")
-    _git(place / "whole", "commit-graph", "write")
-    (place / "whole/.git/objects/pack/tmp_pack_1").touch()
-    if bare:
-        _git(place, "clone", "-q", "--bare", "--no-hardlinks", "whole", "bare.git")
-    assert len(TaskSet.load(written(place, repository(place / ("bare" if bare else "whole"))))) == 1
-
-
 def test_listing_a_work_tree_asks_no_promisor_for_objects(tmp_path: Path) -> None:
     theirs, marker = _repository(tmp_path / "theirs"), tmp_path / "ran"
     _git(theirs, "update-index", "--add", "--cacheinfo", f"100644,{'12' * 20},.gitignore")
@@ -250,42 +173,29 @@ def test_listing_a_work_tree_asks_no_promisor_for_objects(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("url", "path"),
-    [
-        ("https://github.com/o/n", None),
-        ("git@github.com:o/n", None),
-        ("host:/srv/n", None),
-        ("ssh://host/srv/n", None),
-        ("/srv/n", "/srv/n"),
-        ("../n", "/here/../n"),
-        ("n", "/here/n"),
-        ("./a:b", "/here/a:b"),
-        ("~/n/.", "/home/n"),
-        ("file:///srv/a%20b", "/srv/a b"),
-        ("FILE://localhost/srv/n", "/srv/n"),
-    ],
+    "url", ["https://github.com/o/n", "git@github.com:o/n", "host:/srv/n", "ssh://host/srv/n", "h:srv/n", "git://h/n"]
 )
-def test_which_addresses_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, path: str | None) -> None:
-    monkeypatch.setenv("HOME", "/home")
-    monkeypatch.chdir(tmp_path)
-    path = path and path.replace("/here", str(tmp_path))
-    assert local_repository(url) == path
-    if not url.lower().startswith("file:"):  # which git is given as it stands
-        assert mirrors._place(GitSource(url, COMMIT)) == (url if path is None else path)
-
-
-def test_a_directory_called_like_an_address_does_not_take_its_place(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A path that is there goes before an address: here one leads out, and the other one was looked at."""
-    url, private = "file:///proc/self/cwd/mine", _repository(place.parent / "home/private")
-    _repository(place / "mine")
-    (place / "file:/proc/self/cwd").mkdir(parents=True)
-    (place / "file:/proc/self/cwd/mine").symlink_to(private)
+def test_repositories_of_servers(place: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """A directory that is called like an address is none."""
+    (place / url).mkdir(parents=True)
     monkeypatch.chdir(place)
+    assert mirrors._place(GitSource(url, COMMIT)) == url
     assert len(TaskSet.load(written(place, repository(url)))) == 1
-    with pytest.raises(SourceError):
-        mirrors._fetch(GitSource(url, _git(private, "rev-parse", "HEAD")), tmp_path / "mirror", 60, [])
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_repository_of_this_machine_is_refused_wherever_it_lies(place: Path, bare: bool) -> None:
+    """Behind ``project/.`` git tries ``project/..git``, beside it ``project.git``; objects may be anybody's."""
+    mine = _repository(place / "mine")
+    if bare:
+        _git(place, "clone", "-q", "--bare", "mine", "bare.git")
+        mine = place / "bare"
+    for url in (mine, f"file://{mine}", f"file://{mine}/.", f"FILE://localhost{mine}", "mine", "./mine", "~/mine"):
+        path = written(place, repository(url))
+        with pytest.raises(TaskFileError, match="is a repository of this machine") as caught:
+            TaskSet.load(path)
+        assert "--repo-mirrors" in str(caught.value.hint)
+        assert len(TaskSet.load(path, allow_local_sources=True)) == 1
 
 
 def test_an_index_made_by_hand_takes_nothing_from_elsewhere(place: Path) -> None:

@@ -57,7 +57,7 @@ def add_local_sources_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-local-sources",
         action="store_true",
-        help="rows may name directories and repositories of this machine outside of their file's directory; "
+        help="rows may name any directory and repository of this machine, not only directories beside their file; "
         "only for rows that you trust with all that you can read",
     )
 

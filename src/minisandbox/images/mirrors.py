@@ -268,11 +268,10 @@ def _failure(source: GitSource, said: str) -> SourceError | DiskFull:
 def _place(source: GitSource) -> str:
     """What git is given: a local path is made absolute, since git runs elsewhere.
 
-    A directory that is called like a URL is not one: rows were read so too, and each address has one mirror.
+    A directory that is called like an address is none: rows were read so too, and each address has one mirror.
     """
-    path = Path(source.url).expanduser()
-    there = "://" not in source.url and (path.exists() or ":" not in source.url.partition("/")[0])
-    return str(path.absolute()) if there else source.url
+    is_path = ":" not in source.url.partition("/")[0]
+    return str(Path(source.url).expanduser().absolute()) if is_path else source.url
 
 
 def _shown(source: GitSource) -> str:

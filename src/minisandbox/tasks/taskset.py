@@ -85,9 +85,9 @@ class TaskSet:
             repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
             form: the layout of all rows, a name that ``--dataset`` takes; None: the columns of each decide.
             torch_backend: ``"cpu"``: their images get builds of PyTorch without CUDA; "" for what the rows say.
-            allow_local_sources: whether rows of a file may name directories, git repositories and lists of requirements
-                of this machine that lie outside of its directory, and rows of the hub any: for rows of people whom
-                you trust with all that you can read.
+            allow_local_sources: whether rows may name any directories, git repositories and lists of requirements of
+                this machine, not only what lies in their file's directory and is no repository: for rows of people
+                whom you trust with all that you can read.
             on_refused: is told why a row is no task, which is then left out; None: it is raised.
 
         Raises:
