@@ -205,9 +205,17 @@ def test_credentials_go_to_their_host_only(server: Server, other: Server, store:
     other.answers["/elsewhere"] = 200, {}, CONTENT
     url = server.url.replace("http://", "http://me:hunter%322@")
     fetch_sdist(SOURCE, store, IndexSettings(index_url=f"{url}/simple", timeout=5.0))
-    assert server.asked[0] == ("/simple/some-project/", "Basic bWU6aHVudGVyMjI=")
+    assert server.asked == [(path, "Basic bWU6aHVudGVyMjI=") for path in ("/simple/some-project/", f"/files/{NAME}")]
     assert other.asked == [("/elsewhere", None)]
-    assert server.asked[1][1] is None, "the page's links carry none"
+
+
+def test_links_of_another_server_get_no_credentials(server: Server, other: Server, store: Store) -> None:
+    """Nor do those of another port."""
+    server.page(f'<a href="{other.url}/{NAME}#sha256={SHA256}">x</a>')
+    other.answers[f"/{NAME}"] = 200, {}, CONTENT
+    url = server.url.replace("http://", "http://me:secret@")
+    fetch_sdist(SOURCE, store, IndexSettings(index_url=f"{url}/simple", timeout=5.0))
+    assert other.asked == [(f"/{NAME}", None)]
 
 
 def test_find_links_directory(tmp_path: Path, store: Store) -> None:

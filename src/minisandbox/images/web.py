@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http.client import BadStatusLine, HTTPException, responses
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import url2pathname
 from urllib.response import addinfourl
 
@@ -76,7 +76,7 @@ class Web:
 
     def _open(self, url: str, accept: str) -> addinfourl | None:
         opener = self._opener(url)
-        request = _request(url, accept)
+        request = _request(url, accept, self.settings)
         for attempt in range(_ATTEMPTS):
             last = attempt == _ATTEMPTS - 1
             try:
@@ -131,16 +131,22 @@ def copy_with_limit(source: IO[bytes], target: IO[bytes], limit: int) -> int:
     return copied
 
 
-def _request(url: str, accept: str) -> urllib.request.Request:
+def _request(url: str, accept: str, settings: IndexSettings) -> urllib.request.Request:
     """A request; credentials go into a header that is not sent on to where a redirect leads."""
-    parts = urlsplit(url)
     request = urllib.request.Request(  # noqa: S310 - the schemes are checked by whoever lists the URLs
         without_credentials(url), headers={"Accept": accept, "User-Agent": _AGENT}
     )
-    if parts.username is not None:
-        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    # files of an index are links of its pages, which have no credentials in them: those of its address are theirs too
+    known = (urlsplit(one) for one in (url, *settings.urls))
+    owner = next((one for one in known if one.username is not None and _server(one) == _server(urlsplit(url))), None)
+    if owner is not None:
+        pair = f"{unquote(owner.username or '')}:{unquote(owner.password or '')}"
         request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(pair.encode()).decode())
     return request
+
+
+def _server(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _read_file(url: str) -> tuple[bytes, str, str] | None:
