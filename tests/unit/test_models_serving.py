@@ -57,8 +57,12 @@ def test_a_packed_body_is_not_unpacked() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [b"HTTP/1.1 200 OK\r\nX: " + PART + b"\0\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + PART],
-    ids=["header", "chunk"],
+    [
+        b"HTTP/1.1 200 OK\r\nX: " + PART + b"\0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + PART,
+        b"HTTP/1.1 401 Unauthorized\r\nX: Bearer " + KEY[:9],
+    ],
+    ids=["header", "chunk", "cut"],
 )
 def test_an_answer_that_is_no_http_is_not_quoted(answer: bytes) -> None:
     async def no_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,9 +17,12 @@ Again = Literal["often", "seldom", "never"]
 
 _LONGEST_WORDS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_CUT, _ESCAPED = 1000, 6
-"""Of longer texts so many characters for each of the key's are left out at the end: as many as its escape has."""
 _SHORTEST_SECRET = 6  # "EMPTY", "none": what people give servers that want any key
+_PART = 12  # characters of a key in a row; error messages show as many as 11, and what keys begin with
+_BEGINNING = 6  # characters of a key that the end of a text may not be: it may have been cut there
+REPEATS_KEY = "it repeats the engine's key"
+_BACKSLASHES = re.compile(r"\\(?:\\|u005[cC])*+(?:u([0-9a-fA-F]{4}))?")
+_HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")
 _BY_CODE = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 # vLLM, OpenAI, DeepSeek: "maximum context length is N tokens"; SGLang: "longer than the model's context length";
 # llama.cpp: "exceeds the available context size", and before it had a type for it "context size exceeded";
@@ -77,10 +80,7 @@ class _Words:
 def clean(text: str, secret: str = "") -> str:
     """Make a server's text fit for an error: one bounded line, without control characters, without the key."""
     if len(secret) >= _SHORTEST_SECRET:
-        whole = len(text) < _CUT
         text = without_key(text, secret)
-        if not whole:  # it may have been cut within the key, and control characters may bring its end to the front
-            text = text[: -_ESCAPED * len(secret)]
     line = _CONTROL.sub(" ", text).strip()
     return line if len(line) <= _LONGEST_WORDS else f"{line[:_LONGEST_WORDS]}..."
 
@@ -88,12 +88,31 @@ def clean(text: str, secret: str = "") -> str:
 def without_key(text: str, secret: str) -> str:
     r"""Put stars in place of a key; each letter may be escaped as in JSON (``\u0073``, ``\"``), however often.
 
-    How many backslashes there are says nothing: those of the key may be missing, and at its ends they may stay.
+    How many backslashes there are says nothing: those of the key may be missing, and at its ends they may stay. Where
+    a part of the key stays, nothing of the text does: it was cut within the key, or says it in pieces.
     """
     letters = secret.replace("\\", "")
+    if not letters:
+        return text
     # a run of backslashes is looked at once, not from each of its own, nor given back one by one: that takes for ever
     pattern = r"(?:\\*+u005(?i:c))*".join(rf"\\*+(?:u(?i:{ord(one):04x})|{re.escape(one)})" for one in letters)
-    return re.sub(rf"(?<!\\){pattern}", "***", text) if letters else text
+    shown = re.sub(rf"(?<!\\){pattern}", "***", text)
+    ends = _letters(_HALF_ESCAPE.sub("", shown)).endswith(
+        tuple(_letters(secret)[:length] for length in range(_BEGINNING, len(letters)))
+    )
+    return REPEATS_KEY if ends or repeats_key(shown, secret, _PART) else shown
+
+
+def repeats_key(text: str, secret: str, least: int) -> bool:
+    """Whether a text has so many characters of a key in a row, or all if it has fewer; escaped as in JSON or not."""
+    said, key = _letters(text), _letters(secret)
+    length = min(least, len(key))
+    return length > 0 and any(key[start : start + length] in said for start in range(len(key) - length + 1))
+
+
+def _letters(text: str) -> str:
+    """What is said once all of JSON's escapes are undone, whatever the case of its letters."""
+    return _BACKSLASHES.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", text).casefold()
 
 
 def failure_of(

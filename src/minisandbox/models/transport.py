@@ -126,9 +126,9 @@ class Transport:
         return bytes(body[:largest])
 
     def _failure(self, error: Exception) -> Failed:
-        # of an answer that is no HTTP aiohttp quotes a part, which may have a part of the key
-        quotes = not isinstance(error, (aiohttp.ClientConnectionError, OSError))
-        said = clean(type(error).__name__ + (f": {error}" if str(error) and not quotes else ""), self._key)
+        # other errors of aiohttp quote what came of an answer, which may have a part of the key
+        words = f": {error}" if isinstance(error, OSError) and str(error) else ""
+        said = clean(f"{type(error).__name__}{words}", self._key)
         where = f"no answer from {self.server}"
         if isinstance(error, aiohttp.ClientHttpProxyError) and error.status in (401, 403, 407):
             refused = ModelRefused(f"the proxy refuses to connect to {self.server}: {error.status}", hint=_PROXY_HINT)

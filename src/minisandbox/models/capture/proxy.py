@@ -20,9 +20,9 @@ from minisandbox.models.dialect import TOKEN_FIELDS, read_answer, wants_tokens
 from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenRow
 from minisandbox.models.protocol import Completion
-from minisandbox.models.refusals import Failed, error_in, without_key
+from minisandbox.models.refusals import REPEATS_KEY, Failed, error_in, repeats_key, without_key
 from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, has_key, key_of, stream_of
-from minisandbox.models.transport import LARGEST_REFUSAL, Answer, Transport
+from minisandbox.models.transport import Answer, Transport
 
 _PREFIX = "ms-"
 _FOREIGN = "key:"
@@ -31,7 +31,8 @@ _LONGEST_KEY = 200
 _LARGEST_ANSWER = 256 * 1024 * 1024
 _GONE = 499  # nginx's status for a client that did not wait
 _TOO_DEEP = "the lists and objects of the request are too deep"
-_REPEATS_KEY = "it repeats the engine's key"
+_SHORTEST_SECRET = 20
+"""Characters of an engine's key that its answers, not its errors alone, may not have: models say shorter ones too."""
 _NO_ROOM = "the session has room for fewer bytes than its requests have"
 _OBJECT_BYTES = 80
 _WIDE = 5  # a character may take 4 bytes in a text, and 12 as JSON
@@ -219,7 +220,7 @@ class CaptureProxy(HttpServer):
             completions = _completions(answer)
         except BadAnswer as error:
             text = got.body.decode("utf-8", "replace")  # of which the error may have a part, cut within the key
-            shown = str(error) if without_key(text, self._secret) == text else _REPEATS_KEY
+            shown = str(error) if without_key(text, self._secret) == text else REPEATS_KEY
             raise _refusal(502, f"the engine's answer cannot be captured: {shown}", "upstream_error") from None
         if session.closed:
             raise _refusal(401, "the session was closed", "authentication_error")
@@ -238,12 +239,12 @@ class CaptureProxy(HttpServer):
             body = None
         error = error_in(body)
         if got.status == 200 and error is None and isinstance(body, dict):
+            if len(self._secret) >= _SHORTEST_SECRET and repeats_key(text, self._secret, len(self._secret)):
+                raise _refusal(502, f"the engine answers 200: {REPEATS_KEY}", "upstream_error")
             return body
         status = got.status if got.status >= 400 else error[0] if error else 502
         shown = without_key(text, self._secret)
-        if not isinstance(body, dict):
-            if shown != text and len(got.body) >= LARGEST_REFUSAL:  # it may have been cut within the key
-                shown = _REPEATS_KEY
+        if not isinstance(body, dict) or shown == REPEATS_KEY:
             raise _refusal(status, f"the engine answers {got.status}: {shown[:2000]}", "upstream_error", got.headers)
         response = web.Response(
             status=status, text=shown, content_type="application/json", headers=_pauses(got.headers)
