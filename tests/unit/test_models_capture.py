@@ -425,10 +425,12 @@ def test_a_body_larger_than_any_is_not_read_to_its_end(monkeypatch: pytest.Monke
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("piece", ["[],", '{"a":1},', '"ab",', "🙂"], ids=["lists", "objects", "texts", "wide"])
+@pytest.mark.parametrize(
+    "piece", ["[],", '{"a":1},', '"ab",', "🙂", "\x7f"], ids=["lists", "objects", "texts", "wide", "DEL"]
+)
 def test_a_body_that_takes_many_times_its_bytes_is_not_unpacked(piece: str) -> None:
     """10 million lists are 30 MB as JSON, and 640 in memory."""
-    quoted = '"' if piece == "🙂" else ""
+    quoted = '"' if len(piece) == 1 else ""
 
     async def run() -> None:
         async with world(session_bytes=1_000_000) as (_, proxy, client):

@@ -305,7 +305,7 @@ async def _read_body(request: web.Request, session: CaptureSession, take: Callab
 def _unpacked(body: bytearray) -> int:
     """Return about how many bytes a body takes when it is read and written again: never much fewer."""
     objects = sum(body.count(mark) for mark in b",:[{")  # in texts too, where they take nothing
-    wide = not body.isascii() or b"\\u" in body
+    wide = not body.isascii() or b"\\u" in body or b"\x7f" in body  # which is written as \u007f
     return _OBJECT_BYTES * objects + len(body) * (_WIDE if wide else 1)
 
 
