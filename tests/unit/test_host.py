@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -231,6 +232,23 @@ def test_an_owner_in_another_container_is_let_be(tmp_path: Path) -> None:
     assert list(reaper.live_records(tmp_path)) == []
     assert not {one.owner for one in reaper.reap(tmp_path)} & {name}
     assert (tmp_path / "owners" / name / "box-1.json").exists()
+
+
+@pytest.mark.parametrize(("uid", "most", "status"), [(1000, 1500, "degraded"), (0, 1500, "ok"), (1000, 1 << 20, "ok")])
+def test_few_processes_for_a_user_are_told(monkeypatch: pytest.MonkeyPatch, uid: int, most: int, status: str) -> None:
+    """An ordinary user's sandboxes are that user, and each may have 1,024."""
+    limits = {resource.RLIMIT_NOFILE: (1 << 20, 1 << 20), resource.RLIMIT_NPROC: (most, resource.RLIM_INFINITY)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    found = surroundings.rlimits()
+    assert found.status == status
+    assert ("nproc" in (found.fix or "")) is (status == "degraded")
+
+
+def test_ranges_lie_where_nobody_else_gives_ids() -> None:
+    last = identity.GATEWAY_ID + identity.RANGE_SIZE
+    assert (identity.BLOCK_START % identity.RANGE_SIZE, last <= 1 << 31) == (0, True)
+    assert identity.BLOCK_START >= 2_000_200_000  # the end of SSSD's
 
 
 def test_a_range_has_one_holder_until_it_is_given_back(tmp_path: Path) -> None:

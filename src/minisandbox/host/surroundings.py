@@ -19,8 +19,10 @@ _GIB = 1 << 30
 _OLDEST = (5, 12)  # mount_setattr(2), idmapped mounts
 _COMFORTABLE = (6, 6)  # user.* attributes on tmpfs
 _FILES = 4096  # what one sandbox's commands get by default
+_OWN_PROCESSES = 1024  # what one sandbox may have by default
+_PROCESSES = 4 * _OWN_PROCESSES
 _INSTANCES = 128
-_MACHINE_FILES = 1024 * _FILES + 65536  # all processes of one sandbox with default limits, and the host's
+_MACHINE_FILES = _OWN_PROCESSES * _FILES + 65536  # all processes of one sandbox with default limits, and the host's
 _FREE_WANTED = 10 * _GIB
 _WANTED = set(limits.NEEDED)
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # how mountinfo has white space in paths
@@ -65,11 +67,14 @@ def program(name: str) -> Finding:
 def rlimits() -> Finding:
     """How many files and processes this user may have."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
+    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     detail = f"open files: {_limit(files)}, processes: {_limit(processes)}"
     if resource.RLIM_INFINITY != files < _FILES:
         line = f"echo '{fixes.user_name()} - nofile 65536' | sudo tee -a /etc/security/limits.conf  # then log in again"
         return Finding("degraded", f"{detail}; a sandbox's commands get {_FILES} files by default", line)
+    if resource.RLIM_INFINITY != processes < _PROCESSES and os.getuid() != 0:  # root's sandboxes are users of their own
+        line = f"echo '{fixes.user_name()} - nproc 65536' | sudo tee -a /etc/security/limits.conf  # then log in again"
+        return Finding("degraded", f"{detail}; one sandbox may have {_OWN_PROCESSES} by default, of the same", line)
     return Finding("ok", detail)
 
 

@@ -26,9 +26,10 @@ from . import syscalls as sc
 from .plan import INOTIFY, PROCESSES
 
 RANGE_SIZE = 65536
-BLOCK_START = 0x70000000
-"""First host id given to sandboxes: above the ranges that systemd gives to containers (524288 to 1879048191)."""
-BLOCK_RANGES = 4000
+BLOCK_START = 0x77390000
+"""First host id given to sandboxes: above those that systemd gives to containers (524288 to 1879048191), and SSSD to
+users of directories (ldap_idmap_range_max in sssd-ldap(5): below 2000200000)."""
+BLOCK_RANGES = 2200
 GATEWAY_ID = BLOCK_START + BLOCK_RANGES * RANGE_SIZE
 """Host id that has no file: what serves the sandboxes of root's from outside has it."""
 LOCKS = "ranges"
