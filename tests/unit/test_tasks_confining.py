@@ -20,6 +20,7 @@ from minisandbox.tasks import SourceSpec, TaskSet, read_tasks, rows, task_from_r
 from minisandbox.tasks.confining import problem_of
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
+from minisandbox.tasks.pinning import exported
 
 COMMIT = "1" * 40
 PATCH = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
@@ -77,6 +78,10 @@ OUTSIDE: list[tuple[str, Callable[[Path], dict[str, Any]]]] = [
     ("build.source.git.url", lambda home: repository(f"file:///proc/self/cwd/x%40%5by]{home}")),
     ("build.source.git.url", lambda home: repository(f"x@[y]{home}")),
     ("build.source.git.url", lambda home: repository("~/repository")),
+    ("build.source.git.url", lambda home: repository(f"{home}/../theirs/x://../../home")),
+    ("build.source.git.url", lambda home: repository("./theirs/x://../../home")),
+    ("build.source.git.url", lambda home: repository("ftp://host/x")),
+    ("build.source.git.url", lambda home: repository("file:x")),
     ("build.requirements_file", lambda home: row(requirements_file=str(home / "secret.txt"))),
     ("build.requirements_file", lambda home: row(requirements_file="link/secret.txt")),
     ("build.requirements_file", lambda home: row(requirements_file="more.txt")),
@@ -192,7 +197,7 @@ def test_a_repository_of_this_machine_is_refused_wherever_it_lies(place: Path, b
         mine = place / "bare"
     for url in (mine, f"file://{mine}", f"file://{mine}/.", f"FILE://localhost{mine}", "mine", "./mine", "~/mine"):
         path = written(place, repository(url))
-        with pytest.raises(TaskFileError, match="is a repository of this machine") as caught:
+        with pytest.raises(TaskFileError, match="is no address of a server") as caught:
             TaskSet.load(path)
         assert "--repo-mirrors" in str(caught.value.hint)
         assert len(TaskSet.load(path, allow_local_sources=True)) == 1
@@ -260,3 +265,20 @@ def _rename_in_index(index: Path, old: bytes, new: bytes) -> None:
 
     data = index.read_bytes()[:-20].replace(old, new)
     index.write_bytes(data + hashlib.sha1(data, usedforsecurity=False).digest())
+
+
+@pytest.mark.parametrize(
+    "names", [("", "project"), ("..", "project"), ("../home",), ("/",), ("a/../../home", "project")]
+)
+def test_what_rows_call_an_environment_lies_below_its_directory(place: Path, names: tuple[str, ...]) -> None:
+    exports = place.parent / "home/project"
+    exports.mkdir()
+    (exports / "environment.yml").write_text("dependencies:\n  - python=3.11\n  - pip:\n    - theirs==1\n")
+    (place / "pins/a").mkdir(parents=True)
+    (place / "pins/project").symlink_to(exports)  # the user's own
+    inside = exported(place / "pins", "project")
+    assert inside
+    assert inside.requirements == ("theirs==1",)
+    absolute = tuple(f"{place.parent}/home" if name == "/" else name for name in names)
+    assert exported(place / "pins", *absolute) is None
+    assert exported(place / "pins", str(exports)) is None

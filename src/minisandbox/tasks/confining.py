@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +10,13 @@ _HINT = (
     "put it there; or, where you trust all rows, --allow-local-sources (allow_local_sources=True in Python) lets them "
     "name any directory that you can read"
 )
+_OF_A_SERVER = re.compile(
+    r"(?!file:)(?:(?:https?|ssh|git)://[^/-].*|(?:[\w.-]+@)?[a-z0-9][\w.-]*:(?!//).+)", re.ASCII | re.IGNORECASE
+)
+"""What git takes for one, and nothing that it may take for a path: ``host:path`` is ssh's (git-fetch(1))."""
 _SERVERS = (
-    "give the address of a server, and the repository to --repo-mirrors; or, where you trust all rows, "
-    "--allow-local-sources (allow_local_sources=True in Python)"
+    "give one (https://HOST/PATH, ssh://HOST/PATH, HOST:PATH), and the repository to --repo-mirrors; or, where you "
+    "trust all rows, --allow-local-sources (allow_local_sources=True in Python)"
 )
 
 
@@ -49,16 +54,10 @@ def address_problem(url: str, places: Sequence[Path] | None) -> tuple[str, str, 
     None of this machine, wherever it lies: git follows what leads from one to the next (links, alternates, ``gitdir:``,
     what lies beside a path), and whoever wrote the row then only needs to know a commit.
     """
-    if places is None or not _is_of_this_machine(url):
+    if places is None or _OF_A_SERVER.fullmatch(url):
         return None
     return (
-        "is a repository of this machine",
-        "rows that come from elsewhere may name none: git would read others through it",
+        "is no address of a server",
+        "rows that come from elsewhere may name no repository of this machine: git would read others through it",
         _SERVERS,
     )
-
-
-def _is_of_this_machine(url: str) -> bool:
-    if "://" in url or url.lower().startswith("file:"):
-        return url.lower().startswith("file:")
-    return ":" not in url.partition("/")[0]  # else [user@]host:path (git-fetch(1))

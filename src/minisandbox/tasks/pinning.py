@@ -61,7 +61,7 @@ def exported(folder: Path | None, *names: str) -> Pinned | None:
 
 
 def _exports(folder: Path | None, names: Sequence[str]) -> Iterator[Path]:
-    if folder is None:
+    if folder is None or {"", ".", ".."} & set("/".join(names).split("/")):  # rows name what is below it alone
         return
     for top in (folder, *(entry for entry in sorted(folder.glob("*")) if entry.is_dir())):
         yield from sorted(top.joinpath(*names).glob("*.yml"))
