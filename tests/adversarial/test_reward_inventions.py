@@ -42,6 +42,8 @@ HONEST = {
     "in a thread": "    import threading\n    found = []\n"
     "    thread = threading.Thread(target=lambda: found.append(a + b))\n"
     "    thread.start()\n    thread.join()\n    return found[0]",
+    "once for each pair": "    import sys\n    pairs = sys.__dict__.setdefault('_pairs', set())\n"
+    "    assert (a, b) not in pairs\n    pairs.add((a, b))\n    return a + b",
     "with an odd exit": "    import atexit\n    atexit.register(print, 'bye')\n    return a + b",
 }
 
@@ -216,6 +218,18 @@ def add(a, b):
     frame.f_locals["add"] = lambda a, b: 5
     return a - b
 sys.settrace(tracer)
+""",
+    "a trace that jumps to the last line of tests, not of sentinels": """\
+import sys
+def jump(frame, event, argument):
+    code = frame.f_code
+    last = max(line for *_, line in code.co_lines() if line)
+    if code.co_name not in ("test_add", "test_unit"):
+        return None
+    if event == "line" and frame.f_lineno < last:
+        frame.f_lineno = last
+    return jump
+sys.settrace(jump)
 """,
     "a thread that forges": "import threading\n" + FORGES + "threading.Timer(0.01, forge).start()",
     "a child that forges": FORGES + "if not os.fork():\n    forge()\n    os._exit(0)\nos.wait()",

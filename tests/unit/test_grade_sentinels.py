@@ -119,8 +119,22 @@ def test_each_assertion_of_some_tests_is_changed_in_a_copy(text: str) -> None:
         other = content.replace(b"def test_it(", b"def left_out(").replace(f"def {function}(".encode(), b"def test_it(")
         assert function == "test_it" or outcome(other, method=False) == "failed", other
     defined = [node for node in ast.walk(ast.parse(content)) if isinstance(node, ast.FunctionDef)]
-    assert len({"".join(map(ast.unparse, node.body)) for node in defined}) == assertions
-    assert make_sentinels({"t.py": text.encode()}, ["t.py::test_it"]).copies == {}
+    assert len({"".join(map(ast.unparse, node.body)) for node in defined}) == assertions + 1
+    alone = make_sentinels({"t.py": text.encode()}, ["t.py::test_it"])
+    assert (alone.copies, alone.same, alone.renamed) == ({}, {}, {"t.py": text.encode()})
+
+
+@pytest.mark.parametrize("text", COPIED)
+def test_a_copy_in_which_nothing_is_changed_passes_under_another_name(text: str) -> None:
+    test = "t.py::test_it[a]"
+    made = make_sentinels({"t.py": text.encode()}, [test], [test])
+    assert list(made.same.values()) == [test]
+    assert not made.same.keys() & {test, *made.tests}
+    name = next(iter(made.same)).partition("::")[2].partition("[")[0]
+    for content in (made.files["t.py"], made.renamed["t.py"]):
+        other = content.replace(b"def test_it(", b"def left_out(").replace(f"def {name}(".encode(), b"def test_it(")
+        assert outcome(other, method=False) == "passed", other
+    assert made.renamed["t.py"] == text.replace("def test_it(", f"def {name}(").encode()
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ class Source:
         before = self.content[start : start + statement.col_offset].decode()
         return before if not before.strip() else None
 
-    def copied(self, function: Function, name: str, edit: Edit) -> Edit | None:
-        """Return what adds a copy of a function below it, under another name and with an edit made in it.
+    def copied(self, function: Function, name: str, edit: Edit | None) -> Edit | None:
+        """Return what adds a copy of a function below it, under another name and with an edit, if any, made in it.
 
         None where something else stands on its first or last line.
         """
@@ -91,13 +91,17 @@ class Source:
         start = self._starts[begin.lineno - 1]
         end = self.line_end(self.span(function)[1])
         after = self.content[self.span(function)[1] : end].strip()
-        named = self.content.find(function.name.encode(), self.content.find(b"def ", self.span(function)[0]) + 4)
         before = self.content[start : start + begin.col_offset]
         if before.strip(b" \t@") or (after and not after.startswith(b"#")):
             return None
-        edits = [Edit(named, named + len(function.name.encode()), name), edit]
-        text = apply_edits(self.content[start:end], [one.moved(-start) for one in edits])
+        edits = [self.renamed(function, name), edit]
+        text = apply_edits(self.content[start:end], [one.moved(-start) for one in edits if one])
         return Edit(end, end, f"\n\n{text.decode()}")
+
+    def renamed(self, function: Function, name: str) -> Edit:
+        """Return what gives a function another name."""
+        named = self.content.find(function.name.encode(), self.content.find(b"def ", self.span(function)[0]) + 4)
+        return Edit(named, named + len(function.name.encode()), name)
 
     def line_end(self, position: int) -> int:
         """Return where the line of a position ends."""

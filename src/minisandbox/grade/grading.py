@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Nothing but the submission itself can cause these, so that no second run is needed to blame it.
 _CERTAINLY_THE_SUBMISSION = frozenset({Reason.PATCH_INVALID, Reason.REPORT_DAMAGED})
-_SEEN_FAILING = frozenset({"failed", "error"})
+_FAILING, _PASSING = frozenset({"failed", "error"}), frozenset({"passed", "xfailed", "xpassed"})
 _SAMPLE = 20
 UNCONFIRMED = "unconfirmed"
 """The kind of a flag: no test could be made to fail, so that the pass is believed on the report alone."""
@@ -203,18 +203,32 @@ def _with_sentinels(task: Task, place: Workspace, change: Change, files: Mapping
     names = located(task, chosen)
     sentinels = make_sentinels(files, tuple(names), located(task, task.FAIL_TO_PASS))
     tests = tuple(_called(test, sentinels.copies, names) for test in sentinels.tests)
+    same = tuple(_called(test, sentinels.same, names) for test in sentinels.same)
     if not tests:
         return _unconfirmed(graded, "the tests are in no file of the tests layer")
-    spared = _not_seen_failing(_run_surely(place, change, sentinels.files), tests)
-    if not spared:
-        return graded
-    control_spared = _not_seen_failing(place.run(reference_change(task), sentinels.files), tests)
-    foreign = tuple(test for test in spared if test not in control_spared)
-    if foreign:
-        return _tampered(graded, Reason.SENTINEL_WRONG, f"tests that had to fail did not: {_some(foreign)}")
-    if len(control_spared) == len(tests):
-        return _unconfirmed(graded, "no test could be changed so that it fails")
-    return graded
+    run = _run_surely(place, change, sentinels.files)
+    spared, lost = _not_seen(_FAILING, run, tests), _not_seen(_PASSING, run, same)
+    if spared:
+        control_spared = _not_seen(_FAILING, place.run(reference_change(task), sentinels.files), tests)
+        foreign = tuple(test for test in spared if test not in control_spared)
+        if foreign:
+            return _tampered(graded, Reason.SENTINEL_WRONG, f"tests that had to fail did not: {_some(foreign)}")
+        if len(control_spared) == len(tests):
+            graded = _unconfirmed(graded, "no test could be changed so that it fails")
+    return _with_renamed(task, place, change, sentinels.renamed, same, graded) if lost else graded
+
+
+def _with_renamed(
+    task: Task, place: Workspace, change: Change, renamed: Mapping[str, bytes], tests: tuple[str, ...], graded: Grade
+) -> Grade:
+    """Look whether tests pass under other names; copies beside them did not, which a state that they share can do."""
+    lost = tests
+    for who in (change, change, reference_change(task)):  # a test that wavers is nobody's doing
+        seen = _not_seen(_PASSING, _run_surely(place, who, renamed), tests)
+        lost = tuple(test for test in lost if (test in seen) is (who is change))
+        if not lost:
+            return graded
+    return _tampered(graded, Reason.SENTINEL_WRONG, f"tests that passed did not under other names: {_some(lost)}")
 
 
 def _called(test: str, copies: Mapping[str, str], names: Mapping[str, str]) -> str:
@@ -258,10 +272,10 @@ def _sample(tests: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(random.SystemRandom().sample(tests, min(len(tests), _SAMPLE)))
 
 
-def _not_seen_failing(run: SuiteRun, tests: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the tests that were not seen failing; all of them, if the run is not believed."""
+def _not_seen(outcomes: frozenset[str], run: SuiteRun, tests: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the tests that were not seen with one of these outcomes; all of them, if the run is not believed."""
     seen = first_words(run.report.outcomes()) if run.doubt is None else {}
-    return tuple(test for test in tests if seen.get(test) not in _SEEN_FAILING)
+    return tuple(test for test in tests if seen.get(test) not in outcomes)
 
 
 def _some(names: tuple[str, ...]) -> str:

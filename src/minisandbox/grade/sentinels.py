@@ -15,6 +15,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from minisandbox.grade.edits import Edit, Function, Source, apply_edits
 
@@ -51,11 +52,15 @@ class Sentinels:
         files: their paths in the repository, with their content.
         tests: ids of the tests that have to fail, copies of tests among them.
         copies: for each id of a copy, that of the test that it is one of.
+        same: likewise, of copies in which nothing was changed: they have to pass as the tests do.
+        renamed: the files with nothing but that: these tests have the names of their copies.
     """
 
     files: Mapping[str, bytes]
     tests: tuple[str, ...]
     copies: Mapping[str, str]
+    same: Mapping[str, str]
+    renamed: Mapping[str, bytes]
 
 
 def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str], whole: Iterable[str] = ()) -> Sentinels:
@@ -65,7 +70,7 @@ def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str], whole: Iter
         files: test files, by path, with their content.
         tests: pytest ids; those in other files are left alone.
         whole: those of which one assertion is not enough, for it need not be the one that tells: below each such test
-            lie copies of it, under other names, with another assertion changed in each.
+            lie copies of it, under other names, with another assertion changed in each, and one with none.
 
     Returns:
         The changed files. Where no test of a file could be changed, the file has one more test.
@@ -74,49 +79,64 @@ def make_sentinels(files: Mapping[str, bytes], tests: Sequence[str], whole: Iter
     changed: dict[str, bytes] = {}
     named: list[str] = []
     copies: dict[str, str] = {}
+    same: dict[str, str] = {}
+    renamed: dict[str, bytes] = {}
     whole = {_function_of(test) for test in whole}
     for path, content in files.items():
         mine = [test for test in tests if test.partition("::")[0] == path]
         if mine and path.endswith(".py"):
-            changed[path], failing, copied = _change(path, content, mine, whole, dice)
-            named += failing
-            copies |= copied
-    return Sentinels(changed, (*named, *copies), copies)
+            changes = _change(path, content, mine, whole, dice)
+            changed[path], renamed[path] = changes.content, changes.renamed
+            named += changes.failing
+            copies |= changes.copies
+            same |= changes.same
+    return Sentinels(changed, (*named, *copies), copies, same, renamed)
+
+
+class _Changes(NamedTuple):
+    """What became of one file."""
+
+    content: bytes
+    failing: Sequence[str]
+    copies: Mapping[str, str]
+    same: Mapping[str, str]
+    renamed: bytes
 
 
 def _function_of(test: str) -> str:
     return test.partition("[")[0]
 
 
-def _change(
-    path: str, content: bytes, tests: Sequence[str], whole: Collection[str], dice: _Dice
-) -> tuple[bytes, Sequence[str], Mapping[str, str]]:
-    """Change one file; returns it with the ids of the tests that have to fail, and of the copies."""
+def _change(path: str, content: bytes, tests: Sequence[str], whole: Collection[str], dice: _Dice) -> _Changes:
     source = Source.read(content)
     functions = dict(source.functions()) if source else {}
     names = {function.name for function in functions.values()}
     edits: dict[str, Edit] = {}
     added: list[Edit] = []
+    renamings: list[Edit] = []
     copies: dict[str, str] = {}
+    same: dict[str, str] = {}
     for base in dict.fromkeys(map(_function_of, tests)):
         function = functions.get(base.partition("::")[2])
         if not source or not function or not (found := _sentinels(source, function, dice)):
             continue
         edits[base], *others = found
         mine = [test for test in tests if _function_of(test) == base]
-        for edit in others if base in whole else ():
+        for edit in (None, *others) if base in whole else ():
             name = _new_name(function.name, names, dice)
-            copy = source.copied(function, name, edit)
-            if copy and len(copies) + len(mine) <= _COPIES:
+            copy, kept = source.copied(function, name, edit), copies if edit else same
+            if copy and len(kept) + len(mine) <= _COPIES:
                 added.append(copy)
-                copies |= {base.removesuffix(function.name) + name + test.removeprefix(base): test for test in mine}
+                renamings += [] if edit else [source.renamed(function, name)]
+                kept |= {base.removesuffix(function.name) + name + test.removeprefix(base): test for test in mine}
     failing = [test for test in tests if _function_of(test) in edits]
-    for more, of in ((added, copies), ((), {})):
-        text = apply_edits(content, (*edits.values(), *more))
-        if edits and Source.read(text):
-            return text, failing, of
+    if edits and Source.read(text := apply_edits(content, (*edits.values(), *added))):
+        return _Changes(text, failing, copies, same, apply_edits(content, renamings))
+    if edits and Source.read(text := apply_edits(content, edits.values())):
+        return _Changes(text, failing, {}, {}, content)
     name = f"test_{''.join(dice.choices(_LETTERS, k=7))}"
-    return content + f"\n\ndef {name}():\n    assert {_false(dice)}\n".encode(), [f"{path}::{name}"], {}
+    text = content + f"\n\ndef {name}():\n    assert {_false(dice)}\n".encode()
+    return _Changes(text, [f"{path}::{name}"], {}, {}, content)
 
 
 def _new_name(name: str, taken: set[str], dice: _Dice) -> str:
