@@ -237,7 +237,7 @@ def test_an_owner_in_another_container_is_let_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("uid", "most", "status"), [(1000, 1500, "degraded"), (0, 1500, "ok"), (1000, 1 << 20, "ok")])
 def test_few_processes_for_a_user_are_told(monkeypatch: pytest.MonkeyPatch, uid: int, most: int, status: str) -> None:
     """An ordinary user's sandboxes are that user, and each may have 1,024."""
-    limits = {resource.RLIMIT_NOFILE: (1 << 20, 1 << 20), resource.RLIMIT_NPROC: (most, resource.RLIM_INFINITY)}
+    limits = {resource.RLIMIT_NOFILE: (1 << 20, 1 << 20), resource.RLIMIT_NPROC: (most, most)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
     monkeypatch.setattr(os, "getuid", lambda: uid)
     found = surroundings.rlimits()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import socket
 import threading
 from collections import deque
@@ -66,6 +67,16 @@ def test_host_paths_appear_only_where_they_are_taken() -> None:
     scratch = next(index for index, operation in enumerate(plan.operations) if isinstance(operation, p.Scratch))
     assert max(takes) < scratch
     assert isinstance(plan.operations[-1], p.Enter)
+
+
+@pytest.mark.parametrize(("most", "own"), [(-1, 1024), (1 << 20, 1024), (1030, 838), (100, 1)])
+@pytest.mark.parametrize("enforcement", [{}, {"processes": "cgroup v2"}], ids=["rlimits", "groups"])
+def test_a_sandbox_leaves_others_some_of_a_users_processes(
+    monkeypatch: pytest.MonkeyPatch, enforcement: dict[str, str], most: int, own: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
+    rlimits = dict(make_plan(request(hostname=f"of-{most}", enforcement=enforcement)).rlimits)
+    assert rlimits.get("NPROC") == (None if enforcement and own == 1024 else own)
 
 
 def test_the_topmost_layer_comes_first() -> None:

@@ -82,3 +82,13 @@ def test_what_git_alone_can_turn_round_is_refused() -> None:
         reversed_patch(copy)
     with pytest.raises(PatchError, match="field 'patch', line 1"):
         reversed_patch("no patch\n", name="field 'patch'")
+
+
+def test_a_form_feed_ends_no_line() -> None:
+    hunks = [("x", " a\n \x0c\n-b\n+c\x1c\n"), ("y", "-1\x85\n+2\n")]
+    counts = {"x": "1,3", "y": "1"}
+    patch = "".join(f"--- a/{n}\n+++ b/{n}\n@@ -{counts[n]} +{counts[n]} @@\n{text}" for n, text in hunks)
+    turned = reversed_patch(patch)
+    assert "+b\n" in turned
+    assert "+1\x85\n" in turned
+    assert len(parse_patch(turned)) == 2

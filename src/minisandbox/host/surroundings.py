@@ -67,7 +67,7 @@ def program(name: str) -> Finding:
 def rlimits() -> Finding:
     """How many files and processes this user may have."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
     detail = f"open files: {_limit(files)}, processes: {_limit(processes)}"
     if resource.RLIM_INFINITY != files < _FILES:
         line = f"echo '{fixes.user_name()} - nofile 65536' | sudo tee -a /etc/security/limits.conf  # then log in again"

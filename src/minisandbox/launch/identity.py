@@ -40,6 +40,8 @@ _WATCHES = 8192
 
 _SIGNALS = 1024
 """Pending signals of one sandbox; a host user's are many more, and all sandboxes share them (getrlimit(2))."""
+_OWNERS = 64
+"""Processes that an ordinary user keeps of those that it may have, whatever its sandboxes take of them."""
 _LOCKED = 1 << 16
 """Bytes of locked memory; so many is what everybody may lock before Linux 5.16."""
 
@@ -343,6 +345,8 @@ def _create_namespace(identity: Identity) -> None:
             resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(identity.processes, most), most))
         os.setresuid(identity.creator, identity.creator, -1)
         sc.capset(sc.capget()[1])  # leaving uid 0 drops the effective ones; some hosts ask for CAP_SYS_ADMIN
+    elif most > 4 * _OWNERS:  # all of the caller's sandboxes together leave it some
+        resource.setrlimit(resource.RLIMIT_NPROC, (most - _OWNERS, most))
     sc.unshare(sc.CLONE_NEWUSER)
     if not identity.creator:  # its counts are those of all the caller's sandboxes: maxima would be for all together
         _keep_counted_limits(mapped=identity.mapped)

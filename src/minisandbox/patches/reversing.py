@@ -32,14 +32,14 @@ def reversed_patch(patch: str, *, name: str = "the patch") -> str:
     for change in parse_patch(patch, name=name):
         if change.binary:
             raise PatchError(f"{name}: the binary change of {change.path} cannot be turned round", hint=_HINT)
-    return "".join(_Reverser(patch.splitlines(keepends=True) if "\r" not in patch else _lines(patch), name).run())
+    return "".join(_Reverser(_lines(patch), name).run())
 
 
 _HINT = "make the reversed patch with `git diff -R`, and say that patch is the fix"
 
 
 def _lines(patch: str) -> list[str]:
-    """The lines, parted by line feeds alone: a carriage return belongs to its line."""
+    """The lines, parted by line feeds alone: a carriage return and a form feed belong to their line."""
     return re.findall(r"[^\n]*\n|[^\n]+\Z", patch)
 
 

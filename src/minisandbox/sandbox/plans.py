@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ _SHOWN = frozenset(
     }
 )  # fmt: skip
 _FROZEN = ("bus", "driver", "fs", "irq", "sys", "tty")
+_OTHERS_PROCESSES = 192
+"""Processes of those that an ordinary user may have which one sandbox leaves to the others and to their owner."""
 _HOSTS = "127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
 
@@ -311,8 +314,10 @@ def _group_limits(limits: Limits, enforcement: Mapping[str, str]) -> Iterator[tu
 def _rlimits(request: Request) -> Iterator[tuple[str, int]]:
     limits = request.limits
     yield "CORE", 0
-    if not _grouped(request.enforcement, "processes"):
-        yield "NPROC", limits.processes
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)  # which an ordinary user's sandboxes share
+    processes = limits.processes if most < 0 else min(limits.processes, max(most - _OTHERS_PROCESSES, 1))
+    if processes < limits.processes or not _grouped(request.enforcement, "processes"):
+        yield "NPROC", processes
     if limits.memory is not None and not _grouped(request.enforcement, "memory"):
         yield "DATA", limits.memory  # what one process may take between two looks of the watchdog
     yield "NOFILE", limits.open_files
