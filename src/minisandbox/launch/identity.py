@@ -120,9 +120,12 @@ def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
     if commands and helper == 0:
         os.close(gate)
         _map_from_outside(entered, os.getppid(), commands)
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)
+    _leave_processes(_OWNERS)
     try:
         sc.unshare(sc.CLONE_NEWUSER)
     finally:
+        resource.setrlimit(resource.RLIMIT_NPROC, processes)
         os.close(gate)
         os.close(entered)
     if commands and os.waitpid(helper, 0)[1] == 0:
@@ -132,6 +135,13 @@ def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
         with contextlib.suppress(PermissionError):  # one of the two programs may have done its part
             sc.write_setting(f"/proc/self/{kind}_map", f"{OUTER_ID} {number} 1")
     return 1
+
+
+def _leave_processes(count: int) -> None:
+    """Have all in the user namespace that is made next leave so many of the caller's processes to it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    if most > 2 * count:
+        resource.setrlimit(resource.RLIMIT_NPROC, (most - count, most))
 
 
 def _map_commands(uid: int, gid: int, mappers: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -345,8 +355,8 @@ def _create_namespace(identity: Identity) -> None:
             resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(identity.processes, most), most))
         os.setresuid(identity.creator, identity.creator, -1)
         sc.capset(sc.capget()[1])  # leaving uid 0 drops the effective ones; some hosts ask for CAP_SYS_ADMIN
-    elif most > 4 * _OWNERS:  # all of the caller's sandboxes together leave it some
-        resource.setrlimit(resource.RLIMIT_NPROC, (most - _OWNERS, most))
+    else:  # what makes sandboxes keeps some beside those of its owner
+        _leave_processes(2 * _OWNERS)
     sc.unshare(sc.CLONE_NEWUSER)
     if not identity.creator:  # its counts are those of all the caller's sandboxes: maxima would be for all together
         _keep_counted_limits(mapped=identity.mapped)
