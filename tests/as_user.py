@@ -89,6 +89,7 @@ def temporary_user() -> Iterator[User]:
         add_user(name, base / "home")
         entry = pwd.getpwnam(name)
         user = User(name, entry.pw_uid, entry.pw_gid, base)
+        remove_ipc(user.uid)  # the number may have been somebody else's who left some: they count against this one
         for directory in (base / "home", base / "tmp", base / "run", base / "src"):
             directory.mkdir(exist_ok=True)
             os.chown(directory, user.uid, user.gid)
@@ -127,7 +128,9 @@ def add_user(name: str, home: Path) -> None:
 def remove_user(name: str, base: Path) -> None:
     """End the user's processes, then forget it; nothing of this may stop the rest."""
     with contextlib.suppress(KeyError):
-        end_processes(pwd.getpwnam(name).pw_uid)
+        uid = pwd.getpwnam(name).pw_uid
+        end_processes(uid)
+        remove_ipc(uid)
         subprocess.run(["userdel", name], capture_output=True, check=False)
         # userdel takes the group along unless something else is in it
         subprocess.run(["groupdel", name], capture_output=True, check=False)
@@ -147,6 +150,19 @@ def end_processes(uid: int) -> None:
 def processes_of(uid: int) -> list[int]:
     """Pids of a user's processes, zombies left out."""
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if real_uid(pid) == uid]
+
+
+def remove_ipc(uid: int) -> None:
+    """Remove a user's System V objects and POSIX message queues, which no process's end takes away."""
+    for kind, option in (("msg", "-q"), ("sem", "-s"), ("shm", "-m")):
+        with contextlib.suppress(OSError):
+            names, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
+            for row in rows:
+                if row[names.index("uid")] == str(uid):
+                    subprocess.run(["ipcrm", option, row[1]], capture_output=True, check=False)
+    queues = f"mount -t mqueue none /mnt && find /mnt -xdev -type f -uid {uid} -delete"  # of a mount namespace alone
+    with contextlib.suppress(OSError):
+        subprocess.run(["unshare", "--mount", "sh", "-c", queues], capture_output=True, check=False)
 
 
 def real_uid(pid: int) -> int | None:

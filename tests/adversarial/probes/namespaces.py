@@ -113,17 +113,17 @@ def capabilities_of_a_nested_one() -> Finding:
 @probe(KIND)
 def overlay_in_a_nested_one() -> Finding:
     """Mount an overlay in a nested user namespace (CVE-2021-3493, CVE-2023-0386)"""
+    top = tempfile.mkdtemp()
 
     def attempt() -> bool:
-        top = tempfile.mkdtemp()
         call("unshare", USER | NAMESPACE_FLAGS["mnt"])
         options = f"lowerdir={top}:/usr"
-        try:
-            return call("mount", b"overlay", top.encode(), b"overlay", 0, options.encode()) == 0
-        finally:
-            os.rmdir(top) if not os.path.ismount(top) else None
+        return call("mount", b"overlay", top.encode(), b"overlay", 0, options.encode()) == 0
 
-    return attempts([("overlay", in_child(attempt))])
+    try:
+        return attempts([("overlay", in_child(attempt))])
+    finally:
+        os.rmdir(top)
 
 
 @probe(KIND)
