@@ -295,6 +295,17 @@ def test_a_set_may_leave_out_what_is_no_task(tmp_path: Path) -> None:
         TaskSet.load(path)
 
 
+def test_an_environment_that_cannot_be_read_costs_the_rows_that_name_it(tmp_path: Path) -> None:
+    path, image = tmp_path / "t.jsonl", tmp_path / "pins/image"
+    path.write_text("".join(json.dumps(one) + "\n" for one in (CUSTOM | {"image_name": "x/image"}, r2e())))
+    image.mkdir(parents=True)
+    (image / "environment.yml").write_text("dependencies: []\n")
+    refused: list[Exception] = []
+    tasks = TaskSet.load(path, pins=tmp_path / "pins", on_refused=refused.append)
+    assert tasks.ids == ("aiohttp__" + "f" * 40,)
+    assert [str(error).count("environment.yml names no python") for error in refused] == [1]
+
+
 def test_names_of_layouts_are_documented() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "task-files.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in page for name in DIALECTS)

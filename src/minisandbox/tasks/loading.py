@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
-from minisandbox.errors import PatchError, TaskFileError
+from minisandbox.errors import InvalidValue, PatchError, TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
 from minisandbox.tasks.jsonl import Row, json_lines
@@ -127,12 +127,12 @@ def _task(row: Row, context: LoadContext, form: str | None) -> Task:
     place = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
     try:
         return convert(row.values, context, form=form)
-    except TaskFileError as error:
+    except (TaskFileError, InvalidValue) as error:  # the latter of an environment below --pins
         raise TaskFileError(
             f"{place}: {error.what}",
             path=row.path,
             line=row.number,
-            field=error.field,
+            field=error.field if isinstance(error, TaskFileError) else None,
             reason=error.reason,
             hint=error.hint,
         ) from None
