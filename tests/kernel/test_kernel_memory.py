@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -376,6 +378,34 @@ def test_locks_of_a_neighbour_are_its_own(spec: ImageSpec) -> None:
         assert other.exec(["python3", "-c", many], timeout=60).limits_hit == ("memory",)
         here.write("\n")
         assert (here.wait(30).ok, here.wait(30).limits_hit) == (True, ())
+
+
+DEVICES_ON_A_TMPFS = """
+import fcntl, os, stat, struct, sys
+from pathlib import Path
+from minisandbox.launch import syscalls as sc
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ImageSpec
+sc.unshare(sc.CLONE_NEWNS)
+sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
+numbers = {{name: os.stat(f"/dev/{{name}}").st_rdev for name in ("null", "zero", "full", "random", "urandom", "tty")}}
+sc.mount("tmpfs", "/dev", "tmpfs", 0)
+for name, number in numbers.items():
+    os.mknod(f"/dev/{{name}}", stat.S_IFCHR, number)
+    os.chmod(f"/dev/{{name}}", 0o666)
+with open("/dev/zero", "rb") as held, Sandbox.create(ImageSpec("base", (Path({layer!r}),))) as box:
+    for at in range(5000):
+        fcntl.fcntl(held, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 2 * at, 1, 0))
+    print(box.exec("sleep 2; echo here"))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_locks_of_the_host_are_its_own_where_its_devices_lie_on_a_tmpfs(spec: ImageSpec) -> None:
+    """As they do in containers."""
+    program = DEVICES_ON_A_TMPFS.format(layer=str(spec.layers[0]))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "exit_code=0" in done.stdout
 
 
 ENDED = """

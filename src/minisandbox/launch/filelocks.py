@@ -45,10 +45,18 @@ def _nameless() -> Iterator[bytes]:
 
 _NAMELESS = frozenset(_nameless())
 """The numbers of the file systems of files that have no names, of which the machine has one each."""
+_hosts_systems: frozenset[bytes] = frozenset()
+"""The numbers of the host's file systems, of which sandboxes are shown parts: ``/dev`` of a container is a tmpfs."""
 
 
 def open_hosts_list() -> int:
-    """Open the list of the pid namespace of whoever is above this process, for as long as ``/proc`` shows it; or -1."""
+    """Open the list of the pid namespace of whoever is above this process, for as long as ``/proc`` shows it; or -1.
+
+    It is called before there is a mount of a sandbox, by whom every pid 1 is forked of: the file systems that are
+    there now are the host's.
+    """
+    global _hosts_systems  # noqa: PLW0603 - set once in the life of a process
+    _hosts_systems = frozenset(number for number, _ in _mounted())
     try:
         return os.open("/proc/locks", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # a container may hide it
@@ -138,13 +146,18 @@ def _systems() -> tuple[frozenset[bytes], frozenset[bytes]]:
     """The numbers of file systems that nobody else has, and of others in reach, as ``/proc/locks`` writes them."""
     own: set[bytes] = set()
     common = set(_NAMELESS)
+    for number, kind in _mounted():
+        (own if kind in _OWN_SYSTEMS and number not in _hosts_systems else common).add(number)
+    return frozenset(own), frozenset(common)
+
+
+def _mounted() -> Iterator[tuple[bytes, bytes]]:
+    """The number of each file system that is mounted here, as ``/proc/locks`` writes it, and its type."""
     with open("/proc/self/mountinfo", "rb") as source:
         for line in source:
             before, _, after = line.partition(b" - ")
             major, minor = before.split()[2].split(b":")
-            systems = own if after.split(b" ", 1)[0] in _OWN_SYSTEMS else common
-            systems.add(b"%02x:%02x" % (int(major), int(minor)))
-    return frozenset(own), frozenset(common)
+            yield b"%02x:%02x" % (int(major), int(minor)), after.split(b" ", 1)[0]
 
 
 def _held(tables: Iterator[str], spared: Collection[int], listed: Counter[bytes]) -> int:
