@@ -27,7 +27,7 @@ from minisandbox.models.capture.captured import CaptureSession
 from minisandbox.models.capture.proxy import _completions
 from minisandbox.models.endpoint import SESSION_HEADER
 from minisandbox.models.faults import Fault
-from minisandbox.models.refusals import clean
+from minisandbox.models.refusals import REPEATS_KEY, clean
 from minisandbox.models.serving import has_key
 from minisandbox.models.testing import ScriptedServer
 
@@ -289,6 +289,9 @@ def test_an_answer_that_cannot_be_read_does_not_tell_the_key(choices: list[objec
 def test_half_of_a_key_at_the_end_of_what_was_read_is_not_told() -> None:
     """Control characters become one blank, so that the end of a long text may be shown."""
     assert SECRET[:8] not in clean("\n" * 4000 + SECRET[: len(SECRET) // 2], SECRET)
+    assert clean(json.dumps({"error": {"message": f"bad key {SECRET[:6]}"}, "code": 1}), SECRET) == REPEATS_KEY
+    assert clean(json.dumps({"error": f'"bad \\"key {SECRET[:11]}"'}), SECRET) == REPEATS_KEY
+    assert clean(f"{SECRET[:11]}... is no key", SECRET) == f"{SECRET[:11]}... is no key"
     assert clean("short", SECRET) == "short"
 
 

@@ -19,7 +19,7 @@ _LONGEST_WORDS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _SHORTEST_SECRET = 6  # "EMPTY", "none": what people give servers that want any key
 _PART = 12  # characters of a key in a row; error messages show as many as 11, and what keys begin with
-_BEGINNING = 6  # characters of a key that the end of a text may not be: it may have been cut there
+_BEGINNING = 6  # characters of a key that the end of a text, or of a string in it, may not be: it may have been cut
 REPEATS_KEY = "it repeats the engine's key"
 _BACKSLASHES = re.compile(r"\\(?:\\|u005[cC])*+(?:u([0-9a-fA-F]{4}))?")
 _HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")
@@ -97,9 +97,9 @@ def without_key(text: str, secret: str) -> str:
     # a run of backslashes is looked at once, not from each of its own, nor given back one by one: that takes for ever
     pattern = r"(?:\\*+u005(?i:c))*".join(rf"\\*+(?:u(?i:{ord(one):04x})|{re.escape(one)})" for one in letters)
     shown = re.sub(rf"(?<!\\){pattern}", "***", text)
-    ends = _letters(_HALF_ESCAPE.sub("", shown)).endswith(
-        tuple(_letters(secret)[:length] for length in range(_BEGINNING, len(letters)))
-    )
+    said, key = _letters(_HALF_ESCAPE.sub("", shown)), _letters(secret)
+    beginnings = [key[:length] for length in range(_BEGINNING, min(_PART, len(key)))]
+    ends = any(said.endswith(one) or f'{one}"' in said for one in beginnings)
     return REPEATS_KEY if ends or repeats_key(shown, secret, _PART) else shown
 
 
