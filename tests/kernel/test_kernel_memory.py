@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -378,6 +380,17 @@ def test_locks_of_a_neighbour_are_its_own(spec: ImageSpec) -> None:
         assert other.exec(["python3", "-c", many], timeout=60).limits_hit == ("memory",)
         here.write("\n")
         assert (here.wait(30).ok, here.wait(30).limits_hit) == (True, ())
+
+
+def test_a_lock_that_is_inherited_counts_once(spec: ImageSpec) -> None:
+    """A descriptor shows it in each process that has it."""
+    shared = LOCKS.format(kind="OFD_SETLK", path="/dev/null", flags="os.O_RDONLY", files=1, count=100, pause=3)
+    shared = shared.replace("print", "[0 for _ in range(60) if os.fork() == 0 and (time.sleep(3), os._exit(0))]\nprint")
+    with open("/dev/zero", "rb") as ours, Sandbox.create(spec, limits=LIMITS) as box:
+        for at in range(5000):
+            fcntl.fcntl(ours, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 2 * at, 1, 0))
+        result = box.exec(["python3", "-c", shared], timeout=60)
+        assert (result.stdout, result.limits_hit) == ("1\n", ())
 
 
 DEVICES_ON_A_TMPFS = """

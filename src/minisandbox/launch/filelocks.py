@@ -25,6 +25,9 @@ _LONGEST_LINE = 128
 _PIECE = 1 << 16
 _MOST_SANDBOXES = 100
 """So many that hold all they may are read through on the host's list."""
+_WORDS = 8
+_Lock = bytes
+"""What a list says of a lock but for who took it."""
 _OWN_SYSTEMS = (b"overlay", b"tmpfs", b"proc", b"devpts", b"mqueue")
 
 
@@ -96,41 +99,53 @@ def seem_too_many(lists: Sequence[int], tables: Iterator[str], spared: Collectio
         spared: our own, which are not among them.
     """
     shown, *others = lists
-    ours, unclear = _shown(shown)
-    if ours > MOST_LOCKS:
-        return True
+    ours, live, unclear = _shown(shown)
     for other in others:
-        theirs, beside = _shown(other, everybody=True)
-        if theirs > MOST_LOCKS:
-            return True
+        theirs, _, beside = _shown(other, everybody=True)
+        ours = max(ours, theirs)
         unclear |= beside  # the larger number of each
-    return ours + unclear.total() > MOST_LOCKS and _held(tables, spared, unclear) > MOST_LOCKS
+    if ours + live > MOST_LOCKS:
+        return True
+    if ours + live + unclear.total() <= MOST_LOCKS:
+        return False
+    return ours + max(live, _held(tables, spared, lists, unclear)) > MOST_LOCKS
 
 
-def _shown(shown: int, *, everybody: bool = False) -> tuple[int, Counter[bytes]]:
-    """How many locks are listed that are the sandbox's, and for each file how many that may be; there may be more.
+def _shown(shown: int, *, everybody: bool = False) -> tuple[int, int, Counter[bytes]]:
+    """Count the locks of a sandbox's file systems, of others by its processes, and for each file what may be its own.
+
+    There may be more of all.
 
     Args:
         shown: the list.
         everybody: whether it is the whole machine's, in which only the file systems tell.
     """
     lines = _read(shown, (_MOST_SANDBOXES if everybody else 4) * MOST_LOCKS * _LONGEST_LINE).splitlines()
-    unclear: Counter[bytes] = Counter()
+    ours, live, unclear = 0, 0, Counter[bytes]()
     if len(lines) <= MOST_LOCKS:  # nearly always: nothing more to find out
-        return 0, unclear
+        return ours, live, unclear
     own, common = _systems()
-    ours = 0
     for line in lines:
-        # 1: OFDLCK ADVISORY  WRITE -1 00:2f:1234 0 EOF; those that wait for another have "->" behind the number
-        words = line.replace(b"-> ", b"").split()
-        if len(words) < 6:
+        words = _words(line)
+        if len(words) < _WORDS:
             continue
         system = words[5].rpartition(b":")[0]
-        if system in own or (words[4] != b"-1" and not everybody):
+        if system in own:
             ours += 1
+        elif words[4] != b"-1" and not everybody:
+            live += 1
         elif system in common or not everybody:
             unclear[words[5]] += 1
-    return ours, unclear
+    return ours, live, unclear
+
+
+def _words(line: bytes) -> list[bytes]:
+    # 1: OFDLCK ADVISORY  WRITE -1 00:2f:1234 0 EOF; those that wait for another have "->" behind the number
+    return line.replace(b"-> ", b"").split()
+
+
+def _lock(words: Sequence[bytes]) -> _Lock:
+    return b" ".join((words[1], words[3], *words[5:8]))
 
 
 def _read(shown: int, most: int) -> bytes:
@@ -160,30 +175,33 @@ def _mounted() -> Iterator[tuple[bytes, bytes]]:
             yield b"%02x:%02x" % (int(major), int(minor)), after.split(b" ", 1)[0]
 
 
-def _held(tables: Iterator[str], spared: Collection[int], listed: Counter[bytes]) -> int:
-    """How many locks processes hold; no more are counted than are too many.
+def _held(tables: Iterator[str], spared: Collection[int], lists: Sequence[int], unclear: Counter[bytes]) -> int:
+    """How many locks processes hold of files that are not the sandbox's; no more are counted than are too many.
 
-    A descriptor that its own user may not look at, and one that is under way in a message, could hold any number.
+    Who inherits a descriptor shows its locks too: of those that look the same no more count than are listed. A
+    descriptor that its own user may not look at, and one that is under way in a message, could hold any number.
 
     Args:
         tables: the descriptor tables of processes.
         spared: our own.
-        listed: how many locks there are of each file.
+        lists: as for :func:`seem_too_many`.
+        unclear: how many locks there are of each file.
     """
-    count = 0
+    own, _ = _systems()
+    wanted = {name for name in unclear if name.rpartition(b":")[0] in _NAMELESS}
+    seen: Counter[_Lock] = Counter()
     closed: list[str] = []
-    wanted = {name for name in listed if name.rpartition(b":")[0] in _NAMELESS}
     opened: set[bytes] = set()
     mapped: set[bytes] = set()
     for table in tables:
         thread = os.path.dirname(table)
         try:
             for name in os.listdir(table):
-                locks, inode = _of_descriptor(f"{thread}/fdinfo/{name}")
+                locks, inode, sends = _of_descriptor(f"{thread}/fdinfo/{name}")
                 opened.add(inode)
-                count += locks
-                if count > MOST_LOCKS:
-                    return count
+                seen.update(_lock(words) for words in locks if words[5].rpartition(b":")[0] not in own)
+                if sends or len(seen) > MOST_LOCKS:
+                    return MOST_LOCKS + 1
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue
         except OSError:
@@ -192,10 +210,21 @@ def _held(tables: Iterator[str], spared: Collection[int], listed: Counter[bytes]
             continue
         if wanted - mapped:
             mapped |= wanted & _mapped(thread)
-    count += sum(listed[name] for name in mapped if name.rpartition(b":")[2] not in opened)
+    count = (seen & _listed(lists, seen)).total()
+    count += sum(unclear[name] for name in mapped if name.rpartition(b":")[2] not in opened)
     return count + sum_as_users(
-        closed, lambda theirs: _held(iter(theirs), (), listed), MOST_LOCKS + 1, MOST_LOCKS + 1 - count
+        closed, lambda theirs: _held(iter(theirs), (), lists, unclear), MOST_LOCKS + 1, MOST_LOCKS + 1 - count
     )
+
+
+def _listed(lists: Sequence[int], wanted: Collection[_Lock]) -> Counter[_Lock]:
+    """How often the lists have each of some locks."""
+    found: Counter[_Lock] = Counter()
+    for shown in lists if wanted else ():
+        lines = _read(shown, _MOST_SANDBOXES * MOST_LOCKS * _LONGEST_LINE).splitlines()
+        locks = (_lock(words) for words in map(_words, lines) if len(words) >= _WORDS)
+        found |= Counter(lock for lock in locks if lock in wanted)
+    return found
 
 
 def _mapped(thread: str) -> set[bytes]:
@@ -205,13 +234,14 @@ def _mapped(thread: str) -> set[bytes]:
     return set()
 
 
-def _of_descriptor(path: str) -> tuple[int, bytes]:
-    """How many locks a descriptor holds, or could, and the number of its file."""
+def _of_descriptor(path: str) -> tuple[list[list[bytes]], bytes, bool]:
+    """The locks of a descriptor, the number of its file, and whether descriptors are under way in it."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         with open(path, "rb") as source:
             lines = source.read(4 * MOST_LOCKS * _LONGEST_LINE).splitlines()
-        if any(line.startswith(b"scm_fds:") and int(line.split()[1]) for line in lines):
-            return MOST_LOCKS + 1, b""
+        sends = any(line.startswith(b"scm_fds:") and int(line.split()[1]) for line in lines)
         inode = next((line.split()[1] for line in lines if line.startswith(b"ino:")), b"")
-        return sum(line.startswith(b"lock:") for line in lines), inode
-    return 0, b""
+        # as in the lists, behind a word of its own
+        locks = [_words(line)[1:] for line in lines if line.startswith(b"lock:")]
+        return [words for words in locks if len(words) >= _WORDS], inode, sends
+    return [], b"", False
