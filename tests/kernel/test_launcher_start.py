@@ -46,3 +46,15 @@ def test_signals_that_the_caller_ignores_are_not_ignored_inside(spec: ImageSpec)
     finally:
         signal.signal(signal.SIGHUP, previous)
         shut_down()
+
+
+def test_signals_that_the_caller_blocks_are_not_blocked_inside(spec: ImageSpec) -> None:
+    shut_down()
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with Sandbox.create(spec) as box:
+            result = box.exec("grep SigBlk /proc/self/status; sleep 600 & kill $!; wait $!; echo $?", timeout=30)
+            assert (result.ok, result.stdout) == (True, "SigBlk:\t0000000000000000\n143\n"), result
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        shut_down()

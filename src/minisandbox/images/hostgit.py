@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from minisandbox.errors import ProgramNotFound
+from minisandbox.images.bound import run_bound
 
 _PROTOCOLS = "file:git:http:https:ssh"
 """Of others git runs a program by their name (gitremote-helpers(7)); GIT_ALLOW_PROTOCOL of the host's goes first."""
@@ -35,7 +36,7 @@ def run_git(
     stdout: int = subprocess.PIPE,
     fetches: bool = False,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git; its exit status is the caller's to look at.
+    """Run git, which ends with this process; its exit status is the caller's to look at.
 
     Args:
         arguments: what follows ``git``.
@@ -51,11 +52,11 @@ def run_git(
     """
     settings = [part for setting in _SETTINGS for part in ("-c", setting)]
     try:
-        return subprocess.run(
-            ["git", *settings, *arguments], input=stdin, stdout=stdout, stderr=subprocess.PIPE,
-            env=_environment(os.environ, fetches=fetches), timeout=timeout, check=False,
+        return run_bound(
+            ["git", *settings, *arguments], timeout=timeout, stdin=stdin, stdout=stdout,
+            env=_environment(os.environ, fetches=fetches),
         )  # fmt: skip
-    except (FileNotFoundError, PermissionError) as error:
+    except FileNotFoundError as error:
         raise ProgramNotFound(
             "there is no git on PATH", reason=str(error), hint="install git; `minisandbox doctor` prints the line"
         ) from error

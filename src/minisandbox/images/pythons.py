@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InterpreterNotFound, InvalidValue, MiniSandboxError
+from minisandbox.images.bound import run_bound
 from minisandbox.images.builder import build
 from minisandbox.images.index import host_settings
 from minisandbox.images.interpreters import installed_interpreters
@@ -145,12 +146,12 @@ def _install(version: str) -> None:
         env.setdefault("SSL_CERT_FILE", str(settings.cert))
     command = [str(find_uv()), "python", "install", "--no-progress", "--no-bin", version]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT, check=False, env=env)
+        done = run_bound(command, timeout=_INSTALL_TIMEOUT, env=env)
     except subprocess.TimeoutExpired as error:
         raise _unreachable(version, f"uv took longer than {error.timeout:.0f} s") from error
     if done.returncode != 0:
         raise _unreachable(
-            version, " / ".join(line.strip() for line in done.stderr.splitlines() if line.strip())[-600:]
+            version, " / ".join(line.strip() for line in os.fsdecode(done.stderr).splitlines() if line.strip())[-600:]
         )
 
 

@@ -50,6 +50,7 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
         controller: pidfd of the controller.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignores it has nobody to wait for (wait(2))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

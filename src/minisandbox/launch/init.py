@@ -27,6 +27,8 @@ from .ledger import Ledger
 from .tracing import Tracing
 
 _CONTROL, _LIFELINE, _LOCKS = 3, 4, 5
+HOLD = "/sys/kernel"
+"""Where the zygote's mount namespace holds sealed trees: a directory that no sandbox needs anything of."""
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
 _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
@@ -81,6 +83,8 @@ def _become(
         hold = group.open()
         group.join()
     sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
+    with contextlib.suppress(OSError):  # nothing is held yet
+        sc.umount(HOLD, sc.MNT_DETACH)  # the copies would keep what is given up while this one waits to be a sandbox
     watched = None
     if network == "off":
         _raise_loopback()

@@ -30,8 +30,6 @@ _MAX_MESSAGE = 1 << 18
 _MAKERS = max(2, min(8, len(os.sched_getaffinity(0))))
 _QUIET = 5
 """Milliseconds without a request before the next embryo is made: the sandbox just asked for needs the CPU first."""
-_HOLD = "/sys/kernel"
-"""Where the zygote's own mount namespace holds sealed trees: a directory that no sandbox needs anything of."""
 
 
 def main(connection: socket.socket, controller: int, settings: list[str]) -> None:
@@ -76,7 +74,7 @@ def _make_groups(owner: str) -> limits.Groups | None:
 
 
 def _forget_the_callers_ways() -> None:
-    """What a command can do must not depend on the umask, ignored signals or priorities of whoever made the sandbox.
+    """What a command can do must not depend on the umask, signals or priorities of whoever made the sandbox.
 
     With realtime priorities one could keep everybody else from the processors, and below a score of 0 (proc(5)) others
     would be ended for want of memory.
@@ -96,6 +94,7 @@ def _forget_the_callers_ways() -> None:
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT}:  # the interpreter's own
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread that wants none may have made it
     sc.default_internal_signals()
 
 
@@ -266,25 +265,25 @@ class _Zygote:
         """
         (tree,) = given
         if not self._sealed:
-            self._mount_at(sc.new_filesystem("tmpfs", 0, mode="0700"), _HOLD)
+            self._mount_at(sc.new_filesystem("tmpfs", 0, mode="0700"), init.HOLD)
         self._sealed += 1
-        os.mkdir(f"{_HOLD}/{self._sealed}")
-        self._mount_at(os.dup(tree), f"{_HOLD}/{self._sealed}")
+        os.mkdir(f"{init.HOLD}/{self._sealed}")
+        self._mount_at(os.dup(tree), f"{init.HOLD}/{self._sealed}")
         return self._sealed
 
     def _can_layer(self, path: str) -> bool:
         """Whether a directory can be a layer of an overlay: not where mounts lie below it that are not ours."""
-        self._mount_at(sc.new_filesystem("tmpfs", 0), _HOLD)  # without an upper there must be two
+        self._mount_at(sc.new_filesystem("tmpfs", 0), init.HOLD)  # without an upper there must be two
         fs = sc.fsopen("overlay")
         try:
-            sc.fsconfig(fs, "lowerdir", f"{path}:{_HOLD}")
+            sc.fsconfig(fs, "lowerdir", f"{path}:{init.HOLD}")
             sc.fsconfig(fs, "userxattr")
             os.close(sc.fsmount(fs, 0, "overlay"))
         except sc.CallError:
             return False
         finally:
             os.close(fs)
-            sc.umount(_HOLD, sc.MNT_DETACH)
+            sc.umount(init.HOLD, sc.MNT_DETACH)
         return True
 
     @staticmethod
@@ -300,8 +299,8 @@ class _Zygote:
         """Forget trees that nobody needs any more; there is no answer."""
         for number in numbers:
             with contextlib.suppress(OSError):
-                sc.umount(f"{_HOLD}/{int(number)}", sc.MNT_DETACH)
-                os.rmdir(f"{_HOLD}/{int(number)}")
+                sc.umount(f"{init.HOLD}/{int(number)}", sc.MNT_DETACH)
+                os.rmdir(f"{init.HOLD}/{int(number)}")
 
     def _answer_create(self, words: list[str], plan: bytes, given: list[int]) -> None:
         if len(given) != 2:  # the controller ran out of descriptors, or the message was cut
@@ -329,7 +328,7 @@ class _Zygote:
         with embryo.birth:
             try:
                 wish.limit(embryo.group)
-                trees.extend(sc.open_tree(f"{_HOLD}/{number}") for number in wish.sealed)
+                trees.extend(sc.open_tree(f"{init.HOLD}/{number}") for number in wish.sealed)
                 job = maker.pack_job(embryo.pid, embryo.identity, plan)
                 socket.send_fds(self._jobs, [job], [embryo.birth.fileno(), *given, *trees])
                 return os.pidfd_open(embryo.pid)

@@ -125,24 +125,40 @@ class Launcher:
         return int(str(answer["number"]))
 
     def forget(self, number: int) -> None:
-        """Give up a held tree, at the next request; safe to call from anywhere, finalisers included."""
+        """Give up a held tree, at the next request or flush; safe to call from anywhere, finalisers included."""
         self._forgotten.append(number)
 
-    def flush(self) -> None:
-        """Give up now what was forgotten, so that its memory is free."""
-        numbers = []
-        with contextlib.suppress(IndexError):
-            while True:
-                numbers.append(str(self._forgotten.popleft()))
-        if numbers:
-            with self._lock, contextlib.suppress(OSError):
+    def flush(self, *, wait: bool = True) -> None:
+        """Give up now what was forgotten, so that its memory is free.
+
+        Args:
+            wait: for a request that is under way, which does it at its end otherwise.
+        """
+        if not self._forgotten or not self._lock.acquire(blocking=wait):
+            return
+        try:
+            numbers = []
+            with contextlib.suppress(IndexError):
+                while True:
+                    numbers.append(str(self._forgotten.popleft()))
+            with contextlib.suppress(OSError):
                 self._connection.send(" ".join(("drop", *numbers)).encode())
+        finally:
+            self._lock.release()
 
     def _ask(
         self, verb: str, words: Sequence[str], body: bytes, descriptors: Sequence[int]
     ) -> tuple[dict[str, object], int]:
         """One request and its answer, with the descriptor that came along, or -1."""
         self.flush()
+        try:
+            return self._exchange(verb, words, body, descriptors)
+        finally:
+            self.flush(wait=False)
+
+    def _exchange(
+        self, verb: str, words: Sequence[str], body: bytes, descriptors: Sequence[int]
+    ) -> tuple[dict[str, object], int]:
         with self._lock:
             number, begun = next(self._numbers), time.monotonic()
             try:

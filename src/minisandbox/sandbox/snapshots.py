@@ -33,7 +33,7 @@ class Tree:
     _descriptor, _number = -1, 0  # of one that a signal's handler has kept from being made
 
     def __init__(self, launcher: Launcher, descriptor: int) -> None:
-        self._launcher = launcher
+        self.launcher = launcher
         self._descriptor = descriptor
         self._number = self._held = 0
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class Tree:
         """
         with self._lock:
             if not self._number:
-                self._number = self._launcher.hold(self._descriptor)
+                self._number = self.launcher.hold(self._descriptor)
             return self._number
 
     def held(self) -> int:
@@ -73,7 +73,7 @@ class Tree:
         """Give it up."""
         self._close()
         if self._number:
-            self._launcher.forget(self._number)
+            self.launcher.forget(self._number)
 
 
 def _taken(descriptor: int) -> int:
@@ -133,10 +133,13 @@ class Snapshot:
         return self._trees
 
     def close(self) -> None:
-        """Give it up; sandboxes that were made over it go on. Calling it again does nothing."""
+        """Give it up, and what it holds of memory; sandboxes made over it go on. Calling it again does nothing."""
+        launchers = [tree.launcher for tree in self._trees or ()]
         self._trees = None
         if self._lease is not None:
             self._lease.release()
+        for launcher in launchers[:1]:
+            launcher.flush(wait=False)
 
     def __enter__(self) -> Self:
         """Use the snapshot in a ``with`` block; it is closed at its end."""
