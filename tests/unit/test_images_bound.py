@@ -51,5 +51,6 @@ def test_what_a_program_says() -> None:
     done = run_bound(["sh", "-c", "cat; echo no >&2; exit 3"], timeout=60, stdin=b"yes", env=os.environ)
     assert (done.returncode, done.stdout, done.stderr) == (3, b"yes", b"no\n")
     assert run_bound(["sh", "-c", "kill -9 $$"], timeout=60, env=os.environ).returncode == 137
+    assert run_bound(["sh", "-c", "kill -PIPE $$"], timeout=60, env=os.environ).returncode == 141, "it ignores it"
     with pytest.raises(FileNotFoundError, match="no such-program that can be executed"):
         run_bound(["such-program"], timeout=60, env=os.environ)

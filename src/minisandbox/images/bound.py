@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-# It is the first of a session, with the program and whatever that starts, and ends them all when the owner has ended.
+# It is the first of a session, with the program and what that starts in it, and ends them when the owner has ended.
 _GUARD = """
 import os, select, signal, sys
 owner, command = int(sys.argv[1]), sys.argv[2:]
 os.set_inheritable(owner, False)
-program = os.posix_spawnp(command[0], command, os.environ)
+ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by this interpreter, not by whoever asked
+program = os.posix_spawnp(command[0], command, os.environ, setsigdef=ignored)
 poll = select.poll()
 for descriptor in (owner, os.pidfd_open(program)):
     poll.register(descriptor, select.POLLIN)
@@ -33,7 +34,7 @@ def run_bound(
     stdout: int = subprocess.PIPE,
     env: Mapping[str, str],
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program that ends with this process, however that ends, with all that it has started.
+    """Run a program that ends with this process, however that ends, with what it has started in its session.
 
     Args:
         command: the program and its arguments.

@@ -134,11 +134,11 @@ class Snapshot:
 
     def close(self) -> None:
         """Give it up, and what it holds of memory; sandboxes made over it go on. Calling it again does nothing."""
-        launchers = [tree.launcher for tree in self._trees or ()]
+        launcher = self._trees[0].launcher if self._trees else None
         self._trees = None
         if self._lease is not None:
             self._lease.release()
-        for launcher in launchers[:1]:
+        if launcher is not None:
             launcher.flush(wait=False)
 
     def __enter__(self) -> Self:
