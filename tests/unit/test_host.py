@@ -20,7 +20,7 @@ from tests.waiting import locked_bytes, stat_fields, until
 from minisandbox.errors import HostError
 from minisandbox.host import doors, reaper, surroundings
 from minisandbox.images.base import base_entries
-from minisandbox.launch import identity
+from minisandbox.launch import descendants, identity
 
 
 def _record(number: int) -> reaper.Record:
@@ -161,7 +161,8 @@ def test_an_owner_is_named_by_pid_start_and_boot() -> None:
     pid, started, boot, namespace = reaper.owner_name().split("-")
     assert (int(pid), int(started)) == (os.getpid(), reaper.start_time(os.getpid()))
     assert boot == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
-    assert os.readlink("/proc/self/ns/pid") == f"pid:[{namespace}]"
+    pids, times = namespace.split(".")
+    assert (os.readlink("/proc/self/ns/pid"), os.readlink("/proc/self/ns/time")) == (f"pid:[{pids}]", f"time:[{times}]")
     assert reaper.is_alive(reaper.owner_name())
     assert not reaper.is_dead(reaper.owner_name())
 
@@ -173,6 +174,31 @@ def test_a_boot_that_cannot_be_told_proves_nothing(monkeypatch: pytest.MonkeyPat
     assert not reaper.is_dead(mine)
     assert reaper.is_alive(mine)
     assert reaper.is_dead("-".join([str(ended_process()), *mine.split("-")[1:]]))
+
+
+ELSEWHERE = "import sys; from minisandbox.host import reaper as r; n = sys.argv[1]; print(r.is_dead(n), r.is_alive(n))"
+
+
+def test_from_another_time_namespace_only_a_restart_tells() -> None:
+    shifted = ["unshare", *(() if os.geteuid() == 0 else ("-U", "--map-current-user")), "-T", "--boottime", "864000"]
+    if subprocess.run([*shifted, "-f", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no time namespace can be made here (unshare -T)")
+    for name, said in (
+        (reaper.owner_name(), "False False"),
+        (name_with(pid=ended_process()), "False False"),
+        (name_with(boot="0" * 32), "True False"),
+    ):
+        asked = [*shifted, "-f", sys.executable, "-c", ELSEWHERE, name]
+        assert subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout.strip() == said
+
+
+def test_what_is_hidden_in_proc_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        name = reaper.owner_name(process.pid)
+        monkeypatch.setattr(descendants, "stat_fields", lambda _: [])  # as where hidepid=2 is set
+        assert (reaper.is_alive(name), reaper.is_dead(name), reaper.has_ended(process.pid)) == (True, False, False)
+        process.communicate()
+    assert (reaper.is_alive(name), reaper.is_dead(name), reaper.has_ended(process.pid)) == (False, True, True)
 
 
 FIRST_THREAD_ENDS = """

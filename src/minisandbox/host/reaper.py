@@ -1,9 +1,9 @@
 """Who owns live sandboxes, and what dead owners left behind.
 
-An owner is a process, named by its pid, its start time, the machine's boot and its pid namespace: a pid alone may
-already belong to somebody else, after a restart both numbers come again, and in a container they are its own. Each
-owner keeps a directory with one record per live sandbox, and control groups; they are removed by the owner, or by
-whoever finds it dead. A range of host ids is held by a lock, which the kernel drops.
+An owner is a process, named by its pid, its start time, the machine's boot and its namespaces of pids and of time: a
+pid alone may already belong to somebody else, after a restart both numbers come again, and in a container they are its
+own. Each owner keeps a directory with one record per live sandbox, and control groups; they are removed by the owner,
+or by whoever finds it dead. A range of host ids is held by a lock, which the kernel drops.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pathlib import Path
 from minisandbox.errors import HostError
 from minisandbox.host import doors
 from minisandbox.host.faults import ELSEWHERE, runtime_fault, runtime_faults
-from minisandbox.launch import limits
-from minisandbox.launch.descendants import has_ended, stat_fields
+from minisandbox.launch import descendants, limits
 
 _START_TIME = 19  # from the state on (proc_pid_stat(5): field 22)
 DOCTOR = ".doctor"
@@ -93,8 +92,21 @@ def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime
 
 def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None if there is none, or it has ended in all its threads."""
-    fields = stat_fields(pid)
-    return None if not fields or has_ended(pid, fields[0]) else int(fields[_START_TIME])
+    fields = descendants.stat_fields(pid)
+    return None if not fields or descendants.has_ended(pid, fields[0]) else int(fields[_START_TIME])
+
+
+def has_ended(pid: int) -> bool:
+    """Whether there is no such process, or it has ended in all its threads; also where /proc hides it (hidepid)."""
+    if descendants.stat_fields(pid):
+        return start_time(pid) is None
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except (ProcessLookupError, OverflowError):
+        return True
+    return False
 
 
 def boot_id() -> str:
@@ -106,33 +118,39 @@ def boot_id() -> str:
 
 
 def owner_name(pid: int | None = None) -> str:
-    """What a process is called as an owner: its pid, when it started, in which boot and in whose numbering of pids.
+    """What a process is called as an owner: its pid, when it started, in which boot, and whose these numbers are.
 
     Args:
         pid: which process; this one if None.
     """
     number = os.getpid() if pid is None else pid
-    return f"{number}-{start_time(number)}-{boot_id()}-{_pid_namespace()}"
+    return f"{number}-{start_time(number)}-{boot_id()}-{_namespaces()}"
 
 
 def is_alive(owner: str) -> bool:
     """Whether the owner of that name, or the doctor that it runs, can be seen at work from here."""
-    return not is_dead(owner) and owner.removesuffix(DOCTOR).endswith(f"-{_pid_namespace()}")
+    return not is_dead(owner) and owner.removesuffix(DOCTOR).endswith(f"-{_namespaces()}")
 
 
 def is_dead(owner: str) -> bool:
-    """Whether there is certainly no owner of that name; of one in another pid namespace only a restart tells."""
+    """Whether there is certainly no owner of that name; of one in other namespaces only a restart tells."""
     parts = owner.removesuffix(DOCTOR).split("-")
     if len(parts) != 4 or not (parts[0].isascii() and parts[0].isdigit()):
         return True
-    pid, started, boot, namespace = parts
+    pid, started, boot, namespaces = parts
     if boot != boot_id() and _UNKNOWN not in (boot, boot_id()):  # one that cannot be read proves nothing
         return True
-    return namespace == _pid_namespace() and str(start_time(int(pid))) != started
+    if namespaces != _namespaces():
+        return False
+    return has_ended(int(pid)) or str(start_time(int(pid))) not in (started, "None")
 
 
-def _pid_namespace() -> str:
-    return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+def _namespaces() -> str:
+    pids = os.readlink("/proc/thread-self/ns/pid").strip("pid:[]")
+    try:
+        return f"{pids}.{os.readlink('/proc/thread-self/ns/time').strip('time:[]')}"
+    except FileNotFoundError:  # a kernel without CONFIG_TIME_NS
+        return pids
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +254,7 @@ def located_records(runtime: Path) -> Iterator[tuple[Path, Record]]:
                 FileNotFoundError, ValueError, TypeError, RecursionError
             ):  # being written, or gone
                 record = Record(**json.loads(path.read_text(encoding="utf-8")))
-                if start_time(record.pid) is not None:
+                if not has_ended(record.pid):
                     yield directory, record
 
 
