@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-# It is the first of a session, with the program and what that starts in it, and ends them when the owner has ended.
-_GUARD = """
-import os, select, signal, sys
-owner, command = int(sys.argv[1]), sys.argv[2:]
-os.set_inheritable(owner, False)
-ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by this interpreter, not by whoever asked
-program = os.posix_spawnp(command[0], command, os.environ, setsigdef=ignored)
-poll = select.poll()
-for descriptor in (owner, os.pidfd_open(program)):
-    poll.register(descriptor, select.POLLIN)
-if owner in dict(poll.poll()):
-    os.killpg(0, signal.SIGKILL)
-status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-os._exit(status if status >= 0 else 128 - status)
-"""
+_GUARD = str(Path(__file__).with_name("guard.py"))
 
 
 def run_bound(
@@ -34,7 +20,9 @@ def run_bound(
     stdout: int = subprocess.PIPE,
     env: Mapping[str, str],
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program that ends with this process, however that ends, with what it has started in its session.
+    """Run a program that ends with this process, however that ends.
+
+    What it has started, and left running, ends with it: also what put itself into a session of its own.
 
     Args:
         command: the program and its arguments.
@@ -55,7 +43,7 @@ def run_bound(
     owner = os.pidfd_open(os.getpid())
     try:
         guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD, str(owner), *command],
+            [sys.executable, "-I", "-S", _GUARD, str(owner), *command],
             stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, env=env, pass_fds=(owner,),
             start_new_session=True,
         )  # fmt: skip
@@ -65,7 +53,6 @@ def run_bound(
         try:
             output, errors = guard.communicate(stdin, timeout)
         except BaseException:  # whatever it is, what was started does not outlive it
-            if guard.returncode is None:  # not yet waited for: the number is still its own
-                os.killpg(guard.pid, signal.SIGKILL)
+            guard.terminate()
             raise
     return subprocess.CompletedProcess(command, guard.returncode, output, errors)
