@@ -22,12 +22,12 @@ from minisandbox.launch.proxy_rules import (
     Upstream,
     answer,
     chunk_size,
+    not_a_tunnel,
     opens,
     parse_authority,
     parse_hop,
     parse_request,
     shown,
-    status_of,
 )
 from minisandbox.sandbox.network import check_network
 from minisandbox.types import Network
@@ -323,9 +323,20 @@ def test_this_machines_loopback_is_not_the_proxys(host: str) -> None:
 
 
 def test_answers_of_a_proxy() -> None:
-    assert status_of(b"HTTP/1.0 200 Connection established\r\nX: y") == 200
-    assert [status_of(head) for head in (b"HTTP/1.1 204", b"HTTP/1.1 407 no", b"HTTP/1.1 302 x")] == [204, 407, 302]
-    assert not any(map(status_of, (b"HTTP/1.1 2000", b"", b"SSH-2.0", b"HTTP/2 200", b"HTTP/1.1 007")))
+    fine = b"HTTP/1.0 200 Connection established\r\nX-Content-Length: 5\r\nContent-Length: 0"
+    assert [not_a_tunnel(head) for head in (fine, b"HTTP/1.1 204", b"HTTP/1.1 200 OK\r\nContent-Length: 00 ")] == [
+        ""
+    ] * 3
+    assert [not_a_tunnel(head) for head in (b"HTTP/1.1 407 no", b"HTTP/1.1 302 x")] == ["407", "302"]
+    for head in (b"HTTP/1.1 2000", b"", b"SSH-2.0", b"HTTP/2 200", b"HTTP/1.1 007"):
+        assert not_a_tunnel(head) == "no HTTP"
+    for fields in (
+        b"content-length :1\r\nA: b",
+        b"Content-Length: 7\r\nContent-Length: 0",
+        b"Transfer-Encoding: x",
+        b"Content-Length: -1",
+    ):
+        assert not_a_tunnel(b"HTTP/1.1 200 OK\r\n" + fields) == "with a page"
     assert parse_hop("proxy:8080") == Hop("proxy", 8080, "")
 
 

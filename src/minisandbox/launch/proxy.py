@@ -299,7 +299,7 @@ class _Tenant:
         """Connect to a proxy of this machine's own choice, and have it connect on; what came early is given too.
 
         One that wants a password connects on for plain requests too: in its own answer to one it could repeat, as
-        pages of errors do, what it was sent (CVE-2025-62168 of Squid).
+        pages of errors do, what it was sent (CVE-2025-62168 of Squid). So could what it says before it was asked.
         """
         server = await _connect_any(await self._resolve(hop.host), rules.Target(hop.host, hop.port))
         if request.method != "CONNECT" and not hop.authorization:
@@ -309,9 +309,9 @@ class _Tenant:
             lines += [f"Proxy-Authorization: {hop.authorization}"] if hop.authorization else []
             await asyncio.get_running_loop().sock_sendall(server, "\r\n".join((*lines, "", "")).encode())
             head, early = await _read_head(server)
-            if (status := rules.status_of(head)) // 100 != 2:  # its words could repeat ours
-                raise _UnreachableError(f"{request.target}: the proxy of this machine answers {status or 'no HTTP'}")
-            if request.method != "CONNECT" and early:
+            if what := rules.not_a_tunnel(head):  # its words could repeat ours
+                raise _UnreachableError(f"{request.target}: the proxy of this machine answers {what}")
+            if early and (request.method != "CONNECT" or self._allowed.expects(request.target)):
                 raise _UnreachableError(f"{request.target}: it answers before it was asked")
         except BaseException as error:  # a cancellation too
             server.close()

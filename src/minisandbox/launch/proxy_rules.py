@@ -22,8 +22,7 @@ _DEFAULT_PORTS = (80, 443)
 _LONGEST_RECORD = 1 << 14
 _HANDSHAKE, _RECORDS = 22, (20, 21, 22, 23, 24)
 _CLIENT_HELLO = 1
-_LONGEST_HELLO = 1 << 18
-"""Bytes: more than servers take (OpenSSL 131,396)."""
+_LONGEST_HELLO = 1 << 18  # more than servers take (OpenSSL 131,396 bytes)
 _MOST_PARTS = 64
 """Records that one ClientHello may come in: clients use one or two, and each is work of the proxy's."""
 _NO_TLS = "a tunnel to port 443 that carries no TLS"
@@ -433,10 +432,15 @@ def parse_hop(url: str) -> Hop:
     return Hop(parts.hostname, parts.port or 80, authorization)
 
 
-def status_of(head: bytes) -> int:
-    """The status of an answer; 0 where it is none of HTTP."""
-    match = re.match(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |\r|$)", head)
-    return int(match[1]) if match else 0
+def not_a_tunnel(head: bytes) -> str:
+    """What an answer to CONNECT is that begins none (RFC 9110, section 9.3.6): its status; empty for one that does."""
+    status = re.match(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |\r|$)", head)
+    if not status or not status[1].startswith(b"2"):
+        return status[1].decode() if status else "no HTTP"
+    for name, _, value in (line.partition(b":") for line in head.lower().split(b"\n")):
+        if name.strip() == b"transfer-encoding" or (name.strip() == b"content-length" and value.strip(b" \t\r0")):
+            return "with a page"
+    return ""
 
 
 # --- what a tunnel begins with ---------------------------------------------------------------------------------------
