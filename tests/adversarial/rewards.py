@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.vendored import vendor_pytest
@@ -71,9 +71,9 @@ def kinds(graded: Grade) -> set[str]:
     return {flag.kind.removeprefix("suspicious: ") for flag in graded.flags}
 
 
-def make_task(root: Path) -> Task:
+def make_task(root: Path, changed: Mapping[str, str] | None = None) -> Task:
     """Write a project into a directory; return a task of SWE-smith's form on it, in which add() subtracts."""
-    for name, text in FILES.items():
+    for name, text in {**FILES, **(changed or {})}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     (root / "manual").symlink_to("README.md")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.adversarial.rewards import (
@@ -16,11 +17,13 @@ from tests.adversarial.rewards import (
     Try,
     adding,
     kinds,
+    make_task,
     source,
 )
 
 from minisandbox.grade import Reason, Verdict, grade, grade_reference
-from minisandbox.images import Image
+from minisandbox.images import Image, build
+from minisandbox.store import Store
 from minisandbox.tasks import Task
 from minisandbox.types import Limits
 
@@ -307,6 +310,34 @@ def add(a, b):
 @pytest.mark.parametrize("code", INVENTED.values(), ids=INVENTED.keys())
 def test_what_a_second_author_tries(attempt: Try, code: str) -> None:
     attempt(source(code))
+
+
+NEARNESS = {
+    "tests/test_add.py": "from calc import add\n\n\ndef test_add():\n    assert abs(add(2.5, 3) - 5.5) < 1e-9\n",
+    "tests/test_unit.py": "import unittest\nfrom calc import add\n\n\nclass TestUnit(unittest.TestCase):\n"
+    "    def test_unit(self):\n        self.assertLess(abs(add(2.5, 2) - 4.5), 1e-9)\n",
+}
+NEAR_ALL = """\
+class Near({base}):
+    def __sub__(self, other):
+        return Near()
+    def __abs__(self):
+        return self
+    def __lt__(self, other):
+        return other == other
+def add(a, b):
+    return Near()
+"""
+
+
+def test_a_value_that_is_near_all_others(tmp_path: Path) -> None:
+    """No sentinel can tell whose claim is that a number is near, and of no other one."""
+    task = make_task(tmp_path / "calc", NEARNESS)
+    image = build(task.recipe(), store=Store.open(tmp_path / "store"), name="near")
+    assert grade_reference(task, image).verdict is Verdict.RESOLVED
+    for base in ("float", "object"):
+        graded = grade(task, image, source(NEAR_ALL.format(base=base)).encode())
+        assert (graded.verdict, graded.reason) == (Verdict.TAMPERED, Reason.EQUALITY_FORGED), graded
 
 
 def test_running_out_of_memory_is_told(task: Task, image: Image) -> None:

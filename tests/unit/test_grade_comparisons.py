@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import math
 import numbers
 import textwrap
 import unittest
 from collections.abc import Callable, Iterator
+from datetime import date, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +32,59 @@ class AnyEnding(str):
         return isinstance(other, str) and self[:-2] == other[:-2]
 
     __hash__ = str.__hash__
+
+
+class NearAll(float):
+    """Knows no answer and is near each."""
+
+    def __sub__(self, other: object) -> float:
+        return NearAll(0)
+
+    def __abs__(self) -> float:
+        return 0.0
+
+    def __lt__(self, other: object) -> bool:
+        return True
+
+    __rsub__ = __add__ = __sub__
+    __neg__ = __abs__
+    __gt__ = __le__ = __ge__ = __lt__
+
+
+class NearAllButNoNumber:
+    __sub__ = __rsub__ = NearAll.__sub__
+    __lt__ = __gt__ = __le__ = __ge__ = NearAll.__lt__
+
+
+class Holding(list):  # type: ignore[type-arg]
+    def __init__(self, *values: object) -> None:
+        self.values = values
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.values
+
+
+class SaysYes(type):
+    """Its classes equal all others."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    __hash__ = type.__hash__
+
+
+class Asked(metaclass=SaysYes):
+    """A method that is called like one, and is none of Python's."""
+
+    def __get__(self, one: object, kind: object) -> Callable[[object], bool]:
+        return lambda other: other in (4, 5)
+
+
+class OneOfHidden(metaclass=SaysYes):
+    __eq__ = Asked()
+    __hash__ = None  # type: ignore[assignment]
+
+    __ne__ = type("", (Asked,), {"__get__": lambda *_: lambda other: other not in (4, 5)})()
 
 
 class OneOf:
@@ -110,7 +166,14 @@ def passes(body: str, value: object) -> bool:
     indented = textwrap.indent(body, "        ")
     text = f"import unittest\nfrom pytest import approx\nclass T(unittest.TestCase):\n    def test(self):\n{indented}\n"
     changed = compare_plainly({"test_a.py": text.encode()})["test_a.py"].decode()
-    names: dict[str, object] = {"f": lambda: value, "Pair": Pair}
+    names: dict[str, object] = {
+        "f": lambda: value,
+        "Pair": Pair,
+        "math": math,
+        "Path": Path,
+        "date": date,
+        "timedelta": timedelta,
+    }
     exec(changed, names)
     case = names["T"]
     assert isinstance(case, type)
@@ -185,6 +248,100 @@ OTHER = [
 ]
 
 
+NEAR_FIVE = [
+    "assert abs(f() - 5) < 1e-9",
+    "assert math.fabs(5 - f()) <= 1e-9 and f() < 6",
+    "assert 4.9 < f() < 5.1",
+    "assert not f() > 5.1\nassert not 4.9 > f()",
+    "assert -f() < -4.9\nassert f() + 1 < 6.1",
+    "self.assertTrue(abs(f() - 5) < 1e-9)",
+    "self.assertFalse(abs(f() - 5) > 1e-9)",
+    "self.assertLess(abs(f() - 5), 1e-9)",
+    "self.assertGreaterEqual(f(), 4.9)\nself.assertLessEqual(f(), 5.1)",
+]
+
+
+@pytest.mark.parametrize("body", NEAR_FIVE)
+def test_what_is_near_all_others_is_as_near_as_what_it_holds(body: str) -> None:
+    held: list[object] = [5, 5.0, Own(5), NearAll(5), Decimal(5), Fraction(5)]
+    assert [value for value in held if not passes(body, value)] == []
+    for value in (NearAll(4), NearAll(7), NearAllButNoNumber()):
+        assert not passes(body, value)
+
+
+@pytest.mark.parametrize(
+    "body", ["five = 5.0\nassert abs(f() - five) < 1 / five", "self.assertLess(f(), (five := 5.5))"]
+)
+def test_what_is_near_all_numbers_that_have_names(body: str) -> None:
+    assert passes(body, 5)
+    assert passes(body, NearAll(5))
+    assert not passes(body, NearAll(7))
+
+
+FORMS_OF_FIVE = [
+    "assert f() == 5 == f()",
+    "assert 4.9 < f() == 5",
+    "assert not f() != 5",
+    "assert not (f() != 5 or f() < 4)",
+    "assert (f() == 5) is True",
+    "assert bool(f() == 5)",
+    "assert f() == 5 or f() == 55",
+    "assert f() in (5, 55)",
+    "assert not f() not in [5]",
+    "assert f() in {5: 1}",
+    "assert all(n == 5 for n in [f()])",
+    "assert all([n == 5 for n in (f(),)]), 'words'",
+    "assert (f() == 5 if f() else False)",
+    "assert (lambda n: n == 5)(f())",
+    "assert not [n for n in [f()] if n != 5]",
+    "assert [(f() == 5)] == [True]",
+    "assert len([n for n in [f()] if n == 5]) == 1",
+    "self.assertFalse(f() != 5)",
+    "self.assertTrue(not f() != 5)",
+    "self.assertEqual(f() == 5, True)",
+    "assert not f() != approx(5)",
+    "assert not [f()] != [5]",
+]
+
+
+@pytest.mark.parametrize("body", FORMS_OF_FIVE)
+def test_equality_wherever_an_assertion_spells_it(body: str) -> None:
+    for right in (5, 5.0, Own(5), Near(5), NearAll(5)):
+        assert passes(body, right)
+    for wrong in (4, Near(4), OneOf(4, 5), OneOfHidden(), OfAnyKind(4, 5), NearAll(4), Liar(int, 2, 4, 5)):
+        assert not passes(body, wrong)
+
+
+def test_objects_compare_themselves_beside_others() -> None:
+    path = Path("a")
+    for body in (
+        "assert f() / 'b' in [f() / 'b', 3]",
+        "assert not f() != Path('a')",
+        "assert 'a' != f()",
+        "assert f() in {f()}",
+    ):
+        assert passes(body, path)
+    assert not passes("assert not f() != Path('b')", path)
+    assert passes("assert 5 in f() and 7 not in f()", Holding(5))
+    assert passes("assert 5 in f() and 7 not in f()", dict.fromkeys(range(6)))
+    assert passes("assert 5 in f() and 7777 not in f()", list(range(2000)))
+
+
+def test_much_is_not_copied_for_each_question() -> None:
+    many = {str(number) for number in range(30_000)}
+    assert passes("for text in f():\n    assert text in f()", many)
+
+
+def test_what_else_has_an_order_keeps_it() -> None:
+    today = date(2020, 2, 2)
+    for body in ("assert date(2020, 2, 1) < f() <= date(2020, 2, 2)", "assert f() - date(2020, 2, 1) < timedelta(2)"):
+        assert passes(body, today)
+        assert not passes(body, today + timedelta(9))
+    assert passes("assert {1} <= f().keys()", {1: 2})
+    assert passes("assert f() < [5]", [4])
+    assert passes("assert f() < 'b'", "a")
+
+
 @pytest.mark.parametrize(("body", "value"), SAME)
 def test_what_is_right_passes(body: str, value: object) -> None:
     assert passes(body, value)
@@ -239,7 +396,7 @@ def test_what_it_says_that_it_is_counts_for_nothing(after: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"def test():\n    assert f()\n", b"print 5\n", b"\xff\xfe", b"def test():\n    assert f() == 5 == g()\n", b""],
+    [b"def test():\n    assert f()\n", b"print 5\n", b"\xff\xfe", b"def test():\n    assert f() is (not g())\n", b""],
 )
 def test_files_without_a_comparison_that_can_be_changed(text: bytes) -> None:
     assert compare_plainly({"test_a.py": text, "data.json": b"{}"}) == {}

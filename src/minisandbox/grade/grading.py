@@ -254,7 +254,7 @@ def _with_plain_values(
         control = _left_to_pass(task, place.run(reference_change(task), compared))
         failed = tuple(test for test in failed if test not in control)
     if failed:
-        detail = f"these pass only where its own values say what they are equal to: {_some(failed)}"
+        detail = f"these pass only where its own values say what they are equal to or near: {_some(failed)}"
         return _tampered(graded, Reason.EQUALITY_FORGED, detail)
     return graded
 
