@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from . import proxy_rules as rules
 from . import syscalls as sc
 from .proxy_body import CHUNK, SECOND, Body
+from .proxy_tunnels import Hellos, opens
 
 TELL, TOLD = b"tell", b"told"
 """What the gateway asks, and the answer once everything was told; all else that a proxy says is JSON."""
@@ -458,7 +459,7 @@ class _Opening:
             RefusedError: it is something else.
         """
         try:
-            while not rules.opens(self.expected, self.host, data):
+            while not opens(self.expected, self.host, data):
                 piece = await asyncio.get_running_loop().sock_recv(source, CHUNK)
                 if not piece:
                     raise EOFError
@@ -476,7 +477,7 @@ class _Opening:
         """
         if self.expected != "https":
             return None
-        hellos = rules.Hellos(self.host)
+        hellos = Hellos(self.host)
 
         def look(piece: bytes) -> None:
             try:
