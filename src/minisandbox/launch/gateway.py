@@ -294,7 +294,7 @@ class _Gateway:
         """Take one message of a proxy, and no further one before the controller has had room for it."""
         try:
             data = child.connection.recv(proxy.MOST_MESSAGE)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):  # it ended with a question unread; what it said is still there
             return
         except OSError:
             data = b""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minisandbox.errors import HostError, InvalidValue
+from minisandbox.host.descriptors import hold_streams
 from minisandbox.launch import proxy_rules
 from minisandbox.sandbox import companion, rights, wire
 from minisandbox.types import Network, Refusals
@@ -35,6 +36,8 @@ _EVENTS = {
 }
 _LAST = 100
 _PATIENCE = 5.0
+_LONGEST_TELLING = 30.0
+"""Seconds: proxies answer when what they have told was noted, which takes its time on a busy machine."""
 
 
 def check_network(network: Network) -> Network:
@@ -163,6 +166,7 @@ class _Process:
 
     def __init__(self, note: Callable[[str, dict[str, Any]], None]) -> None:
         self._note = note
+        hold_streams()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -197,7 +201,7 @@ class _Process:
         with contextlib.suppress(OSError):
             self.send({"verb": "tell", "id": name, "number": number})
             with self._news:
-                self._news.wait_for(lambda: number not in self._asked or self._over, _PATIENCE)
+                self._news.wait_for(lambda: number not in self._asked or self._over, _LONGEST_TELLING)
         self._asked.discard(number)
 
     def _listen(self) -> None:
