@@ -35,8 +35,8 @@ def names(tree: Path) -> set[str]:
 async def case_file(make: World, box: AsyncSandbox) -> None:
     source = make.directory / "source"
     source.write_bytes(b"\0\xff" * 3_000_000)
-    up = await box.files.upload(source, "up/file")
-    down = await box.files.download("up/file", make.directory / "back")
+    up = await box.files.upload(str(source), "up/file")
+    down = await box.files.download("up/file", str(make.directory / "back"))
     assert (up.files, up.size, up.skipped) == (down.files, down.size, down.skipped) == (1, 6_000_000, ())
     assert (make.directory / "back").read_bytes() == source.read_bytes()
     assert names(make.directory) == {"source", "back"}

@@ -192,6 +192,41 @@ def test_sigkill_of_the_controller_leaves_nothing(spec: ImageSpec, then: str) ->
     assert not [record for record in live_sandboxes() if record.owner == controller]
 
 
+WITHOUT_STREAMS = """
+import os, sys
+from pathlib import Path
+from minisandbox.sandbox import Sandbox
+from minisandbox.types import ImageSpec, Network
+
+said = os.dup(1)
+for number in map(int, sys.argv[2:]):
+    os.close(number)
+with Sandbox.create(ImageSpec("k", (Path(sys.argv[1]),)), network=Network.allow("h.example")) as box:
+    ask = "exec 3<>/dev/tcp/127.0.0.1/3128; echo -e 'CONNECT x:1 HTTP/1.1\\r\\n\\r' >&3; head -1 <&3"
+    refused = box.exec(ask).stdout
+    os.write(said, f"{box.exec('cat; echo no >&2', stdin=b'yes')!r} {refused} {box.refusals().count}".encode())
+"""
+
+
+@pytest.mark.parametrize("closed", ["0", "2", "0 1", "1 2", "0 1 2"])
+def test_an_owner_whose_standard_streams_are_closed(spec: ImageSpec, closed: str) -> None:
+    """As daemons' are: what is opened next gets their numbers."""
+    command = [sys.executable, "-c", WITHOUT_STREAMS, str(spec.layers[0]), *closed.split()]
+    said = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True).stdout
+    assert "exit_code=0" in said
+    assert "HTTP/1.1 403" in said
+    assert said.endswith(" 1")
+
+
+def test_an_owner_that_may_have_few_files_is_told_so(spec: ImageSpec) -> None:
+    script = WITHOUT_STREAMS.replace(
+        "said =", "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99)); said ="
+    )
+    command = [sys.executable, "-c", script, str(spec.layers[0])]
+    said = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True).stderr
+    assert "sandboxes need 128 open files at least, and this process may have 99 (ulimit -Hn)" in said
+
+
 FIRST_THREAD_ENDS = """
 import ctypes, os, sys, threading, time, traceback
 from pathlib import Path

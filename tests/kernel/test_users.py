@@ -236,3 +236,13 @@ def test_the_patch_of_a_users_own_repository_is_made_as_that_user(town: Sandbox)
     assert b"+2\n" in patch
     assert town.exec("cat /tmp/who").stdout == "1100\n"
     assert town.exec("ls -d /tmp/patch.*").stdout == ""
+
+
+def test_a_user_of_many_groups(town: Sandbox) -> None:
+    already = len(run(town, "id -G", "ann").stdout.split())
+    add = "for n in $(seq {} {}); do echo group$n:x:$n:ann; done >>/etc/group"
+    town.exec(add.format(3001, 3063 - already)).check()
+    assert len(run(town, "id -G", "ann").stdout.split()) == 63
+    town.exec(add.format(4000, 4000)).check()
+    with pytest.raises(InvalidValue, match="'ann' is in more than 63 groups"):
+        run(town, "true", "ann")

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from minisandbox.host.descriptors import hold_streams
+
 _GUARD = str(Path(__file__).with_name("guard.py"))
 
 
@@ -40,6 +42,7 @@ def run_bound(
     """
     if shutil.which(command[0], path=env.get("PATH")) is None:
         raise FileNotFoundError(f"no {command[0]} that can be executed is on PATH")
+    hold_streams()
     owner = os.pidfd_open(os.getpid())
     try:
         guard = subprocess.Popen(

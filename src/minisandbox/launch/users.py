@@ -16,6 +16,8 @@ from . import syscalls as sc
 
 _MOST_BYTES = 1 << 20
 _MOST_DIGITS = 10
+_MOST_GROUPS = 63
+"""What the system-call filter lets setgroups(2) take."""
 _ROOT = 0
 _ROOTS_NAMES = (_ROOT, str(_ROOT), "root")
 
@@ -69,13 +71,15 @@ def find(user: str | int) -> Account:
 
     Raises:
         OSError: ENOENT: there is no such name; EACCES: it is root's under another name; EPERM: this sandbox has one id
-            only; ERANGE: an id is not the sandbox's.
+            only; ERANGE: an id is not the sandbox's; E2BIG: it is in too many groups.
     """
     account = _named(user) or _numbered(user)
     if account is None:
         raise FileNotFoundError(errno.ENOENT, "no such user")
     if account.is_root and user not in _ROOTS_NAMES:  # whoever was root inside can have written the table
         raise PermissionError(errno.EACCES, "a name that stands for root")
+    if len(account.groups) > _MOST_GROUPS:
+        raise OSError(errno.E2BIG, f"in more than {_MOST_GROUPS} groups")
     for kind, numbers in (("uid", (account.uid,)), ("gid", (account.gid, *account.groups))):
         ranges = tuple(_ranges(f"/proc/self/{kind}_map"))
         if not all(any(first <= number < end for first, end in ranges) for number in numbers):

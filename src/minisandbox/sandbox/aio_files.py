@@ -69,10 +69,10 @@ class AsyncFiles:
         """As :meth:`.Files.move`."""
         await carry_out(self._core, transfers.move(source, target, cwd=self._cwd))
 
-    async def upload(self, local: Path, path: str | PurePosixPath, *, mode: int | None = None) -> Transfer:
+    async def upload(self, local: str | Path, path: str | PurePosixPath, *, mode: int | None = None) -> Transfer:
         """As :meth:`.Files.upload`. Host files are read in a thread, a piece at a time."""
         return await carry_out(self._core, transfers.upload(local, path, cwd=self._cwd, mode=mode), disk=True)
 
-    async def download(self, path: str | PurePosixPath, local: Path, *, limit: int | None = 2 * GiB) -> Transfer:
+    async def download(self, path: str | PurePosixPath, local: str | Path, *, limit: int | None = 2 * GiB) -> Transfer:
         """As :meth:`.Files.download`. Host files are written in a thread, a piece at a time."""
         return await carry_out(self._core, transfers.download(path, local, cwd=self._cwd, limit=limit), disk=True)

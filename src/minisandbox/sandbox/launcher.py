@@ -8,6 +8,7 @@ import errno
 import itertools
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 from minisandbox.errors import HostError, SandboxCreationError
 from minisandbox.host import reaper
+from minisandbox.host.descriptors import hold_streams
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import companion, rendezvous, rights
 from minisandbox.sandbox.plans import real_directories
@@ -33,6 +35,8 @@ _BOOTSTRAP = (
     "zygote.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), settings)"
 )
 _START_TIMEOUT = 30.0
+_FEWEST_FILES = 128
+"""Open files that a launcher cannot do with less of: it gives what sandboxes begin with numbers from 100 on."""
 _OF_THE_MESSAGE = (errno.ETOOMANYREFS, errno.EMSGSIZE)
 """What cannot be sent, or not with its descriptors while so many are under way: that is no end of the launcher."""
 ONE_ID = "MINISANDBOX_ONE_ID"
@@ -53,6 +57,12 @@ class Launcher:
     """
 
     def __init__(self, runtime: Path) -> None:
+        if (files := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < _FEWEST_FILES:
+            raise HostError(
+                f"sandboxes need {_FEWEST_FILES} open files at least, and this process may have {files} (ulimit -Hn)",
+                hint="start it with a higher limit: LimitNOFILE= of a service, --ulimit nofile of a container",
+            )
+        hold_streams()
         self.runtime = runtime
         self._ranges = reaper.ranges_directory(runtime)
         self._lock = threading.Lock()

@@ -152,7 +152,7 @@ class Files:
         """
         carry_out(self._core, transfers.move(source, target, cwd=self._cwd))
 
-    def upload(self, local: Path, path: str | PurePosixPath, *, mode: int | None = None) -> Transfer:
+    def upload(self, local: str | Path, path: str | PurePosixPath, *, mode: int | None = None) -> Transfer:
         """Copy a host file or directory tree into the sandbox, in pieces, with modes, times and holes.
 
         A tree is merged into the directory at ``path``. Symbolic links arrive as links; FIFOs, sockets and devices are
@@ -174,7 +174,7 @@ class Files:
         """
         return carry_out(self._core, transfers.upload(local, path, cwd=self._cwd, mode=mode))
 
-    def download(self, path: str | PurePosixPath, local: Path, *, limit: int | None = 2 * GiB) -> Transfer:
+    def download(self, path: str | PurePosixPath, local: str | Path, *, limit: int | None = 2 * GiB) -> Transfer:
         """Copy a file or directory tree of the sandbox to the host, in pieces; it appears when it is complete.
 
         Nothing on the host is followed or run. Relative links that stay in the tree are kept; other links, FIFOs,

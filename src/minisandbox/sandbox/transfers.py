@@ -170,7 +170,7 @@ def move(source: str | PurePosixPath, target: str | PurePosixPath, *, cwd: str) 
     call.result()
 
 
-def upload(local: Path, path: str | PurePosixPath, *, cwd: str, mode: int | None = None) -> Operation[Transfer]:
+def upload(local: str | Path, path: str | PurePosixPath, *, cwd: str, mode: int | None = None) -> Operation[Transfer]:
     """Copy a host file or directory tree into the sandbox, with modes, modification times and holes.
 
     A file replaces the content of what is at ``path`` (a link there is followed, inside). A tree is merged into the
@@ -190,7 +190,7 @@ def upload(local: Path, path: str | PurePosixPath, *, cwd: str, mode: int | None
         FileAccessError: it cannot be written, or the disk limit is reached.
         OSError: the host file or tree cannot be read.
     """
-    status = local.stat()  # looked at before it is opened: opening a device can do something
+    status = Path(local).stat()  # looked at before it is opened: opening a device can do something
     if not _stat.S_ISDIR(status.st_mode) and not _stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "neither a file nor a directory", str(local))
     descriptor = os.open(local, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -222,7 +222,7 @@ def _upload_tree(
         source.close()
 
 
-def download(path: str | PurePosixPath, local: Path, *, cwd: str, limit: int | None) -> Operation[Transfer]:
+def download(path: str | PurePosixPath, local: str | Path, *, cwd: str, limit: int | None) -> Operation[Transfer]:
     """Copy a file or directory tree of the sandbox to the host; it appears under its name when it is complete.
 
     The tree is written beside its destination, through descriptors of its directories, following no link. Modes are
@@ -241,6 +241,7 @@ def download(path: str | PurePosixPath, local: Path, *, cwd: str, limit: int | N
             a million entries.
         OSError: the host path cannot be written.
     """
+    local = Path(local)
     if not local.name:
         raise InvalidValue(f"{str(local)!r} has no name to give to a copy")
     asked = request("send_tree", path, cwd, limit=limit, most=MOST_ENTRIES)

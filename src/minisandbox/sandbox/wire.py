@@ -117,6 +117,11 @@ def _no_such_user(user: str, number: object) -> InvalidValue:
             f"user {user!r} cannot be had", reason="its uid or a gid of its is not one of the sandbox's",
             hint="give a uid below 65536",
         )  # fmt: skip
+    if number == errno.E2BIG:
+        return InvalidValue(
+            f"user {user!r} is in more than 63 groups", reason="more than that cannot be had in a sandbox",
+            hint="take it out of some of them, in /etc/group of the sandbox",
+        )  # fmt: skip
     if number == errno.EACCES:
         return InvalidValue(
             f"user {user!r} would be root, with its capabilities",
