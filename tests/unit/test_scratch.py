@@ -28,7 +28,8 @@ with scratch() as place:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def temporary(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path_factory.mktemp("runtime")))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
@@ -53,6 +54,30 @@ def test_what_a_killed_owner_leaves_is_removed_by_the_next(tmp_path: Path) -> No
     assert [one.path for one in scratch.leftovers()] == [place]
     scratch.reap()
     assert not list(tmp_path.iterdir())
+
+
+def test_whoever_starts_next_may_have_another_place(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Path(os.environ["MINISANDBOX_RUNTIME"], "temporary")
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        place = Path(owner.stdout.readline().strip())
+        monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("elsewhere")))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        scratch.reap()
+        alive = place.is_dir()
+        owner.send_signal(signal.SIGKILL)
+    assert alive
+    assert [one.path for one in scratch.leftovers()] == [place]
+    (notes / "half-written").write_bytes(b"")
+    scratch.reap()
+    assert not list(tmp_path.iterdir())
+    assert len(list(notes.iterdir())) == 2, "of a moment ago: somebody may be about to make one there"
+    for note in notes.iterdir():
+        os.utime(note, (0, 0))
+    scratch.reap()
+    assert not list(notes.iterdir())
 
 
 def test_a_full_place_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
