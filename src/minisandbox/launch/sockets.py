@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 import os
 import socket
 import struct
@@ -38,7 +37,7 @@ _PATIENCE = 2.0
 _FEW = 4
 """So many sockets are not looked at."""
 _MOST_COUNTED = 5000
-"""Groups of multicast, in a list."""
+"""Memberships of groups of multicast, in a list."""
 _UNSEEN = 32
 """So many that the kernel does not show do not count: they have just been made, or are just being closed."""
 _FULL, _OPTIONS, _ERRORS = 6 << 20, 1 << 17, 212_992
@@ -76,7 +75,7 @@ class Sockets:
             self._diag.settimeout(_PATIENCE)
         self._questions = 0
         self.groups = 0
-        """How many groups of multicast were joined at the last look."""
+        """How often groups of multicast were joined, at the last look."""
         self.hidden = 0
         """How many the kernel did not show at the last look, but for a few: what they hold is guessed."""
         self._listening: collections.Counter[int] = collections.Counter()
@@ -101,10 +100,10 @@ class Sockets:
         self._ports.clear()
         self._listening.clear()
         self.groups = self.hidden = 0
+        self.groups = _memberships("igmp") + _memberships("igmp6")
         used, data, here = _statistics()
         if used <= _FEW:
             return 0
-        self.groups = _lines("igmp") + _lines("igmp6")
         shown, unread, count = 0, 0, 0
         for memory, waiting in self._shown(_DUMPS if here else _DUMPS_WITHOUT_TCP):
             shown, unread, count = shown + memory, unread + waiting, count + 1
@@ -184,11 +183,20 @@ def _statistics() -> tuple[int, int, bool]:
     return 0, 0, True
 
 
-def _lines(name: str) -> int:
-    """How many entries a list of the network has, as far as they are counted."""
+def _memberships(name: str) -> int:
+    """How often sockets have joined the groups of a list, as far as that is counted; each leaves each as it is closed.
+
+    A row for each group of an interface tells that third to last (net/ipv4/igmp.c, net/ipv6/mcast.c).
+    """
+    count = 0
     with contextlib.suppress(OSError), open(f"/proc/net/{name}", "rb") as source:
-        return sum(1 for _ in itertools.islice(source, _MOST_COUNTED))
-    return 0
+        for line in source:
+            fields = line.split()
+            if len(fields) > 2 and fields[-3].isdigit():
+                count += int(fields[-3])
+            if count > _MOST_COUNTED:
+                break
+    return count
 
 
 def _number(name: str, otherwise: int) -> int:
