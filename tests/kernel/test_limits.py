@@ -164,6 +164,63 @@ print(os.waitpid(child, 0)[1])
         assert (result.stdout, result.limits_hit) == ("0\n", ())
 
 
+HANDED_ON = """
+import mmap, os, time
+for _ in range(400):
+    if not os.fork():
+        time.sleep(60)
+end = time.monotonic() + 40
+for _ in range(4):
+    if not os.fork():
+        kept = mmap.mmap(-1, 120 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        kept.madvise(14)  # MADV_HUGEPAGE: to fork takes less then
+        for at in range(0, len(kept), 1 << 20):
+            kept[at : at + (1 << 20)] = bytes([1]) * (1 << 20)
+            if os.fork():
+                os._exit(0)
+        while time.monotonic() < end:
+            if os.fork():
+                os._exit(0)
+            time.sleep(0.0002)
+        os._exit(0)
+time.sleep(40)
+"""
+"""Processes that live a millisecond, and leave what they hold to a child, beside many that do nothing."""
+
+
+def test_memory_that_is_handed_on_faster_than_one_can_look(spec: ImageSpec, mechanism: str) -> None:
+    with Sandbox.create(spec, limits=Limits(memory="128M", processes=512)) as box:
+        result = box.exec(["python3", "-c", HANDED_ON], timeout=60)
+        assert result.limits_hit == ("memory",), result
+        assert box.exec("echo here").stdout == "here\n"
+
+
+FORKING = """
+import os, signal, sys, time
+kept = bytearray(90 << 20)
+stopped = os.fork()
+if not stopped:
+    time.sleep(60)
+os.kill(stopped, signal.SIGSTOP)
+count, end = 0, time.monotonic() + 3
+while time.monotonic() < end:
+    children = [os.fork() for _ in range(4)]
+    if 0 in children:
+        os._exit(0)
+    count += sum(os.waitpid(child, 0)[1] == 0 for child in children)
+state = open(f"/proc/{stopped}/stat").read().split()[2]
+os.kill(stopped, signal.SIGKILL)
+print(state, count > 8)
+"""
+
+
+def test_children_that_come_and_go_do_not_count_for_themselves(spec: ImageSpec, mechanism: str) -> None:
+    """Each shows all of its parent's memory while it lives. Who was stopped stays so when all are looked at."""
+    with Sandbox.create(spec, limits=Limits(memory="128M")) as box:
+        result = box.exec(["python3", "-c", FORKING], timeout=60)
+        assert (result.limits_hit, result.stdout) == ((), "T True\n"), result
+
+
 def test_memory_that_outlives_its_makers_is_freed(spec: ImageSpec, mechanism: str) -> None:
     script = """
 import contextlib, ctypes, os, time

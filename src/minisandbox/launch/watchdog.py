@@ -22,6 +22,8 @@ INTERVAL = 0.05
 """Seconds between two looks while commands run."""
 _LENT, _PAUSE = 0.5, 0.01
 """Seconds for which memory may be shown twice, and between two looks at it."""
+_LONGEST_STOP = 0.2
+"""Seconds that processes have to stop where none is to run: one that waits for a disk does not."""
 _LONGEST_LOOK, _LONGEST_WAIT = 0.5, 5.0
 """Seconds of a processor, and seconds, after which what processes share is looked at no more."""
 _OWN = (b"RssAnon:", b"VmSwap:"), (b"Pss_Anon:", b"SwapPss:")
@@ -72,13 +74,70 @@ def _is_too_much(limit: int) -> bool:
     """Whether processes and what outlives them hold more than the limit."""
     kept = sum(thing.size for thing in _kept())
     # first a quick look, in which what several share counts for each, and everybody's shared memory is the sandbox's
-    sizes = {place: _sum(f"{place}/status", _OWN[0]) for place in map(_place, every_pid())}
+    sizes = _sizes()
+    if sum(sizes.values()) + kept + (_sum("/proc/meminfo", (b"Shmem:",)) or 0) <= limit:
+        return False
+    if _held(sizes, limit - kept) > limit - kept:
+        return True
+    # one that has ended since may have left what it held to a child that it forked, which lives no longer than a look
+    if all(_sum(f"{place}/status", _OWN[0]) is not None for place, size in sizes.items() if size):
+        return False
+    with _standstill():
+        return _held(_sizes(), limit - kept) > limit - kept
+
+
+def _sizes() -> dict[str, int]:
+    """What each process holds, by where it is shown; the youngest are looked at first, for they may end soonest."""
+    youngest = _youngest()
+    pids = sorted(every_pid(), key=lambda pid: (pid <= youngest, pid), reverse=True)  # numbers begin anew some day
+    sizes = {place: _sum(f"{place}/status", _OWN[0]) for place in map(_place, pids)}
     for place in [place for place, size in sizes.items() if size is None]:
         if (thread := _other_thread(place)) is not None:
             sizes[thread] = _sum(f"{thread}/status", _OWN[0])
-    if sum(size or 0 for size in sizes.values()) + kept + (_sum("/proc/meminfo", (b"Shmem:",)) or 0) <= limit:
-        return False
-    return _held(sizes, limit - kept) > limit - kept
+    return {place: size or 0 for place, size in sizes.items()}
+
+
+def _youngest() -> int:
+    """The number that was given last here (proc_loadavg(5))."""
+    with open("/proc/loadavg", "rb") as source:
+        return int(source.read().split()[4])
+
+
+@contextlib.contextmanager
+def _standstill() -> Iterator[None]:
+    """Have no process but this one run, and none come or go, for as long as it takes."""
+    before = set(filter(_is_stopped, every_pid()))
+    _signal_all(signal.SIGSTOP)
+    end = time.monotonic() + _LONGEST_STOP
+    try:
+        while not all(map(_is_still, every_pid())) and time.monotonic() < end:
+            time.sleep(0.001)
+        yield
+    finally:
+        for pid in every_pid():
+            if pid not in before:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    return stat_fields(pid)[:1] == [b"T"]
+
+
+def _is_still(pid: int) -> bool:
+    """Whether a process is stopped, has ended, or waits for what no signal ends, as for a child of vfork(2)."""
+    return pid == os.getpid() or stat_fields(pid)[:1] not in ([b"R"], [b"S"])
+
+
+def _signal_all(number: int) -> None:
+    """Send a signal to every process of the sandbox but this one, its first.
+
+    A child that is being forked meanwhile gets it too, so that nothing outruns it (kernel/fork.c, copy_process).
+    """
+    if os.getpid() != 1:  # elsewhere it would be the machine's processes
+        raise RuntimeError("not the first process of a sandbox")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, number)
 
 
 def end_all(spared: Collection[int], ledger: Ledger) -> None:
@@ -89,11 +148,10 @@ def end_all(spared: Collection[int], ledger: Ledger) -> None:
         ledger: told before anything ends: a worker asks it as soon as its command has ended.
     """
     ledger.note_memory()
-    for _ in range(2):  # one that was being forked shows the second time
-        for pid in every_pid():
-            if pid not in spared:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+    _signal_all(signal.SIGSTOP)
+    for pid in every_pid():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT if pid in spared else signal.SIGKILL)
     _remove(_kept())
 
 
