@@ -226,7 +226,7 @@ time.sleep({pause})
 
 @pytest.mark.usefixtures("mechanism")
 def test_memberships_of_the_same_groups_are_limited(spec: ImageSpec) -> None:
-    """Each is left by itself, whatever the number of groups: 690,000 of 2,300 took 5 s to go; and so are few sockets'."""
+    """Each is left by itself, however few the groups: 690,000 of 2,300 took 5 s to go. So are few sockets'."""
     with Sandbox.create(spec, limits=LIMITS) as box:
         few = COMMON_GROUPS.format(sockets=20, groups=100, pause=1)
         assert box.exec(["python3", "-c", few], timeout=60).check().limits_hit == ()

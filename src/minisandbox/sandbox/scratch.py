@@ -1,7 +1,7 @@
 """Directories on the host for the time of a sandbox, which outlive no owner for long.
 
-Their names say whose they are, so that whoever starts next removes what a killed owner could not. Where they are made is
-noted beside the records of owners: whoever starts next may have another TMPDIR.
+Their names say whose they are, so that whoever starts next removes what a killed owner could not. Where they are made
+is noted beside the records of owners: whoever starts next may have another TMPDIR.
 """
 
 from __future__ import annotations
