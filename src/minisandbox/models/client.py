@@ -16,7 +16,16 @@ from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.gate import Gate, Turns, spread
 from minisandbox.models.metering import Budget, Meter, Prices
 from minisandbox.models.protocol import Completion, Request
-from minisandbox.models.refusals import Again, Failed, clean, error_in, failure_of
+from minisandbox.models.refusals import (
+    REPEATS_KEY,
+    Again,
+    Failed,
+    answer_repeats_key,
+    clean,
+    error_in,
+    failure_of,
+    tells_key,
+)
 
 if TYPE_CHECKING:
     from minisandbox.models.transport import Answer
@@ -41,7 +50,8 @@ class OpenAIModel:
     Args:
         model: the name that the server knows it by.
         api_base: where the API is: ``http://localhost:8000/v1``.
-        api_key: the server's key, "" for none. It is in no error, record or ``repr``.
+        api_key: the server's key, "" for none. It is in no error, record or ``repr``: an answer that repeats one of 20
+            characters or more is none.
         tokens: whether token ids and log-probabilities are asked for (``yes``, ``auto``, ``no``).
         timeouts: of one try.
         retries: further tries after failures that may pass.
@@ -128,7 +138,9 @@ class OpenAIModel:
     def _completion(self, answer: Answer, call: _Call, *, asked: bool) -> Completion:
         try:
             # not elsewhere than on the loop: json holds the interpreter's lock all the time
-            body = json.loads(answer.body)
+            # as json does it with bytes; what the key is looked for in has to be what was read
+            text = answer.body.decode(json.detect_encoding(answer.body), "surrogatepass")
+            body = json.loads(text)
         except (ValueError, RecursionError):
             # cleaned before it is cut: half of a key would not be recognised
             beginning = clean(answer.body[:4096].decode("utf-8", "replace"), self._key)[:_SHOWN]
@@ -137,13 +149,28 @@ class OpenAIModel:
         if found := error_in(body):
             raise self._refusal(replace(answer, status=found[0], body=found[1]))
         call.cost += self._meter.charge(read_usage(body))
-        try:
-            completion = read_answer(body, self._largest)
-        except BadAnswer as error:
-            raise Failed(error.about(self._transport.server), "seldom") from None
+        completion = self._read(body, text)
         if asked and completion.tokens is None:
             self._without_tokens(call)
         return completion
+
+    def _read(self, body: object, text: str) -> Completion:
+        """Read an answer that does not repeat the key: all of it may get into records."""
+        server = self._transport.server
+        if answer_repeats_key(text, self._key):
+            error = BadAnswer(
+                f"{server} repeats the API key in its answer, which is not kept",
+                reason="the server, or a proxy before it, sends back what it is sent",
+                hint="look at what the server sends by itself, and at its logs: the key may be there too",
+            )
+            raise Failed(error, "seldom")
+        try:
+            return read_answer(body, self._largest)
+        except BadAnswer as error:
+            told = error.about(server)
+        if tells_key(text, self._key):  # of which the error may have a part, cut within the key
+            told = BadAnswer(f"{server} sends an answer that cannot be read: {REPEATS_KEY}")
+        raise Failed(told, "seldom")
 
     def _without_tokens(self, call: _Call) -> None:
         """The engine has said nothing about tokens, though asked."""

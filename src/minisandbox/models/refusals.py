@@ -19,9 +19,13 @@ _LONGEST_WORDS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _SHORTEST_SECRET = 6  # "EMPTY", "none": what people give servers that want any key
 _PART = 12  # characters of a key in a row; error messages show as many as 11, and what keys begin with
+_LONG = 20  # characters of a key that answers, not errors alone, may not have: models say shorter ones too
 _BEGINNING = 6  # characters of a key that the end of a text, or of a string in it, may not be: it may have been cut
 REPEATS_KEY = "it repeats the engine's key"
 _BACKSLASHES = re.compile(r"\\(?:\\|u005[cC])*+(?:u([0-9a-fA-F]{4}))?")
+_ESCAPED_BLANK = re.compile(r"\\(?:\\|u005[cC])*+([bfnrt])?")  # as above: each run is looked at once
+_BLANKS = bytes([*range(33), 127])
+_SIGNS = bytes(one for one in range(128) if not chr(one).isalnum())
 _HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")
 _BY_CODE = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 # vLLM, OpenAI, DeepSeek: "maximum context length is N tokens"; SGLang: "longer than the model's context length";
@@ -100,7 +104,7 @@ def without_key(text: str, secret: str) -> str:
     said, key = _letters(_HALF_ESCAPE.sub("", shown)), _letters(secret)
     beginnings = [key[:length] for length in range(_BEGINNING, min(_PART, len(key)))]
     ends = any(said.endswith(one) or f'{one}"' in said for one in beginnings)
-    return REPEATS_KEY if ends or repeats_key(shown, secret, _PART) else shown
+    return REPEATS_KEY if ends or repeats_key(shown, secret, _PART) or _has_pieces(shown, secret) else shown
 
 
 def repeats_key(text: str, secret: str, least: int) -> bool:
@@ -108,6 +112,32 @@ def repeats_key(text: str, secret: str, least: int) -> bool:
     said, key = _letters(text), _letters(secret)
     length = min(least, len(key))
     return length > 0 and any(key[start : start + length] in said for start in range(len(key) - length + 1))
+
+
+def answer_repeats_key(text: str, secret: str) -> bool:
+    """Whether an answer, as it came, has a whole key that no model says by itself; escaped as in JSON or not."""
+    return len(secret) >= _LONG and repeats_key(text, secret, len(secret))
+
+
+def tells_key(text: str, secret: str) -> bool:
+    """Whether a text has a key, or a part of it, that an error may not tell."""
+    return len(secret) >= _SHORTEST_SECRET and without_key(text, secret) != text
+
+
+def _has_pieces(text: str, secret: str) -> bool:
+    """Whether a text has a part of a key once what stands between its pieces is gone.
+
+    Blanks, line ends and what is not ASCII; of a long key any sign: shorter ones may be made of words that texts have.
+    """
+    joints = _SIGNS if len(_without(secret, _SIGNS)) >= _LONG else _BLANKS
+    key = _without(secret, joints)
+    # a backslash and "n" are the end of a line, or a letter of the key
+    readings = (text, _ESCAPED_BLANK.sub(lambda found: " " if found[1] else found[0], text))
+    return len(key) >= _SHORTEST_SECRET and any(repeats_key(_without(one, joints), key, _PART) for one in readings)
+
+
+def _without(text: str, joints: bytes) -> str:
+    return _letters(text).encode("ascii", "ignore").translate(None, joints).decode()
 
 
 def _letters(text: str) -> str:

@@ -20,7 +20,7 @@ from minisandbox.models.dialect import TOKEN_FIELDS, read_answer, wants_tokens
 from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenRow
 from minisandbox.models.protocol import Completion
-from minisandbox.models.refusals import REPEATS_KEY, Failed, error_in, repeats_key, without_key
+from minisandbox.models.refusals import REPEATS_KEY, Failed, answer_repeats_key, error_in, without_key
 from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, has_key, key_of, stream_of
 from minisandbox.models.transport import Answer, Transport
 
@@ -31,8 +31,6 @@ _LONGEST_KEY = 200
 _LARGEST_ANSWER = 256 * 1024 * 1024
 _GONE = 499  # nginx's status for a client that did not wait
 _TOO_DEEP = "the lists and objects of the request are too deep"
-_SHORTEST_SECRET = 20
-"""Characters of an engine's key that its answers, not its errors alone, may not have: models say shorter ones too."""
 _NO_ROOM = "the session has room for fewer bytes than its requests have"
 _OBJECT_BYTES = 80
 _WIDE = 5  # a character may take 4 bytes in a text, and 12 as JSON
@@ -239,7 +237,7 @@ class CaptureProxy(HttpServer):
             body = None
         error = error_in(body)
         if got.status == 200 and error is None and isinstance(body, dict):
-            if len(self._secret) >= _SHORTEST_SECRET and repeats_key(text, self._secret, len(self._secret)):
+            if answer_repeats_key(text, self._secret):
                 raise _refusal(502, f"the engine answers 200: {REPEATS_KEY}", "upstream_error")
             return body
         status = got.status if got.status >= 400 else error[0] if error else 502
