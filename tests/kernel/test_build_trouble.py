@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 from tests.waiting import PATIENCE, until
 
-from minisandbox.errors import DiskFull
+from minisandbox.errors import BuildError, DiskFull
+from minisandbox.images import LocalSource, Recipe, build
+from minisandbox.images.failures import Failures
 from minisandbox.store import Store
 
 pytestmark = pytest.mark.kernel
@@ -114,3 +117,27 @@ def test_a_disk_that_fills_loses_nothing_that_was_finished(tmp_path: Path, sourc
     if done.stdout.startswith("no sandbox here"):
         pytest.skip(done.stdout)
     assert done.stdout.strip() == f"{DiskFull.exit_code} ['base', 'local'] []", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (
+            "for i in {1..20}; do truncate -s 60G hole$i; done",
+            r"8 GiB of holes together; .*testbed/hole\d+ \(60.0 GiB\)",
+        ),
+        ("name=$(printf '%0200d' 0); for i in {1..30}; do mkdir $name; cd $name; done", "4,095 bytes"),
+    ],
+    ids=["holes", "depth"],
+)
+def test_what_a_step_left_holds_up_nobody(tmp_path: Path, source: Path, command: str, reason: str) -> None:
+    store = Store.open(tmp_path / "store")
+    recipe = Recipe(source=LocalSource(source), install=(command,), step_timeout=20.0)
+    begun = time.monotonic()
+    with pytest.raises(BuildError, match=reason) as caught:
+        build(recipe, store=store, name="left")
+    assert time.monotonic() - begun < PATIENCE
+    assert len(str(caught.value)) < 1000
+    assert caught.value.step == "install"
+    assert Failures(store).of_image("left").step == "install"
+    assert _staged(store) == []

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import InvalidValue, SourceError
+from minisandbox.images.download import fetch_file
 from minisandbox.images.index import IndexSettings
 from minisandbox.images.listing import FRESH, parse_moment
 from minisandbox.images.lock import Package
@@ -131,6 +132,13 @@ def test_what_is_kept_is_not_asked_for_again(upstream: Upstream, store: Store) -
             _get(f"{url}demo-pkg/")
             _get(f"{url}demo-pkg/demo-pkg-0.9.tar.gz")
     assert upstream.asked == ["/simple/demo-pkg/", "/files/demo-pkg-0.9.tar.gz"]
+
+
+def test_a_local_file_of_a_terabyte_is_not_read(store: Store, tmp_path: Path) -> None:
+    with (tmp_path / "huge.whl").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(SourceError, match="too large"):
+        fetch_file((tmp_path / "huge.whl").as_uri(), "0" * 64, store, IndexSettings())
 
 
 def test_only_the_steps_own_address_answers(upstream: Upstream, store: Store) -> None:

@@ -16,6 +16,7 @@ from minisandbox.images.recipe import Recipe
 from minisandbox.images.runner import Place, run_step
 from minisandbox.images.session import Session
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
+from minisandbox.store.allowance import UnfitTree
 from minisandbox.types import WORKDIR
 
 
@@ -91,14 +92,22 @@ class Maker:
             with self.session.store.hold(*planned.below):  # a collection may run beside this
                 return run_step(self._place(plan, planned, staging), step.prepare(staging))
 
-        record, made = self.session.store.ensure_layer(
-            key,
-            parent=planned.below[-1],
-            step=step.definition,
-            make=make,
-            on_wait=lambda: self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail),
-            beside=planned.below,
-        )
+        try:
+            record, made = self.session.store.ensure_layer(
+                key,
+                parent=planned.below[-1],
+                step=step.definition,
+                make=make,
+                on_wait=lambda: self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail),
+                beside=planned.below,
+            )
+        except UnfitTree as error:  # the step's own doing, as its failing would be
+            raise BuildError(
+                f"what build step {step.name!r} of image {plan.name!r} wrote cannot be kept: {error.what}",
+                step=step.name,
+                reason=error.reason,
+                hint=error.hint,
+            ) from error
         self._tell(plan, step.name, StepState.FINISHED if made else StepState.CACHED, key, record, step.detail)
         return record
 

@@ -45,6 +45,8 @@ def _local(url: str, sha256: str) -> tuple[Path, str]:
     path = file_path(url)
     try:
         with path.open("rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) > _LIMIT:
+                raise SourceError(f"{path} is too large", reason=f"it has {size} bytes, holes included")
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise SourceError(f"cannot read {path}", reason=error.strerror) from error

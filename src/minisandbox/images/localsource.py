@@ -24,7 +24,8 @@ from minisandbox.images.recipe import LocalSource
 from minisandbox.launch import syscalls as sc
 
 _LIST_TIMEOUT = 120.0
-_LARGEST = 1 << 31
+_LARGEST, _MOST = 1 << 31, 1 << 34
+"""Bytes of one file, and of all together, holes included: each is read, and written into an archive."""
 _WITHIN = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """A path leads nowhere, or through a file or a link that took the place of a directory."""
@@ -77,7 +78,7 @@ def take_snapshot(source: LocalSource) -> Snapshot:
         with _opened(root) as top:
             _check_place(top, source)
             paths = sorted(set(_tracked(root) or _walked(top)))
-            files = tuple(described for path in paths if (described := _described(top, path)))
+            files = tuple(_all_described(top, paths))
     except OSError as error:
         raise SourceError(f"cannot read {root}", reason=str(error)) from error
     if not files:
@@ -106,9 +107,20 @@ def _check_place(top: int, source: LocalSource) -> None:
         )
 
 
-def _described(top: int, path: str) -> tuple[str, str, str] | None:
-    found = _read(top, path)
-    return None if found is None else (path, found[0], hashlib.sha256(found[1]).hexdigest())
+def _all_described(top: int, paths: list[str]) -> Iterator[tuple[str, str, str]]:
+    total = 0
+    for path in paths:
+        found = _read(top, path)
+        if found is None:
+            continue
+        total += len(found[1])
+        if total > _MOST:
+            raise SourceError(
+                f"the files of the source have more than {_MOST >> 30} GiB together",
+                reason="sparse files count with their holes",
+                hint="have git ignore what is no source, or move it elsewhere",
+            )
+        yield path, found[0], hashlib.sha256(found[1]).hexdigest()
 
 
 def _tracked(root: Path) -> list[str] | None:

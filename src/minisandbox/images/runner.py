@@ -35,6 +35,8 @@ _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
 _NEARLY_FULL = 64 * MiB
+_LEAST_READING = 60.0
+"""Seconds; a machine that is busy must not fail a step that was quick."""
 _REASONS = (
     (r"No space left on device", "a file system in the build sandbox is full"),
     (
@@ -200,7 +202,8 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
         _run_commands(box, place, replace(work, environment={**own, **access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
     add_usr(upper)
-    return Made(upper / "tree", facts)
+    # what it wrote in its time may be read for as long: a host is not held up by what a step left behind
+    return Made(upper / "tree", facts, patience=max(place.timeout, _LEAST_READING))
 
 
 def add_usr(upper: Path) -> None:

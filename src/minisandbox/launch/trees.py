@@ -220,10 +220,10 @@ def pieces(descriptor: int, size: int) -> Iterator[bytes | int]:
     """
     position = 0
     while position < size:
-        start = min(_seek(descriptor, position, os.SEEK_DATA, size), size)
+        start = min(seek(descriptor, position, os.SEEK_DATA, size), size)
         if start > position:
             yield start - position
-        end = min(_seek(descriptor, start, os.SEEK_HOLE, size), size) if start < size else size
+        end = min(seek(descriptor, start, os.SEEK_HOLE, size), size) if start < size else size
         position = start
         while position < end:
             data = os.pread(descriptor, min(CHUNK, end - position), position)
@@ -236,7 +236,8 @@ def pieces(descriptor: int, size: int) -> Iterator[bytes | int]:
         yield data
 
 
-def _seek(descriptor: int, position: int, whence: int, size: int) -> int:
+def seek(descriptor: int, position: int, whence: int, size: int) -> int:
+    """Where the next data or hole of a file begins (lseek(2)): its size where there is none."""
     try:
         return os.lseek(descriptor, position, whence)
     except OSError as error:

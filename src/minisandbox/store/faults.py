@@ -13,6 +13,7 @@ from minisandbox.errors import DiskFull, MiniSandboxError, StoreError
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What the kernel says where a disk or a quota is full."""
 
+_LONGEST = 600
 _HINTS = {
     errno.EACCES: "check who owns the store, or set MINISANDBOX_STORE to a directory of your own",
     errno.EPERM: "check who owns the store and for immutable files (lsattr)",
@@ -41,7 +42,7 @@ def store_faults(what: str) -> Iterator[None]:
         if error.errno in FULL:
             raise disk_full(what, error) from error
         hint = _HINTS.get(error.errno or 0)
-        raise StoreError(f"cannot {what}", reason=str(error), hint=hint) from error
+        raise StoreError(f"cannot {what}", reason=_told(error), hint=hint) from error
 
 
 def disk_full(what: str, error: OSError | None = None) -> DiskFull:
@@ -53,11 +54,17 @@ def disk_full(what: str, error: OSError | None = None) -> DiskFull:
     """
     fault = DiskFull(
         f"cannot {what}: the disk is full",
-        reason=str(error) if error else "no space left on the store's file system",
+        reason=_told(error) if error else "no space left on the store's file system",
         hint="free some space, or set MINISANDBOX_STORE to a larger disk; finished layers are kept",
     )
     fault.errno = error.errno if error else errno.ENOSPC
     return fault
+
+
+def _told(error: OSError) -> str:
+    """What the kernel said, without the middle of a path that fills screens."""
+    text = str(error)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
 
 
 def fault_point(name: str) -> None:

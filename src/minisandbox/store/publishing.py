@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox.store import entries as listing
+from minisandbox.store.allowance import Allowance
 from minisandbox.store.durable import sync_directory, sync_filesystem
 from minisandbox.store.entries import FILE, PRIVATE, Entry
 from minisandbox.store.faults import fault_point
@@ -30,12 +31,14 @@ class Publication:
         tree: the tree.
         below: what the layers that it is stacked with have of the pool: yields names of objects. It is only asked where
             an object is there already; no inode may be in a stack twice, because programs compare inodes.
+        patience: seconds that listing and hashing the tree may take; None: no limit.
     """
 
     pool: Pool
     work: Path
     tree: Path
     below: Iterable[str]
+    patience: float | None = None
     _more: dict[str, list[str]] = field(default_factory=dict)
     _copies: dict[str, int] = field(default_factory=dict)
     _missing: list[tuple[Entry, str]] = field(default_factory=list)
@@ -60,6 +63,7 @@ class Publication:
             The directory to rename, and the layer's record.
 
         Raises:
+            UnfitTree: the tree costs too much to read, or a path in it is too long.
             StoreError: the tree holds a device.
             OSError: the kernel refused; ENOSPC of delayed allocation shows up here.
         """
@@ -83,7 +87,7 @@ class Publication:
         """Exchange files with the pool; return what is in the tree."""
         lifted = Lifted()
         try:
-            found = list(scan(self.tree, lifted)) if grow is None else []
+            found = list(scan(self.tree, lifted, Allowance(self.patience))) if grow is None else []
             fault_point("scanned")
             with self.pool.using():
                 found = grow(self._link) if grow is not None else found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox.errors import StoreError
+from minisandbox.store.allowance import Allowance, UnfitTree, shortened
 from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, SOCKET, WHITEOUT, Attributes, Entry
 
 _CHUNK = 1 << 20
@@ -80,37 +82,54 @@ def _listed(folder: str, lifted: Lifted | None) -> list[os.DirEntry[str]]:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def scan(tree: Path, lifted: Lifted) -> Iterator[Entry]:
+def scan(tree: Path, lifted: Lifted, allowance: Allowance) -> Iterator[Entry]:
     """Yield the entry of everything in a tree that is about to be published, and clear it of overlayfs's own notes.
 
     Args:
         tree: a tree that nobody writes to any more.
         lifted: where to note the modes of directories that had to be opened up, as a build may have left them.
+        allowance: what reading it may cost.
 
     Raises:
+        UnfitTree: reading it costs more, or a path in it is too long.
         StoreError: it holds a device, or a file changed while it was read.
         OSError: something in it cannot be read.
     """
+    try:
+        yield from _scanned(tree, lifted, allowance)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = shortened(str(error.filename or "").removeprefix(f"{tree}/"))
+        raise UnfitTree(
+            "a path in the tree is too long",
+            reason=f"the kernel takes 4,095 bytes, those of the store's directory among them; this has more: {name!r}",
+            hint="remove directories that lie so deep in the command that makes them",
+        ) from error
+
+
+def _scanned(tree: Path, lifted: Lifted, allowance: Allowance) -> Iterator[Entry]:
     first: dict[int, Entry] = {}
     for path, info in walk(tree, lifted):
+        allowance.check()
         where = f"{tree}/{path}" if path else str(tree)
         known = first.get(info.st_ino) if info.st_nlink > 1 else None
         if known is not None:
             yield replace(known, path=path, same=known.path)
             continue
-        entry = _cleared(_described(path, where, info), where)
+        entry = _cleared(_described(path, where, info, allowance), where)
         if info.st_nlink > 1 and entry.kind != DIRECTORY:
             first[info.st_ino] = entry
         yield entry
 
 
-def _described(path: str, where: str, info: os.stat_result) -> Entry:
+def _described(path: str, where: str, info: os.stat_result, allowance: Allowance) -> Entry:
     if info.st_mode & stat.S_IRUSR or not stat.S_ISREG(info.st_mode):
-        return describe(path, where, info)
+        return describe(path, where, info, allowance=allowance)
     lifted = Lifted()
     lifted.lift(where)
     try:
-        return describe(path, where, info)
+        return describe(path, where, info, allowance=allowance)
     finally:
         lifted.restore()
 
@@ -131,7 +150,9 @@ def _cleared(entry: Entry, where: str) -> Entry:
     return replace(entry, attributes=tuple(pair for pair in entry.attributes if pair[0] not in _MACHINE))
 
 
-def describe(path: str, where: str, info: os.stat_result, *, digest: bool = True) -> Entry:
+def describe(
+    path: str, where: str, info: os.stat_result, *, digest: bool = True, allowance: Allowance | None = None
+) -> Entry:
     """Return the entry of one thing.
 
     Args:
@@ -139,8 +160,10 @@ def describe(path: str, where: str, info: os.stat_result, *, digest: bool = True
         where: its path here.
         info: its status.
         digest: whether to read and hash a file's content.
+        allowance: what reading it may cost; None: whatever it does.
 
     Raises:
+        UnfitTree: reading it costs more.
         StoreError: it is a device, or a file changed while it was read.
         OSError: it cannot be read.
     """
@@ -156,7 +179,7 @@ def describe(path: str, where: str, info: os.stat_result, *, digest: bool = True
         mtime=info.st_mtime_ns,
         size=info.st_size if kind == FILE else 0,
         disk=info.st_blocks * 512,  # stat(2): in units of 512 bytes on every file system
-        digest=hash_file(where, info.st_size) if kind == FILE and digest else "",
+        digest=hash_file(where, info.st_size, path, allowance) if kind == FILE and digest else "",
         target=os.readlink(where) if kind == LINK else "",
         attributes=read_attributes(where) if kind in (FILE, DIRECTORY) else (),
     )
@@ -169,21 +192,28 @@ def kind_of(info: os.stat_result) -> str | None:
     return _KINDS.get(stat.S_IFMT(info.st_mode))
 
 
-def hash_file(path: str, size: int) -> str:
+def hash_file(path: str, size: int, name: str = "", allowance: Allowance | None = None) -> str:
     """Return the SHA-256 of a file's content.
 
     Args:
         path: the file; it is not followed if it is a link, and not waited for if it is none.
         size: how long it is.
+        name: what an allowance that is exceeded calls it.
+        allowance: what reading it may cost; None: whatever it does.
 
     Raises:
+        UnfitTree: reading it costs more.
         StoreError: it is longer or shorter.
         OSError: it cannot be read.
     """
     fd = os.open(path, _READ)
     try:
+        if allowance is not None:
+            allowance.admit(name, fd, size)
         digest, left = hashlib.sha256(), size
         while chunk := os.read(fd, min(left + 1, _CHUNK)):
+            if allowance is not None:
+                allowance.check()
             digest.update(chunk)
             left -= len(chunk)
             if left < 0:

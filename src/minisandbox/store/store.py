@@ -52,12 +52,14 @@ class Made:
         facts: what it learned on the way, kept in the layer's record.
         seconds: how long it took where it was made, if that was not here.
         grow: makes the tree when the layer is published, where what is in it is known and checked already.
+        patience: seconds that listing and hashing the tree may take; None: no limit.
     """
 
     tree: Path
     facts: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
     grow: Grow | None = None
+    patience: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +355,8 @@ class Store(Catalogue):
         self, work: Path, made: Made, unsized: LayerRecord, beside: Sequence[str], hold: Hold | None
     ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
-            publication = Publication(self.pool, work, made.tree, self._objects_below(unsized.parent, beside))
+            below = self._objects_below(unsized.parent, beside)
+            publication = Publication(self.pool, work, made.tree, below, made.patience)
             whole, record = publication.prepare(unsized, made.grow)
             if hold is not None:  # before anybody can see it, and so remove it
                 hold.add_unpublished(record.key, whole)
