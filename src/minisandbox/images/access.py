@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from minisandbox.errors import BuildError
-from minisandbox.images.index import IndexSettings, has_credentials, without_credentials
+from minisandbox.images.index import IndexSettings, has_credentials, shown
 from minisandbox.images.places import MOUNTS
 from minisandbox.types import Mount, Network
 
@@ -62,7 +62,7 @@ def host_access(url: str, settings: IndexSettings, step: str) -> Access:
     for name, value in settings.proxies:
         if name != "no_proxy" and has_credentials(value):
             raise BuildError(
-                f"build step {step!r}: the address of the proxy {without_credentials(value)!r} holds credentials",
+                f"build step {step!r}: the address of the proxy {shown(value)!r} holds credentials",
                 step=step,
                 reason="code of packages runs in build steps and could read them",
                 hint="let the recipe's network be 'index', or use a proxy on this machine that adds them",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from minisandbox.errors import InvalidValue
+from minisandbox.images.index import shown
 from minisandbox.images.mirrors import mirror_name
 from minisandbox.images.recipe import GitSource
 from minisandbox.store import Store
@@ -73,7 +74,7 @@ class Anchors:
             StoreError: the store refuses.
         """
         path = self.store.root / "repositories" / f"{mirror_name(source.url)}.anchor"
-        with store_faults(f"note the anchor of {source.url}"):
+        with store_faults(f"note the anchor of {shown(source.url)}"):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             write_atomic(path, f"{source.commit}\n".encode())
 

@@ -9,7 +9,7 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from minisandbox.errors import SourceError
-from minisandbox.images.index import IndexSettings, without_credentials
+from minisandbox.images.index import IndexSettings, shown
 from minisandbox.images.web import Web, copy_with_limit, file_path
 from minisandbox.store import Store
 from minisandbox.store.durable import sync_directory
@@ -55,7 +55,7 @@ def _local(url: str, sha256: str) -> tuple[Path, str]:
 
 
 def _download(url: str, sha256: str, store: Store, settings: IndexSettings) -> tuple[Path, str]:
-    with store.staging("download") as work, store_faults(f"download {_shown(url)}"):
+    with store.staging("download") as work, store_faults(f"download {_name(url)}"):
         part = work / "part"
         digest = receive(url, part, Web(settings))
         _check(url, sha256, digest)
@@ -68,7 +68,7 @@ def _download(url: str, sha256: str, store: Store, settings: IndexSettings) -> t
 def _check(url: str, wanted: str, found: str) -> None:
     if wanted and wanted != found:
         raise SourceError(
-            f"{_shown(url)} does not have the sha256 {wanted}",
+            f"{_name(url)} does not have the sha256 {wanted}",
             reason=f"what came has {found}",
             hint="the index and its file do not fit: nothing was kept; try again, or correct the hash",
         )
@@ -97,7 +97,7 @@ def _receive_from_network(url: str, target: IO[bytes], web: Web) -> None:
     with web.open(url) as answer:
         if answer is None:
             raise SourceError(
-                f"{without_credentials(url)} is listed on the index, but not there",
+                f"{shown(url)} is listed on the index, but not there",
                 hint="try again, or name another version",
             )
         _check_length(url, answer.headers.get("Content-Length"), copy_with_limit(answer, target, _LIMIT))
@@ -106,8 +106,8 @@ def _receive_from_network(url: str, target: IO[bytes], web: Web) -> None:
 def _check_length(url: str, announced: str | None, came: int) -> None:
     if announced is not None and announced.isdigit() and int(announced) != came:
         reason = f"the connection broke off after {came} of {announced} bytes"
-        raise SourceError(f"cannot download {without_credentials(url)}", reason=reason, hint="try again")
+        raise SourceError(f"cannot download {shown(url)}", reason=reason, hint="try again")
 
 
-def _shown(url: str) -> str:
+def _name(url: str) -> str:
     return unquote(urlsplit(url).path.rpartition("/")[2])

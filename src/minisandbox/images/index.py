@@ -98,9 +98,16 @@ def has_credentials(url: str) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL fit for messages."""
+    """Return a URL as servers are asked for it; for messages see :func:`shown`."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def shown(url: str) -> str:
+    """Return a URL fit for messages and records: without credentials, and without the query that may sign it."""
+    plain = without_credentials(url)
+    parts = urlsplit(plain)
+    return urlunsplit(parts._replace(query="", fragment="")) if parts.scheme else plain  # paths may have "?" and "#"
 
 
 def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from minisandbox.errors import DiskFull, SourceError
 from minisandbox.images.hostgit import run_git
-from minisandbox.images.index import without_credentials
+from minisandbox.images.index import shown, without_credentials
 from minisandbox.images.recipe import GitSource
 from minisandbox.store import Store
 from minisandbox.store.faults import disk_full
@@ -256,7 +256,9 @@ def _failure(source: GitSource, said: str) -> SourceError | DiskFull:
     what = f"fetch {source.commit[:12]} from {_shown(source)}"
     if "No space left on device" in said or "Disk quota exceeded" in said:
         return disk_full(what)
-    lines = [line for line in said.replace(source.url, _shown(source)).splitlines() if line.strip()]
+    for told in (source.url, without_credentials(source.url)):  # git itself leaves out the password, not the query
+        said = said.replace(told, _shown(source))
+    lines = [line for line in said.splitlines() if line.strip()]
     hint = "check the address and your access to it; on a machine without network give --repo-mirrors DIR"
     if "dubious ownership" in said:
         hint = "the repository belongs to another user: `git config --global --add safe.directory PATH` trusts it"
@@ -275,4 +277,4 @@ def _place(source: GitSource) -> str:
 
 
 def _shown(source: GitSource) -> str:
-    return without_credentials(source.url)
+    return shown(source.url)

@@ -14,7 +14,7 @@ from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist
 from packaging.version import Version
 
 from minisandbox.errors import SourceError
-from minisandbox.images.index import IndexSettings, default_index_url
+from minisandbox.images.index import IndexSettings, default_index_url, shown
 from minisandbox.images.web import Web
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
@@ -162,7 +162,7 @@ def _json_files(page: bytes, base: str) -> list[dict[str, object]]:
         files = json.loads(page)["files"]
         return [file for file in files if isinstance(file, dict)]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SourceError(f"{base} is not an index page", reason=f"{type(error).__name__}: {error}") from error
+        raise SourceError(f"{shown(base)} is not an index page", reason=f"{type(error).__name__}: {error}") from error
 
 
 def version_in(name: str, filename: str) -> str | None:

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import BadStatusLine, HTTPException, responses
+from http.client import BadStatusLine, HTTPException, InvalidURL, responses
 from pathlib import Path
 from typing import IO
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -19,7 +19,7 @@ from urllib.request import url2pathname
 from urllib.response import addinfourl
 
 from minisandbox.errors import SourceError
-from minisandbox.images.index import IndexSettings, without_credentials
+from minisandbox.images.index import IndexSettings, shown, without_credentials
 from minisandbox.store.faults import FULL
 
 _ATTEMPTS = 3
@@ -169,18 +169,19 @@ def file_path(url: str) -> Path:
 
 @contextmanager
 def _named(url: str) -> Iterator[None]:
-    """Say which URL could not be read, and why, without its credentials."""
-    shown = without_credentials(url)
+    """Say which URL could not be read, and why, without what may be a secret in it."""
     try:
         yield
     except urllib.error.HTTPError as error:
         reason = f"the server answered {error.code} {responses.get(error.code, '')}".rstrip()
-        raise SourceError(f"cannot read {shown}", reason=reason) from None
+        raise SourceError(f"cannot read {shown(url)}", reason=reason) from None
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in FULL:  # what came could not be kept: no fault of the server
             raise
         reason = str(getattr(error, "reason", "") or error) or type(error).__name__
         if isinstance(error, BadStatusLine) and not isinstance(error, OSError):
             reason = "the server's answer is no HTTP"  # it may repeat what the server was sent
+        elif isinstance(error, InvalidURL) or not isinstance(error, OSError | HTTPException):  # which quote addresses
+            reason = "the address, or one that it leads to, is none that can be asked"
         hint = "check the network, the proxy and the certificates: pip's settings (`pip config list`) are used"
-        raise SourceError(f"cannot read {shown}", reason=reason, hint=hint) from None
+        raise SourceError(f"cannot read {shown(url)}", reason=reason, hint=hint) from None
