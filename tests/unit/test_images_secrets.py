@@ -1,10 +1,12 @@
-"""Tokens in addresses are in no error and no record."""
+"""Tokens in addresses, and credentials that an index sends back: not in errors, nor on the pages of build steps."""
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,16 +16,18 @@ import pytest
 
 from minisandbox.errors import SourceError
 from minisandbox.images.download import fetch_file
+from minisandbox.images.echoes import Secrets
 from minisandbox.images.index import IndexSettings, shown
 from minisandbox.images.mirrors import _failure
 from minisandbox.images.packages import PackageIndex, Served
 from minisandbox.images.recipe import GitSource
-from minisandbox.images.simple_api import JSON_TYPE, listed_files
+from minisandbox.images.simple_api import JSON_TYPE, Link, find_archives, listed_files
 from minisandbox.images.web import Web
 from minisandbox.store import Store
 
 TOKEN = "TOKENTOKEN123"
 USER, PASSWORD = "me@work", "p#ss/W0rd%x"
+PAIR = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 GOOD = "demo-1.0-py3-none-any.whl"
 
 
@@ -46,6 +50,10 @@ class Server:
 
     def page(self, body: str, content_type: str = "text/html") -> None:
         self.answers["/simple/demo/"] = 200, {"Content-Type": content_type}, body.encode()
+
+    def files(self, *rows: dict[str, object]) -> None:
+        good = {"url": f"/files/{GOOD}", "hashes": {"sha256": "1" * 64}}
+        self.page(json.dumps({"files": [good, *({"url": "/files/demo-0.9.tar.gz"} | row for row in rows)]}), JSON_TYPE)
 
 
 @pytest.fixture
@@ -142,3 +150,93 @@ def test_a_repositorys_address_is_told_without_its_query() -> None:
         told = str(_failure(source, f"fatal: unable to access '{said}'"))
         assert TOKEN not in told
         assert "a:b" not in told
+
+
+# --- what an index repeats -------------------------------------------------------------------------------------------
+
+SAID: dict[str, Callable[[str], dict[str, object]]] = {
+    "file": lambda text: {"url": f"/files/demo-0.9-{quote(text, safe='')}.tar.gz"},
+    "file, encoded twice": lambda text: {"url": f"/files/demo-0.9-{quote(quote(text, safe=''))}.tar.gz"},
+    "directory": lambda text: {"url": f"/{quote(text)}/demo-0.9.tar.gz"},
+    "query": lambda text: {"url": f"/files/demo-0.9.tar.gz?token={quote(text, safe='')}"},
+    "requires-python": lambda text: {"requires-python": f">=3 {text}"},
+    "yanked": lambda text: {"yanked": text},
+    "upload-time": lambda text: {"upload-time": text},
+    "hash": lambda text: {"hashes": {"sha256": text}},
+    "core-metadata": lambda text: {"core-metadata": {"sha256": text}},
+    "dist-info-metadata": lambda text: {"dist-info-metadata": {"sha256": text}},
+}
+FORMS = [PASSWORD, quote(PASSWORD, safe=""), PAIR, PAIR.rstrip("="), f"Basic {PAIR}", f"{USER}:{PASSWORD}"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("say", SAID.values(), ids=SAID.keys())
+def test_an_entry_that_repeats_credentials_is_left_out(
+    say: Callable[[str], dict[str, object]], form: str, server: Server, store: Store
+) -> None:
+    server.files(say(form))
+    told, served = "", Served()
+    with PackageIndex(store, server.settings) as index, index.serve(served) as url:
+        for accept in ("text/html", JSON_TYPE):
+            request = urllib.request.Request(f"{url}demo/", headers={"Accept": accept})
+            told += urllib.request.urlopen(request, timeout=10).read().decode()
+    assert GOOD in told
+    assert "demo-0.9" not in told
+    assert "1 files are left out" in " ".join(served.complaints)
+    kept = " ".join(path.read_text() for path in (store.root / "index").iterdir())
+    assert all(one.casefold() not in f"{told} {served.complaints} {kept}".casefold() for one in FORMS)
+    with pytest.raises(SourceError, match="repeats a password"):
+        find_archives("demo", server.settings)
+
+
+def test_a_page_of_html_is_looked_through_too(server: Server) -> None:
+    attributes = ("requires-python", "yanked", "core-metadata", "dist-info-metadata")
+    rows = [f'<a href="/f/demo-{n}.zip" data-{name}="sha256={PASSWORD}">x</a>' for n, name in enumerate(attributes)]
+    server.page("".join([*rows, f'<a href="/f/demo-9.zip#sha256={PAIR}">x</a><a href="/f/demo-10.zip">{PASSWORD}</a>']))
+    listed = listed_files("demo", server.settings)
+    assert [link.filename for link in listed.files] == ["demo-10.zip"]
+    assert listed.left_out == 5
+
+
+def test_an_earlier_answer_that_repeats_credentials_is_not_used(server: Server, store: Store) -> None:
+    server.files()
+    with PackageIndex(store, server.settings) as index, index.serve(Served()) as url:
+        urllib.request.urlopen(f"{url}demo/", timeout=10).close()
+    [path] = (store.root / "index").iterdir()
+    kept = json.loads(path.read_text())
+    del kept["left_out"]
+    kept["files"].append(kept["files"][0] | {"url": f"{server.url}/files/demo-0.9.tar.gz", "yanked": PASSWORD})
+    path.write_text(json.dumps(kept))
+    with PackageIndex(store, server.settings) as index, index.serve(served := Served()) as url:
+        assert b"demo-0.9" not in urllib.request.urlopen(f"{url}demo/", timeout=10).read()
+    assert "1 files are left out" in " ".join(served.complaints)
+
+
+def test_links_with_the_indexs_own_credentials_are_kept_without_them(server: Server) -> None:
+    own = (server.settings.index_url or "").removesuffix("/simple")
+    server.page(
+        f'<a href="{own}/files/{GOOD}">x</a><a href="http://other:one@127.0.0.1:{server.port}/demo-2.zip">x</a>'
+    )
+    assert [link.url for link in listed_files("demo", server.settings).files] == [
+        f"{server.url}/files/{GOOD}",
+        f"http://other:one@127.0.0.1:{server.port}/demo-2.zip",
+    ]
+
+
+ADDRESSES = ["http://me:abc@h/s", "http://public@h/s", "http://me:simple@h/simple", "http://h/s", "/links/a@b"]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_innocent_entries_stay(address: str) -> None:
+    link = Link("https://h/abc/public/simple/demo-1.0.whl", "1" * 64, ">=3.6", "me")
+    assert not Secrets.of(IndexSettings(index_url=address)).are_in(link.texts())
+
+
+@pytest.mark.parametrize("token", ["http://abcdefgh12345678@h/s", "http://abcdefgh12345678:@h/s"])
+def test_a_name_without_a_password_is_a_token(token: str) -> None:
+    assert Secrets.of(IndexSettings(extra_index_urls=(token,))).are_in(["x-ABCDEFGH12345678.whl"])
+
+
+def test_passwords_of_proxies_count_too() -> None:
+    proxies = (("https_proxy", "me:hunter22@proxy:3128"), ("no_proxy", "[,a:b@c"))
+    assert Secrets.of(IndexSettings(proxies=proxies)).are_in(["x hunter22"])

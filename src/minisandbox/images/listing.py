@@ -14,7 +14,7 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue, SourceError
 from minisandbox.images.index import IndexSettings
-from minisandbox.images.simple_api import Link, listed_files, version_in
+from minisandbox.images.simple_api import Link, Listed, listed_files, version_in, without_echoes
 from minisandbox.store import Store
 from minisandbox.store.durable import write_atomic
 
@@ -31,7 +31,7 @@ class Listing:
     Attributes:
         files: by name; the first index that has a name decides.
         fetched: when the indexes were asked, seconds since the epoch.
-        complaint: why an older answer is used, or "".
+        complaint: why an older answer is used, or files are missing; "" if all is well.
     """
 
     files: Mapping[str, Link]
@@ -77,40 +77,48 @@ class Listings:
     def _ask(self, project: str, old: Listing | None) -> Listing:
         now = time.time()
         try:
-            links = listed_files(project, self.settings)
+            listed = listed_files(project, self.settings)
         except SourceError as error:
             if old is None:
                 raise
             return Listing(old.files, now, f"{error}; an earlier answer is used")
         files: dict[str, Link] = {}
-        for link in links:
+        for link in listed.files:
             if version_in(project, link.filename) is not None:
                 files.setdefault(link.filename, link)
-        fresh = Listing(files, now)
-        self._write(project, fresh)
+        fresh = Listing(files, now, _complaint(project, listed))
+        self._write(project, fresh, listed.left_out)
         return fresh
 
     def _read(self, project: str) -> Listing | None:
         try:
             kept = json.loads(self._path(project).read_bytes())
             if kept["format"] == _FORMAT:
-                files = [Link(**row) for row in kept["files"]]
-                return Listing({link.filename: link for link in files}, float(kept["fetched"]))
+                # earlier versions kept what repeats credentials too
+                listed = without_echoes((Link(**row) for row in kept["files"]), self.settings)
+                listed = listed._replace(left_out=listed.left_out + int(kept.get("left_out", 0)))
+                files = {link.filename: link for link in listed.files}
+                return Listing(files, float(kept["fetched"]), _complaint(project, listed))
         except (OSError, ValueError, TypeError, KeyError, RecursionError):  # only a cache: asking again repairs it
             pass
         return None
 
-    def _write(self, project: str, listing: Listing) -> None:
+    def _write(self, project: str, listing: Listing, left_out: int) -> None:
         rows = [asdict(link) for link in listing.files.values()]
         path = self._path(project)
         with suppress(OSError):  # only a cache
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            write_atomic(path, json.dumps({"format": _FORMAT, "fetched": listing.fetched, "files": rows}).encode())
+            kept = {"format": _FORMAT, "fetched": listing.fetched, "files": rows, "left_out": left_out}
+            write_atomic(path, json.dumps(kept).encode())
 
     def _path(self, project: str) -> Path:
         """One file for a project and the indexes that were asked, whose addresses may hold secrets."""
         places = json.dumps([self.settings.index_url, *self.settings.urls, self.settings.no_index, project])
         return self.store.root / "index" / f"{hashlib.sha256(places.encode()).hexdigest()}.json"
+
+
+def _complaint(project: str, listed: Listed) -> str:
+    return f"{project}: {listed.complaint}" if listed.left_out else ""
 
 
 def parse_moment(text: str) -> datetime:

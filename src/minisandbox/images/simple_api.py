@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import Version
 
 from minisandbox.errors import SourceError
-from minisandbox.images.index import IndexSettings, default_index_url, shown
-from minisandbox.images.web import Web
+from minisandbox.images.echoes import Secrets
+from minisandbox.images.index import IndexSettings, default_index_url, shown, without_credentials
+from minisandbox.images.web import Web, authorization
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 _ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 _LONGEST_NAME = 255
 _ARCHIVE = re.compile(r"(?P<stem>.+)\.(?:tar\.gz|tgz|zip|tar\.bz2|tar\.xz)")
+_ECHO_HINT = "an index must not send back what it is asked with: tell whoever runs it"
 _SCHEMES = frozenset({"http", "https", "file"})
 
 
@@ -66,6 +69,29 @@ class Link:
         """The last part of the URL."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
+    def texts(self) -> tuple[str, ...]:
+        """Return all that the index says in it, but for the name of a server."""
+        url = urlsplit(self.url)
+        where = (url.netloc.rpartition("@")[0], url.path, url.query, url.fragment)
+        return (*where, self.sha256, self.requires_python, self.yanked or "", self.uploaded, self.metadata)
+
+
+class Listed(NamedTuple):
+    """What the indexes have of a project.
+
+    Attributes:
+        files: in the order of the indexes.
+        left_out: how many more there are, which repeat credentials of this host.
+    """
+
+    files: list[Link]
+    left_out: int = 0
+
+    @property
+    def complaint(self) -> str:
+        """Why files are missing, or ""."""
+        return f"{self.left_out} files are left out: the index repeats a password in them" if self.left_out else ""
+
 
 def find_archives(name: str, settings: IndexSettings) -> list[Archive]:
     """Return the source archives of a project on every configured index.
@@ -78,13 +104,17 @@ def find_archives(name: str, settings: IndexSettings) -> list[Archive]:
         Archives in the order of the indexes; empty if none has the project.
 
     Raises:
-        SourceError: an index cannot be read and no other has the project.
+        SourceError: an index cannot be read and no other has the project, or all that there is repeats credentials.
     """
-    return [archive for link in listed_files(name, settings) if (archive := _archive(name, link))]
+    listed = listed_files(name, settings)
+    archives = [archive for link in listed.files if (archive := _archive(name, link))]
+    if listed.left_out and not archives:
+        raise SourceError(f"no source archive of {name!r} can be used", reason=listed.complaint, hint=_ECHO_HINT)
+    return archives
 
 
-def listed_files(name: str, settings: IndexSettings) -> list[Link]:
-    """Return what every configured index links to for a project; ``find_links`` pages are not filtered.
+def listed_files(name: str, settings: IndexSettings) -> Listed:
+    """Return what every configured index links to for a project; ``find_links`` pages are not filtered by name.
 
     Raises:
         SourceError: an index cannot be read and no other has anything.
@@ -100,7 +130,21 @@ def listed_files(name: str, settings: IndexSettings) -> list[Link]:
             found += [link for link in _links(*page) if _may_link(url, link.url)]
     if not found and failures:
         raise failures[0]
-    return found
+    return without_echoes(found, settings)
+
+
+def without_echoes(links: Iterable[Link], settings: IndexSettings) -> Listed:
+    """Leave out links that repeat credentials of the settings: build steps and messages are told what links say."""
+    secrets, several = Secrets.of(settings), [_plain(link, settings) for link in links]
+    kept = [link for link in several if not secrets.are_in(link.texts())]
+    return Listed(kept, len(several) - len(kept))
+
+
+def _plain(link: Link, settings: IndexSettings) -> Link:
+    """Return a link without the credentials that its server is told anyway, as the settings say."""
+    url = without_credentials(link.url)
+    same = authorization(url, settings) == authorization(link.url, settings)
+    return replace(link, url=url) if same and url != link.url else link
 
 
 def _may_link(page: str, target: str) -> bool:

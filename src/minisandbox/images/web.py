@@ -136,13 +136,20 @@ def _request(url: str, accept: str, settings: IndexSettings) -> urllib.request.R
     request = urllib.request.Request(  # noqa: S310 - the schemes are checked by whoever lists the URLs
         without_credentials(url), headers={"Accept": accept, "User-Agent": _AGENT}
     )
+    if said := authorization(url, settings):
+        request.add_unredirected_header("Authorization", said)
+    return request
+
+
+def authorization(url: str, settings: IndexSettings) -> str:
+    """Return what tells a URL's server who asks; "" where nothing does."""
     # files of an index are links of its pages, which have no credentials in them: those of its address are theirs too
     known = (urlsplit(one) for one in (url, *settings.urls))
     owner = next((one for one in known if one.username is not None and _server(one) == _server(urlsplit(url))), None)
-    if owner is not None:
-        pair = f"{unquote(owner.username or '')}:{unquote(owner.password or '')}"
-        request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(pair.encode()).decode())
-    return request
+    if owner is None:
+        return ""
+    pair = f"{unquote(owner.username or '')}:{unquote(owner.password or '')}"
+    return "Basic " + base64.b64encode(pair.encode()).decode()
 
 
 def _server(parts: SplitResult) -> tuple[str, str | None, int | None]:
