@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from minisandbox.errors import DiskFull
 from minisandbox.images import Recipe, build, installed_interpreters
+from minisandbox.images.failures import Failures
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 
@@ -50,3 +56,41 @@ def test_packages_from_an_index_of_files(tmp_path: Path, monkeypatch: pytest.Mon
         result = box.exec("python -c 'import tiny_demo; print(tiny_demo.x)'; ls -A /run").check()
     assert result.stdout == "1\nhosts\nresolv.conf\n"
     assert "tiny-demo==1.0" in image.records()[-1].facts["lock"].splitlines()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the standard library's name
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """An index beyond the network, of the same files."""
+    _make_index(tmp_path / "mirror")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path / "mirror")))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/simple"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_download_that_finds_the_disk_full_is_no_failure_of_the_step(
+    tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be kept has been removed when the step ends: then there is room again."""
+    own = [one for one in installed_interpreters() if one.own_prefix]
+    if not own:
+        pytest.skip("no interpreter with a prefix of its own")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", served)
+    monkeypatch.setenv("MINISANDBOX_STORE_FAULT", "downloaded:ENOSPC")
+    store = Store.open(tmp_path / "store")
+    with pytest.raises(DiskFull, match="tiny_demo"):
+        build(Recipe(python=own[0].version, requirements=("tiny-demo==1.0",)), store=store, name="tiny")
+    assert Failures(store).by_step() == {}

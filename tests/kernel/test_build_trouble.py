@@ -86,19 +86,21 @@ def _wait_for_reclaim(store: Store) -> None:
 
 FULL = """
     import subprocess, sys
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", sys.argv[1]], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", sys.argv[3], "tmpfs", sys.argv[1]], check=True)
     from pathlib import Path
     from minisandbox.errors import DiskFull, HostError
     from minisandbox.images import LocalSource, Recipe, build
+    from minisandbox.images.failures import Failures
     from minisandbox.sandbox.controller import shut_down
     from minisandbox.store import Store
     store = Store.open(sys.argv[1] + "/store")
-    recipe = Recipe(source=LocalSource(Path(sys.argv[2])), install=("head -c 100000000 /dev/zero > big",))
+    recipe = Recipe(source=LocalSource(Path(sys.argv[2])), install=(sys.argv[4],))
     try:
         build(recipe, store=store, name="image")
     except DiskFull as error:
         kinds = sorted(record.step["kind"] for record in store.layers())
-        print(error.exit_code, kinds, [p.name for p in (store.root / "staging").iterdir() if p.name != ".gate"])
+        staged = [p.name for p in (store.root / "staging").iterdir() if p.name != ".gate"]
+        print(error.exit_code, kinds, staged, list(Failures(store).by_step()))
     except HostError as error:
         print("no sandbox here:", error)
     finally:
@@ -106,17 +108,33 @@ FULL = """
 """
 
 
-def test_a_disk_that_fills_loses_nothing_that_was_finished(tmp_path: Path, source: Path) -> None:
+@pytest.mark.parametrize(
+    ("disk", "command"),
+    [
+        ("size=48m", "head -c 100000000 /dev/zero > big"),
+        # as tar, where a write is cut short; there is room for the log
+        ("size=48m", "head -c 100000000 /dev/zero > big 2> /dev/null || (truncate -s -1M big; exit 2)"),
+        (
+            "size=400m,nr_inodes=2000",
+            "for i in {1..2000}; do : > file$i || (rm file{1..20}; exit 2); done 2> /dev/null",
+        ),
+        ("size=400m", "head -c 500000000 /dev/zero > big || (rm big; exit 2)"),  # as pip, which removes what it wrote
+    ],
+    ids=["said", "unsaid", "inodes", "removed"],
+)
+def test_a_disk_that_fills_loses_nothing_that_was_finished(
+    tmp_path: Path, source: Path, disk: str, command: str
+) -> None:
     (tmp_path / "small").mkdir()
     flags = "-m" if os.geteuid() == 0 else "-Urm"
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, flags, "true"], check=False, capture_output=True).returncode:
         pytest.skip("unshare(1) cannot make a mount namespace here")
-    command = [unshare, flags, sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path / "small"), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd="/")
+    script = [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path / "small"), str(source), disk, command]
+    done = subprocess.run([unshare, flags, *script], capture_output=True, text=True, timeout=120, check=False, cwd="/")
     if done.stdout.startswith("no sandbox here"):
         pytest.skip(done.stdout)
-    assert done.stdout.strip() == f"{DiskFull.exit_code} ['base', 'local'] []", done.stderr
+    assert done.stdout.strip() == f"{DiskFull.exit_code} ['base', 'local'] [] []", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

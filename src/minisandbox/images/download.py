@@ -13,7 +13,7 @@ from minisandbox.images.index import IndexSettings, shown
 from minisandbox.images.web import Web, copy_with_limit, file_path
 from minisandbox.store import Store
 from minisandbox.store.durable import sync_directory
-from minisandbox.store.faults import store_faults
+from minisandbox.store.faults import fault_point, store_faults
 
 _LIMIT = 8 << 30
 
@@ -58,6 +58,7 @@ def _download(url: str, sha256: str, store: Store, settings: IndexSettings) -> t
     with store.staging("download") as work, store_faults(f"download {_name(url)}"):
         part = work / "part"
         digest = receive(url, part, Web(settings))
+        fault_point("downloaded")
         _check(url, sha256, digest)
         path = store.download_path(digest)
         part.replace(path)

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote, unquote, urlsplit
 
-from minisandbox.errors import MiniSandboxError, SourceError
+from minisandbox.errors import DiskFull, MiniSandboxError, SourceError
 from minisandbox.images.download import fetch_file
 from minisandbox.images.index import IndexSettings, host_settings
 from minisandbox.images.listing import Listings, uploaded_before
@@ -47,6 +47,7 @@ class Served:
         packages: what was fetched, by the file's name.
         complaints: what went wrong with the indexes, for the step's error.
         undated: whether files were left out because the index does not tell when they came.
+        full: the disk was full when a file was to be kept.
     """
 
     before: datetime | None = None
@@ -55,6 +56,7 @@ class Served:
     packages: dict[str, Package] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     undated: bool = False
+    full: DiskFull | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def complain(self, text: str) -> None:
@@ -252,6 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_page(parts[3], self.server.index.files(parts[3], served))
         except MiniSandboxError as error:
             served.complain(str(error))
+            served.full = error if isinstance(error, DiskFull) else served.full
             with suppress(OSError):
                 self.send_error(404 if isinstance(error, SourceError) else 500, "see the build's error")
 

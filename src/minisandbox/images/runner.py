@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import re
 import resource
 import time
@@ -25,6 +24,7 @@ from minisandbox.sandbox.core import Core
 from minisandbox.store import Made
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import disk_full, store_faults
+from minisandbox.store.room import is_full
 from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network, Outcome
 
 PATCH_STATUS = 65
@@ -34,11 +34,14 @@ _DISK, _OUTPUT = 16 * GiB, 8 * MiB
 _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
-_NEARLY_FULL = 64 * MiB
+_NEARLY_FULL, _ROOMY = 64 * MiB, GiB
+"""Bytes free below which a failed step failed for want of space, whatever it said; and where it said so."""
+_NO_SPACE = ("No space left on device", "Disk quota exceeded")
 _LEAST_READING = 60.0
 """Seconds; a machine that is busy must not fail a step that was quick."""
 _REASONS = (
     (r"No space left on device", "a file system in the build sandbox is full"),
+    (r"Disk quota exceeded", "a quota of whoever owns the files is used up"),
     (
         r"No solution found|No matching distribution|not found in the package registry|Could not find a version",
         "the package index has no such version for this interpreter",
@@ -177,6 +180,8 @@ def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]
         try:
             yield host_access(url, host_settings(), place.step) if host else index_access(url), served
         except BuildError as error:
+            if served.full is not None:  # what could not be kept is gone by now, and there is room again
+                raise served.full from error
             error.reason = "\n".join(filter(None, (*_index_reasons(served), error.reason))) or None
             raise
 
@@ -290,8 +295,8 @@ def _write_log(path: Path, data: bytes) -> None:
 def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> MiniSandboxError:
     output = (result.stdout + result.stderr).strip()
     tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
-    if "No space left on device" in tail and _is_full(place.staging):
-        return disk_full(f"build step {place.step!r} of image {place.image!r}")
+    if _lacked_space(place, output):
+        return _out_of_space(place, tail)
     if result.exit_code == PATCH_STATUS:
         reason = "\n".join(filter(None, (work.patch_note, tail.replace(str(BUILD / "patch"), "the patch"))))
         hint = "make it from the very source that the recipe names"
@@ -313,9 +318,20 @@ def _likely(result: ExecResult, tail: str, timeout: float) -> str:
     return next((reason for pattern, reason in _REASONS if re.search(pattern, tail)), "")
 
 
-def _is_full(path: Path) -> bool:
-    info = os.statvfs(path)
-    return info.f_bavail * info.f_frsize < _NEARLY_FULL or (info.f_files > 0 and info.f_favail < 100)
+def _lacked_space(place: Place, output: str) -> bool:
+    """Whether the store's disk is full: few programs say that a write was cut short (tar does not).
+
+    One that says so may have removed what it wrote before it ended, as pip does.
+    """
+    said = any(text in output for text in _NO_SPACE)
+    with store_faults(f"look for space for build step {place.step!r}"):
+        return is_full(place.staging, _ROOMY if said else _NEARLY_FULL)
+
+
+def _out_of_space(place: Place, tail: str) -> MiniSandboxError:
+    fault = disk_full(f"finish build step {place.step!r} of image {place.image!r}")
+    fault.reason = "\n".join(filter(None, (fault.reason, tail)))
+    return fault
 
 
 def mount_points(paths: Sequence[tuple[Path, str]]) -> tuple[Mount, ...]:
