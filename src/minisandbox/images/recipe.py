@@ -111,7 +111,8 @@ class Recipe:
         patch: applied to the source after it was installed and before anything is committed.
         hidden: paths in the repository that are removed from it, and kept in the tests layer.
         test_patch: the hidden tests' patch; only the tests layer gets it.
-        step_timeout: seconds one build step may take.
+        step_timeout: seconds one build step may take; listing and hashing what it wrote may take as long, a minute at
+            least.
         network: what the install commands reach: ``"off"``, ``"index"`` (the package index) or ``"host"``.
         exclude_newer: a date such as ``"2024-03-01"``: packages uploaded later are not there; "" for all.
         system: packages of the host's distribution, installed below everything else; takes root.
