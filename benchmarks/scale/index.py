@@ -123,7 +123,7 @@ class Index:
 
 @cache
 def _project_files(name: str, settings: IndexSettings) -> list[Link]:
-    return listed_files(name, settings)
+    return listed_files(name, settings).files
 
 
 def _decoded(data: bytes) -> Contents:

@@ -254,6 +254,12 @@ class BuildError(MiniSandboxError):
         self.log = log
 
 
+class UnfitTree(StoreError):
+    """A tree that no layer can be made of: it costs too much to read, or a path in it is too long."""
+
+    exit_code = 25
+
+
 # --- grading and rollouts (30 to 39) ---------------------------------------------------------------------------------
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import DiskFull, StoreError
+from minisandbox.errors import DiskFull, StoreError, UnfitTree
 from minisandbox.store import Made, Store, step_key
-from minisandbox.store.allowance import Allowance, UnfitTree
+from minisandbox.store.allowance import Allowance
 from minisandbox.store.faults import store_faults
 from minisandbox.store.scanning import Lifted, hash_file, scan
 

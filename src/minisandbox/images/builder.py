@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.errors import BuildError, MiniSandboxError
+from minisandbox.errors import BuildError, MiniSandboxError, UnfitTree
 from minisandbox.images.failures import Failures
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
 from minisandbox.images.lock import Lock, compare_locks, lock_of
@@ -16,7 +16,6 @@ from minisandbox.images.recipe import Recipe
 from minisandbox.images.runner import Place, run_step
 from minisandbox.images.session import Session
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
-from minisandbox.store.allowance import UnfitTree
 from minisandbox.types import WORKDIR
 
 

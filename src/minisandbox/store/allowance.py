@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from minisandbox.errors import StoreError
+from minisandbox.errors import UnfitTree
 from minisandbox.launch.trees import seek
 
 _GIB = 1 << 30
@@ -21,10 +21,6 @@ MOST_HOLES = 8 * _GIB
 """Bytes of holes that the files of a layer may have together: some 20 s of hashing."""
 _MOST_NAMED = 3
 _LONGEST_NAME = 200
-
-
-class UnfitTree(StoreError):
-    """A tree that no layer can be made of, whoever tries: it is the doing of whatever wrote it."""
 
 
 @dataclass(slots=True)

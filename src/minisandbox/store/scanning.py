@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from minisandbox.errors import StoreError
-from minisandbox.store.allowance import Allowance, UnfitTree, shortened
+from minisandbox.errors import StoreError, UnfitTree
+from minisandbox.store.allowance import Allowance, shortened
 from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, SOCKET, WHITEOUT, Attributes, Entry
 
 _CHUNK = 1 << 20
