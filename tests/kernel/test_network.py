@@ -8,6 +8,7 @@ import http.server
 import io
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -199,7 +200,13 @@ def test_private_addresses_need_a_word(spec: ImageSpec) -> None:
     with Sandbox.create(spec, network=Network.allow("localhost")) as box:
         answer = ask(box, b"CONNECT localhost:443 HTTP/1.1\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 403 ")
-        assert b"loopback" in answer
+        assert b"its address is refused" in answer
+        assert re.search(r"address (127\.0\.0\.1|::1) is refused: loopback", box.refusals().last[-1])
+        assert not re.search(rb"127\.|::1|loopback", answer), "what names are called here is nobody's business there"
+    with Sandbox.create(spec, network=Network.allow("localhost:9", private=True)) as box:
+        answer = ask(box, b"CONNECT localhost:9 HTTP/1.1\r\n\r\n")
+        assert b" 502 localhost:9: Connection refused" in answer
+        assert not re.search(rb"127\.|::1", answer)
 
 
 def test_a_flood_is_counted_and_told_in_part(

@@ -247,7 +247,7 @@ class _Tenant:
                     await self._carry_out(client, rules.parse_request(head), rest)
             except rules.RefusedError as refused:
                 self._report(str(refused))
-                await _answer(client, "403", f"refused by minisandbox: {refused}")
+                await _answer(client, "403", f"refused by minisandbox: {refused.told}")
             except _UnreachableError as error:
                 await _answer(client, "502", str(error))
             except OSError:  # a timeout is one
@@ -293,7 +293,10 @@ class _Tenant:
             except rules.RefusedError as error:
                 refused = error
         if refused is not None and not addresses:
-            raise rules.RefusedError(f"{target}: {refused}")
+            told = (
+                f"{target}: its address is refused, and the sandbox's owner is told why"  # not what it is called here
+            )
+            raise rules.RefusedError(f"{target}: {refused}", told)
         return await _connect_any(addresses, target)
 
     async def _connect_by(self, hop: rules.Hop, request: rules.Request) -> tuple[socket.socket, bytes]:
@@ -376,7 +379,7 @@ async def _connect_any(addresses: list[str], target: rules.Target) -> socket.soc
             return connection
         except (OSError, TimeoutError) as error:
             connection.close()
-            why = getattr(error, "strerror", None) or "does not answer"
+            why = os.strerror(error.errno) if error.errno else "does not answer"  # asyncio's own words have the address
         except BaseException:  # a cancellation too
             connection.close()
             raise

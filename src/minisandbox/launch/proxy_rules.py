@@ -64,7 +64,16 @@ _PRIVATE = tuple(
 
 
 class RefusedError(Exception):
-    """A request is not carried out; the text says why, in one line."""
+    """A request is not carried out.
+
+    Args:
+        why: in one line.
+        told: what of that code inside is told; "" for all.
+    """
+
+    def __init__(self, why: str, told: str = "") -> None:
+        super().__init__(why)
+        self.told = told or why
 
 
 class Target(NamedTuple):
