@@ -199,14 +199,11 @@ def test_private_addresses_need_a_word(spec: ImageSpec) -> None:
         Sandbox.create(spec, network=Network.allow("127.0.0.1"))
     with Sandbox.create(spec, network=Network.allow("localhost")) as box:
         answer = ask(box, b"CONNECT localhost:443 HTTP/1.1\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 403 ")
-        assert b"its address is refused" in answer
+        assert answer.startswith(b"HTTP/1.1 403 refused by minisandbox: localhost:443: its address is refused")
         assert re.search(r"address (127\.0\.0\.1|::1) is refused: loopback", box.refusals().last[-1])
         assert not re.search(rb"127\.|::1|loopback", answer), "what names are called here is nobody's business there"
     with Sandbox.create(spec, network=Network.allow("localhost:9", private=True)) as box:
-        answer = ask(box, b"CONNECT localhost:9 HTTP/1.1\r\n\r\n")
-        assert b" 502 localhost:9: Connection refused" in answer
-        assert not re.search(rb"127\.|::1", answer)
+        assert ask(box, b"CONNECT localhost:9 HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\nlocalhost:9: Connection refused\n")
 
 
 def test_a_flood_is_counted_and_told_in_part(

@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 import pytest
 
-from minisandbox.errors import SourceError
+from minisandbox.errors import InvalidValue, SourceError
 from minisandbox.images.download import fetch_file
 from minisandbox.images.echoes import Secrets
-from minisandbox.images.index import IndexSettings, shown
+from minisandbox.images.index import IndexSettings, host_settings, shown
 from minisandbox.images.mirrors import _failure
 from minisandbox.images.packages import PackageIndex, Served
 from minisandbox.images.recipe import GitSource
@@ -240,3 +240,68 @@ def test_a_name_without_a_password_is_a_token(token: str) -> None:
 def test_passwords_of_proxies_count_too() -> None:
     proxies = (("https_proxy", "me:hunter22@proxy:3128"), ("no_proxy", "[,a:b@c"))
     assert Secrets.of(IndexSettings(proxies=proxies)).are_in(["x hunter22"])
+
+
+@pytest.mark.parametrize(
+    ("address", "fit"),
+    [
+        ("https://h/x.git?token=T0PS3CRET#T0PS3CRET", "https://h/x.git"),
+        ("https://u:p@h:8/@scope/x", "https://h:8/@scope/x"),
+        ("https://u:T0P@T0PS3CRET@h/x.git", "https://h/x.git"),
+        ("https:/u:T0PS3CRET@h/x.git", "https:/h/x.git"),
+        ("https//u:T0PS3CRET@h/x.git", "https//h/x.git"),
+        ("u:T0PS3CRET@h:x.git", "h:x.git"),
+        ("u:T0PS3CRET@h/simple", "h/simple"),
+        ("https://u:T0PS3CRET@[::1/x.git", "https://[::1/x.git"),
+        ("http://u:T0P/S3CRET@h/x", "http://h/x"),
+        ("http://u:T0P#S3CRET@h/x", "http://h/x"),
+        ("corp=https://u:T0PS3CRET@h/x", "corp=https://h/x"),
+        ("git@h.org:o/x.git", "h.org:o/x.git"),
+        ("ssh://git@h.org:22/x.git", "ssh://h.org:22/x.git"),
+        ("https://[::1]:8/x", "https://[::1]:8/x"),
+        ("/home/me@corp/a#b?c", "/home/me@corp/a#b?c"),
+        ("file:///home/me@corp/x", "file:///home/me@corp/x"),
+        ("h.org:o/x.git", "h.org:o/x.git"),
+    ],
+)
+def test_addresses_are_shown_without_secrets_mistyped_or_not(address: str, fit: str) -> None:
+    assert shown(address) == fit
+
+
+@pytest.mark.parametrize("url", ["https:/u:T0PS3CRET@h/::x", "u:T0PS3CRET@h::x", "https://u:T0PS3CRET@h/x\n"])
+def test_what_is_no_address_is_told_without_secrets(url: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        GitSource(url, "0" * 40)
+    assert "T0PS3CRET" not in str(caught.value)
+
+
+SAID_BY_GIT = [
+    "remote: you are me and T0PS3CRET",
+    "fatal: remote error: T0PS%33CRET",
+    "fatal: remote error: " + base64.b64encode(b"me:T0P@T0PS3CRET").decode(),
+    "fatal: unable to access 'http://T0PS3CRET@h:1/x.git/'",
+    "fatal: remote error: token=S1GNATURE",
+    "fatal: remote error: S1GNATURE",
+]
+
+
+@pytest.mark.parametrize("said", SAID_BY_GIT)
+def test_git_servers_that_repeat_an_address(said: str) -> None:
+    source = GitSource("http://me:T0P@T0PS3CRET@h:1/x.git?token=S1GNATURE", "0" * 40)
+    told = str(_failure(source, f"fatal: first\n{said}\nfatal: last\n"))
+    assert "fatal: first" in told
+    assert "fatal: last" in told
+    assert "repeats a secret" in told
+    for secret in ("T0PS3CRET", "T0PS%33CRET", "S1GNATURE", said.rsplit(maxsplit=1)[-1]):
+        assert secret not in told
+    plain = GitSource("https://h/x.git", "0" * 40)
+    assert said in str(_failure(plain, f"{said}\n"))
+
+
+@pytest.mark.parametrize("name", ["", "corp=", "a-b.c="])
+def test_names_of_uvs_indexes_are_no_part_of_their_addresses(name: str, tmp_path: Path) -> None:
+    environment = {"UV_DEFAULT_INDEX": f"{name}https://u:pw@h/simple", "HOME": str(tmp_path)}
+    assert host_settings({**environment, "UV_INDEX": f"{name}https://o/simple"}).urls[-2:] == (
+        "https://u:pw@h/simple",
+        "https://o/simple",
+    )

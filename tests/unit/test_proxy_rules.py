@@ -319,6 +319,15 @@ def test_this_machines_loopback_is_not_the_proxys(host: str) -> None:
     assert upstream.way(Request("GET", Target("10.0.0.1", 80), "/", ())) is not None
 
 
+@pytest.mark.parametrize(
+    "url", ["http://me:T0P/S3CRET@h", "http://me:T0P#S3CRET@h", "http://me:T0PS3CRET@[::1", "http://a:T0P\u2100S3@h"]
+)
+def test_a_proxys_address_that_is_none_is_not_told(url: str) -> None:
+    with pytest.raises(ValueError, match="none; in passwords") as caught:
+        parse_hop(url)
+    assert "T0P" not in str(caught.value)
+
+
 def test_answers_of_a_proxy() -> None:
     fine = b"HTTP/1.0 200 Connection established\r\nX-Content-Length: 5\r\nContent-Length: 0"
     assert [not_a_tunnel(head) for head in (fine, b"HTTP/1.1 204", b"HTTP/1.1 200 OK\r\nContent-Length: 00 ")] == [

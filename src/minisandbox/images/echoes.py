@@ -1,12 +1,14 @@
-"""Credentials that an index sends back: its entries are passed on to build steps, whose code must not read them."""
+"""Credentials that a server sends back: build steps, messages and records have what it says."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from minisandbox.images.index import IndexSettings, shown
 
@@ -32,9 +34,24 @@ class Secrets:
         """Collect the credentials of indexes, pages and proxies; one that its own address shows is no secret."""
         proxies = (value for name, value in settings.proxies if name != "no_proxy")
         addresses = [*settings.urls, *(one if "://" in one else f"http://{one}" for one in proxies)]
-        forms = {form.casefold() for address in addresses for form in _forms(urlsplit(address))}
+        return cls._without_told((form for one in addresses for form in _forms(urlsplit(one))), addresses)
+
+    @classmethod
+    def of_repository(cls, address: str) -> Self:
+        """Collect those of a git repository's address: what signs it too, and pieces of a password with a "@" in it."""
+        with contextlib.suppress(ValueError):  # it is none, and no server was asked
+            parts = urlsplit(address)
+            fields = [parts.query, parts.fragment, *(value for _, value in parse_qsl(parts.query))]
+            fields += [piece for piece in re.split("[:@]", parts.netloc.rpartition("@")[0])[1:] if piece]
+            signs = (form for one in fields if len(one) >= _SHORTEST_PASSWORD for form in (one, unquote(one)))
+            return cls._without_told([*_forms(parts), *signs], [address])
+        return cls(frozenset())
+
+    @classmethod
+    def _without_told(cls, forms: Iterable[str], addresses: Iterable[str]) -> Self:
         told = [shown(address).casefold() for address in addresses]
-        return cls(frozenset(form for form in forms if not any(form in one for one in told)))
+        folded = {form.casefold() for form in forms}
+        return cls(frozenset(form for form in folded if not any(form in one for one in told)))
 
     def are_in(self, texts: Iterable[str]) -> bool:
         """Whether a text has one of them, percent-encoded or not."""

@@ -20,6 +20,10 @@ from minisandbox.store.paths import home_directory
 _SECTIONS = ("global", "download", "install")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _UV_TIMEOUT = 30.0
+_NAME = re.compile(r"^[\w.-]+=")
+"""What UV_INDEX and UV_DEFAULT_INDEX may have before an address."""
+_BEGINNING = re.compile(r"(?:[\w.-]+=)?(?:[A-Za-z][\w+.-]*(?::|(?=//))/*)?")
+_PLAIN_SERVER = re.compile(r"(?:\[[^\[\]@]*\]|[^\[\]:@]*)(?::[0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +107,21 @@ def without_credentials(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def shown(url: str) -> str:
-    """Return a URL fit for messages and records: without credentials, and without the query that may sign it."""
-    plain = without_credentials(url)
-    parts = urlsplit(plain)
-    return urlunsplit(parts._replace(query="", fragment="")) if parts.scheme else plain  # paths may have "?" and "#"
+def shown(address: str) -> str:
+    """Return an address fit for messages and records: without credentials, and without the query that may sign it.
+
+    Nor what seems to be that of one that is mistyped: a password with a "/" in it, or "https:/" before a user.
+    """
+    beginning = _BEGINNING.match(address)
+    assert beginning is not None
+    start, rest = beginning[0], address[beginning.end() :]
+    if not start.endswith("/") and "@" in rest:  # a user, and a password or the path at a server: user:pw@h, user@h:x
+        start, rest = "", address
+    server = re.split("[/?#]", rest, maxsplit=1)[0]
+    if not start.endswith("///") and not _PLAIN_SERVER.fullmatch(server):
+        end = len(server) if "@" in server else len(rest)
+        rest = rest[:end].rpartition("@")[2] + rest[end:]
+    return start + (re.split("[?#]", rest, maxsplit=1)[0] if "://" in start else rest)  # paths may have "?" and "#"
 
 
 def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:
@@ -180,9 +194,11 @@ def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
         main = main or _main_of(table)
         extra += _texts(table.get("extra-index-url")) + [url for url, default in _indexes(table) if not default]
         links += _texts(table.get("find-links"))
-    extra_urls = tuple(dict.fromkeys(re.sub(r"^\w+=", "", url) for url in extra))  # UV_INDEX allows NAME=URL
     return replace(
-        settings, index_url=main, extra_index_urls=extra_urls, find_links=(*settings.find_links, *filter(None, links))
+        settings,
+        index_url=main and _NAME.sub("", main),
+        extra_index_urls=tuple(dict.fromkeys(_NAME.sub("", url) for url in extra)),
+        find_links=(*settings.find_links, *filter(None, links)),
     )
 
 

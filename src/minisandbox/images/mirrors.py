@@ -6,6 +6,7 @@ brings only what is new. None of its history gets into an image: the tree alone 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from minisandbox.errors import DiskFull, SourceError
+from minisandbox.images.echoes import Secrets
 from minisandbox.images.hostgit import run_git
 from minisandbox.images.index import shown, without_credentials
 from minisandbox.images.recipe import GitSource
@@ -22,6 +24,7 @@ from minisandbox.store import Store
 from minisandbox.store.faults import disk_full
 
 FETCH_TIMEOUT = 1800.0
+_REPEATS = "(a line that repeats a secret of the address is left out)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +259,25 @@ def _failure(source: GitSource, said: str) -> SourceError | DiskFull:
     what = f"fetch {source.commit[:12]} from {_shown(source)}"
     if "No space left on device" in said or "Disk quota exceeded" in said:
         return disk_full(what)
-    for told in (source.url, without_credentials(source.url)):  # git itself leaves out the password, not the query
-        said = said.replace(told, _shown(source))
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = _told(source, said)
     hint = "check the address and your access to it; on a machine without network give --repo-mirrors DIR"
     if "dubious ownership" in said:
         hint = "the repository belongs to another user: `git config --global --add safe.directory PATH` trusts it"
     if re.search(r"unable to read [0-9a-f]{40}|missing (?:blob|tree) object", said):
         hint = "the repository is not whole, as after a partial clone: `git fetch --refetch` in it, or a new clone"
     return SourceError(f"cannot {what}", reason=" / ".join(lines[-4:]), hint=hint)
+
+
+def _told(source: GitSource, said: str) -> list[str]:
+    """What git said, line by line, but for lines that have credentials of the address: a server may repeat them."""
+    forms = [source.url]
+    with contextlib.suppress(ValueError):  # it is no address
+        forms.append(without_credentials(source.url))  # git itself leaves out the password, not the query
+    for form in forms:
+        said = said.replace(form, _shown(source))
+    secrets = Secrets.of_repository(source.url)
+    lines = [line for line in said.splitlines() if line.strip()]
+    return [_REPEATS if secrets.are_in([line]) else line for line in lines]
 
 
 def _place(source: GitSource) -> str:

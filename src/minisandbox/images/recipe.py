@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import InvalidRequirement, Requirement
 
 from minisandbox.errors import InvalidValue
+from minisandbox.images.index import shown
 from minisandbox.images.listing import parse_moment
 from minisandbox.images.lock import Lock
 from minisandbox.images.request import PythonRequest
@@ -69,7 +70,7 @@ class GitSource:
         # urllib drops blanks at its beginning, and tabs and newlines anywhere: it would be another address to some
         odd = self.url != self.url.strip() or any(not sign.isprintable() for sign in self.url)
         if not self.url or odd or self.url.startswith("-") or "::" in self.url:
-            raise InvalidValue(f"{self.url!r} is not a repository's URL or path")
+            raise InvalidValue(f"{shown(self.url)!r} is not a repository's URL or path")
         if _COMMIT.fullmatch(self.commit) is None:
             raise InvalidValue(
                 f"{self.commit!r} is not a full commit", hint="give all 40 hexadecimal digits: git rev-parse NAME"

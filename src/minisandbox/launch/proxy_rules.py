@@ -424,14 +424,18 @@ def parse_hop(url: str) -> Hop:
     Raises:
         ValueError: it is not of that form.
     """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port or 80
+    except ValueError:  # whose text has what may be a part of a password
+        raise ValueError("the proxy's address is none; in passwords, '/', '#' and '@' are %2F, %23 and %40") from None
     if parts.scheme.lower() != "http" or not parts.hostname:
         raise ValueError(f"the proxy's address begins with {parts.scheme}://, only http:// is supported")
     authorization = ""
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
-    return Hop(parts.hostname, parts.port or 80, authorization)
+    return Hop(parts.hostname, port, authorization)
 
 
 def not_a_tunnel(head: bytes) -> str:
