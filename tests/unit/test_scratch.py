@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -71,13 +72,25 @@ def test_whoever_starts_next_may_have_another_place(
     assert alive
     assert [one.path for one in scratch.leftovers()] == [place]
     (notes / "half-written").write_bytes(b"")
-    scratch.reap()
+    with scratch.scratch():
+        scratch.reap()
+        assert len(list(notes.iterdir())) == 1, "that of the place in use"
     assert not list(tmp_path.iterdir())
-    assert len(list(notes.iterdir())) == 2, "of a moment ago: somebody may be about to make one there"
-    for note in notes.iterdir():
-        os.utime(note, (0, 0))
     scratch.reap()
     assert not list(notes.iterdir())
+
+
+def test_a_note_stays_while_a_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tempfile.mkdtemp
+
+    def slowly(prefix: str) -> str:
+        subprocess.run([sys.executable, "-c", "from minisandbox.sandbox import scratch; scratch.reap()"], check=True)
+        return real(prefix=prefix)
+
+    monkeypatch.setattr("tempfile.mkdtemp", slowly)
+    place = scratch.new_scratch()
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    assert [found for _, found in scratch._noted()] == [place.parent]
 
 
 def test_a_full_place_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ is noted beside the records of owners: whoever starts next may have another TMPD
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +24,6 @@ from minisandbox.store.trees import remove_tree
 _PREFIX = "minisandbox-scratch-"
 _KIND = "directory"
 _NOTES = "temporary"
-_LONG_AGO = 3600.0
-"""Seconds after which a note of a place that has nothing of ours is thrown away."""
 ELSEWHERE = "set TMPDIR to another directory"
 
 
@@ -49,10 +47,8 @@ def new_scratch() -> Path:
     Raises:
         HostError: it cannot be made.
     """
-    place = _place()
-    if place is not None:
-        _note(place)
-    with runtime_faults("make a temporary directory", place or Path("/tmp"), ELSEWHERE):  # noqa: S108 - only told
+    place = _place() or Path("/tmp")  # noqa: S108 - only told
+    with _noting(place), runtime_faults("make a temporary directory", place, ELSEWHERE):
         return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{reaper.owner_name()}-")).resolve()
 
 
@@ -63,13 +59,32 @@ def _place() -> Path | None:
     return None
 
 
-def _note(place: Path) -> None:
-    """Note a place, and when it was used; without a runtime directory whoever starts there alone will look there."""
+@contextmanager
+def _noting(place: Path) -> Iterator[None]:
+    """Note a place, and keep the note there while a directory is made in it.
+
+    Without a runtime directory whoever starts with the same place alone will look there.
+    """
     name = os.fsencode(place)
-    with contextlib.suppress(HostError, OSError):
-        notes = reaper.runtime_directory() / _NOTES
-        notes.mkdir(mode=0o700, exist_ok=True)
-        (notes / hashlib.sha256(name).hexdigest()).write_bytes(name)
+    with contextlib.ExitStack() as kept:
+        with contextlib.suppress(HostError, OSError):
+            notes = reaper.runtime_directory() / _NOTES
+            notes.mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(BlockingIOError):
+                kept.enter_context(_locked(notes, fcntl.LOCK_SH))
+            (notes / hashlib.sha256(name).hexdigest()).write_bytes(name)
+        yield
+
+
+@contextmanager
+def _locked(directory: Path, kind: int) -> Iterator[None]:
+    """Lock a directory; BlockingIOError where somebody else has it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _noted() -> Iterator[tuple[Path, Path]]:
@@ -108,10 +123,10 @@ def _made_in(place: Path) -> list[Path]:
 
 
 def reap() -> None:
-    """Remove them, and notes of places that have had nothing of ours for long."""
+    """Remove them, and the notes of places that have nothing of ours."""
     for leftover in leftovers():
         leftover.remove()
-    for note, place in _noted():
-        with contextlib.suppress(OSError):
-            if not _made_in(place) and time.time() > note.stat().st_mtime + _LONG_AGO:
-                note.unlink()
+    with contextlib.suppress(HostError, OSError), _locked(reaper.runtime_directory() / _NOTES, fcntl.LOCK_EX):
+        for note, place in _noted():
+            if not _made_in(place):
+                note.unlink(missing_ok=True)
