@@ -305,3 +305,8 @@ def test_names_of_uvs_indexes_are_no_part_of_their_addresses(name: str, tmp_path
         "https://u:pw@h/simple",
         "https://o/simple",
     )
+
+
+def test_a_token_in_the_place_of_a_user() -> None:
+    source = GitSource("https://T0KEN0F16LETTERS0RM0RE:x-oauth-basic@h/x.git", "0" * 40)
+    assert "T0KEN" not in str(_failure(source, "remote: T0KEN0F16LETTERS0RM0RE said"))

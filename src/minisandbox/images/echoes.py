@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from minisandbox.images.index import IndexSettings, shown
 
 _SHORTEST_PASSWORD = 6  # shorter ones are in many an innocent name
-_SHORTEST_TOKEN = 16  # of a user without a password: the name is the secret then, or just a name
+_SHORTEST_TOKEN = 16  # as a user's name, with or without a word for a password: or it is just a name
 _SHORTEST_PAIR = 8  # of a name and a password together, in base64
 _ENCODINGS = 3
 
@@ -60,9 +60,9 @@ class Secrets:
 
 def _forms(address: SplitResult) -> Iterator[str]:
     name, password = address.username or "", address.password or ""
-    secret, shortest = (password, _SHORTEST_PASSWORD) if password else (name, _SHORTEST_TOKEN)
-    if len(unquote(secret)) >= shortest:
-        yield from (secret, unquote(secret))
+    for secret, shortest in ((password, _SHORTEST_PASSWORD), (name, _SHORTEST_TOKEN)):
+        if len(unquote(secret)) >= shortest:
+            yield from (secret, unquote(secret))
     pair = f"{unquote(name)}:{unquote(password)}".encode()
     if password and len(pair) >= _SHORTEST_PAIR:
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
