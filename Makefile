@@ -8,7 +8,9 @@ PYTEST_ARGS ?=
 # How many processes share the tests: two more than there are processors, up to four. Much of a test is waiting.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n > 2 ? 4 : n + 2)))
 PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
-# What an ordinary user runs when root runs the tests: all that touches the kernel.
+# What `make test-quick` runs: no kernel feature needed but for a few commands in sandboxes.
+QUICK_TESTS := tests/unit tests/kernel/test_exec.py tests/kernel/test_files.py
+# What an ordinary user runs when root runs `make test-all`: all that touches the kernel.
 KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
 # dev: the tools and all extras without torch and Ray; tests that need these are skipped. full: all extras, with torch where TORCH says which.
 ENVIRONMENT ?= dev
@@ -17,13 +19,20 @@ FULL ?= $(VENV)-full
 EXPERIMENT ?= runs/learning
 SOURCES := src tests benchmarks tools examples
 
-.PHONY: help quickstart test test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
+# For tests that take minutes each: slow ones too, and no deadline of ten minutes.
+LONG := --slow -o faulthandler_timeout=0
+# How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
+COVERAGE := --cov=minisandbox --cov-report=term
+
+.PHONY: help quickstart test test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
 	@echo "make train-demo   train a small model by SFT and RL in sandboxes, and print the reward before and after; 20 minutes"
 	@echo "make experiment   the whole experiment of docs/results.md, in EXPERIMENT=$(EXPERIMENT); hours; it goes on where it was"
-	@echo "make test         lint, then all tests (as root: the kernel tests as an ordinary user first)"
+	@echo "make test         lint, then the tests of every kind but the slow ones, as whoever calls; 8 minutes on two processors"
+	@echo "make test-quick   the unit tests and a few sandboxes; 3 minutes"
+	@echo "make test-all     what .ci/run runs: every test, as root and as an ordinary user, with all extras; 40 minutes"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"
 	@echo "make test-no-reaper  all tests where the first process reaps no orphans, as in many containers"
 	@echo "make test-interpreters  build a project for each of five interpreters, 2.7 to 3.13, and run its tests; minutes"
@@ -48,7 +57,7 @@ help:
 	@echo "make bench        the benchmarks of docs/benchmarks.md"
 	@echo "make clean        remove environments and caches of this checkout (never the store)"
 	@echo "Variables: VENV=$(VENV)  PYTHON=a Python >= 3.11  PYTEST_ARGS=...  WORKERS=$(WORKERS)"
-	@echo "           ENVIRONMENT=full TORCH=torch==2.13.0 for the tests of all extras"
+	@echo "           ENVIRONMENT=full TORCH=torch==2.13.0 for an environment with all extras, as test-all has it"
 
 # The stamps are remade when what they were made from changes.
 $(VENV)/.run: pyproject.toml requirements.lock tools/make-venv
@@ -70,11 +79,27 @@ train-demo: $(FULL)/.dev
 experiment: $(FULL)/.dev
 	@"$(FULL)/bin/python" -m examples.learning.experiment $(EXPERIMENT)
 
-# In this order, so that the last line printed is pytest's about the whole suite; a failure on the way is the last line too.
 test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory test-as-user
 	$(PYTEST) $(PYTEST_ARGS)
+
+test-quick: $(VENV)/.dev
+	$(PYTEST) $(QUICK_TESTS) $(PYTEST_ARGS)
+
+# In an environment with all extras, so that training, the engine and the workers on Ray are tested too.
+test-all:
+	@$(MAKE) --no-print-directory VENV="$(FULL)" FULL="$(FULL)-full" ENVIRONMENT=full TORCH="$(or $(TORCH),torch==2.13.0)" test-passes
+
+# In this order, so that the last line printed is pytest's about the whole suite; a failure on the way is the last line too.
+test-passes: $(VENV)/.dev
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test-foreign
+	@PYTEST_ARGS='--slow $(PYTEST_ARGS)' $(MAKE) --no-print-directory test-as-user
+	$(PYTEST) --slow $(COVERAGE) $(PYTEST_ARGS)
+
+# Other projects' code tests ours where a recent change touched what it tests; .ci/foreign says what is recent.
+test-foreign:
+	@.ci/foreign
 
 # Where the first process never reaps what it did not start, as in many containers. Nothing else may make sandboxes
 # meanwhile: owners of control groups are known by their pids, which mean something else there.
@@ -92,21 +117,21 @@ test-kernel: $(VENV)/.dev
 	$(PYTEST) $(PYTEST_ARGS) $$with_tests
 
 test-interpreters: $(VENV)/.dev
-	MINISANDBOX_TEST_INTERPRETERS=1 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/kernel/test_build_interpreters.py
+	MINISANDBOX_TEST_INTERPRETERS=1 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/kernel/test_build_interpreters.py
 
 test-validations: $(VENV)/.dev
-	MINISANDBOX_TEST_VALIDATIONS=200 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/kernel/grading/test_validations.py -k killed
+	MINISANDBOX_TEST_VALIDATIONS=200 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/kernel/grading/test_validations.py -k killed
 
 test-rollouts: $(VENV)/.dev
-	MINISANDBOX_TEST_ROLLOUTS=300 MINISANDBOX_TEST_KILLS=30 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/kernel/grading/test_rollouts_killed.py
+	MINISANDBOX_TEST_ROLLOUTS=300 MINISANDBOX_TEST_KILLS=30 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/kernel/grading/test_rollouts_killed.py
 
 # Needs Ray: ENVIRONMENT=full, or pip install -e '.[ray]'. What of it also trains needs the extra train
 CLUSTER := MINISANDBOX_TEST_CLUSTER_ROLLOUTS=300 MINISANDBOX_TEST_CLUSTER_IMAGES=12 MINISANDBOX_TEST_CLUSTER_PAUSE=20
 test-cluster: $(VENV)/.dev
-	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=3 MINISANDBOX_TEST_CLUSTER_STEPS=16 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/cluster
+	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=3 MINISANDBOX_TEST_CLUSTER_STEPS=16 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/cluster
 
 soak-cluster: $(VENV)/.dev
-	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=10 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/cluster/test_cluster.py
+	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=10 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/cluster/test_cluster.py
 
 cluster-scaling: $(VENV)/.dev
 	@"$(BIN)/python" -m benchmarks.cluster_scaling $(SCALING)
@@ -115,13 +140,13 @@ cluster-scaling: $(VENV)/.dev
 SKYRL_VENV ?= .venv-skyrl-$(shell id -u)
 SKYRL_PYTHON ?= python3.12
 test-skyrl: $(SKYRL_VENV)/.made
-	"$(SKYRL_VENV)/bin/python" -m pytest $(PYTEST_ARGS) tests/kernel/grading/test_skyrl.py
+	"$(SKYRL_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/kernel/grading/test_skyrl.py
 
 $(SKYRL_VENV)/.made: tools/make-skyrl-venv
 	@tools/make-skyrl-venv "$(SKYRL_VENV)" "$(SKYRL_PYTHON)"
 
 fuzz: $(VENV)/.dev
-	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(PYTEST_ARGS) tests/conformance/test_fuzz.py
+	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/conformance/test_fuzz.py
 
 # ATTACKS: names or kinds of probes, --brief
 adversarial: $(VENV)/.dev
@@ -175,5 +200,5 @@ bench: $(VENV)/.dev
 		echo "== $$script"; "$(BIN)/python" "$$script"; done
 
 clean:
-	rm -rf .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

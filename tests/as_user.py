@@ -1,4 +1,4 @@
-"""Run the tests that touch the kernel as an ordinary user, from root: `make test` calls it.
+"""Run the tests that touch the kernel as an ordinary user, from root: `make test-all` calls it.
 
 Makes a user of its own, gives it a copy of this working tree, and runs `make test-kernel` as that user, with nothing of
 root's: no groups, no environment but the package-index settings, no descriptor, no file. First with the user's own id

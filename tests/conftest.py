@@ -61,6 +61,11 @@ def missing(feature: str) -> str | None:
     return doctor.explain(feature, checks())
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--slow``."""
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too, as `make test-all` does")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """``@pytest.mark.kernel`` needs what a sandbox needs; ``kernel("idmap")`` names features instead."""
     for marker in item.iter_markers("kernel"):
@@ -85,10 +90,18 @@ def rank(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what need not be repeated as an ordinary user; put the longest first, where workers share the work."""
-    if REPEATED:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("once")])
-        items[:] = [item for item in items if not item.get_closest_marker("once")]
+    """Leave out slow tests, and tests that need no second run; put the longest first, where workers share the work.
+
+    A slow test runs without ``--slow`` where it is named: ``pytest tests/kernel/test_x.py::test_y``.
+    """
+    named = any("::" in word for word in config.args)
+    marks = {"once"} if REPEATED else set()
+    if not named and not config.getoption("--slow"):
+        marks.add("slow")
+    left_out = [item for item in items if any(map(item.get_closest_marker, marks))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not any(map(item.get_closest_marker, marks))]
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=rank)
 

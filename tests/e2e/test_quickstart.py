@@ -17,7 +17,7 @@ from minisandbox.tasks import Form, TaskSet
 
 pytestmark = [pytest.mark.kernel, pytest.mark.index]
 
-# Root's `make test` has an ordinary user check all of them too: of both forms, and of one project and of several.
+# Root's `make test-all` has an ordinary user check all of them too: of both forms, and of one project and of several.
 SIX = (
     "pytoolz__toolz-*",
     "pallets__click-8.1.7.range_bounds",
