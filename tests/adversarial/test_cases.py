@@ -1,7 +1,6 @@
 """Which test stands for which case of the attack list's host side: HD (confused deputy), CR (crashes), BI (bad input).
 
-The probes of ``attack.py``, which run inside, have :mod:`.test_attacks`. What has no test yet is in :data:`OPEN`, with
-the reason; nothing may be in neither.
+The probes of ``attack.py``, which run inside, have :mod:`.test_attacks`.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "HD18": (f"{DEPUTY}::test_a_program_of_the_image_that_the_agent_replaces_is_its_own",),
     "HD19": (f"{DEPUTY}::test_a_workdir_and_a_shell_that_the_agent_has_replaced",),
     "HD20": (
-        f"{EXEC}::test_a_command_may_kill_everything_it_sees",
+        "a command may kill everything that it sees; the sandbox lives on",
         f"{EXEC}::test_a_worker_that_is_attacked_from_inside_loses_its_command_and_nothing_else",
     ),
     "CR01": (
@@ -88,6 +87,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "CR03": (
         f"{STORE}::test_processes_share_one_make",
         f"{TROUBLE}::test_processes_that_want_the_same_image_build_it_once",
+    ),
+    "CR04": (
+        "unit/test_store_damage.py::test_a_flipped_byte_is_found_by_reading",
+        "unit/test_store_damage.py::test_a_layer_with_a_damaged_record_is_made_again_by_its_next_use",
     ),
     "CR05": (f"{STORE}::test_a_full_disk_is_said_and_cleaned", "a full disk is said, and the sandbox lives on"),
     "CR06": (f"{LIMITS}::test_a_memory_bomb_ends_by_itself_and_is_named",),
@@ -118,6 +121,11 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{MANY}::test_nothing_waits_by_the_time_of_day",
         f"{MANY}::test_a_clock_that_jumps_ends_nothing_early_or_late",
     ),
+    "CR19": (
+        "unit/test_models_client.py::test_a_fault_that_passes_costs_a_try",
+        "unit/test_models_client.py::test_a_fault_that_stays_ends_in_its_error",
+        "kernel/grading/test_rollout_models.py::test_every_fault_of_a_model_ends_in_the_right_status_with_the_record_complete",
+    ),
     "CR20": (f"{CRASHES}::test_nothing_adds_up_over_many_sandboxes",),
     "BI01": (f"{ROWS}::test_files_that_are_wrong", f"{ROWS}::test_any_bytes_are_taken_or_refused"),
     "BI02": (f"{TASKS}::test_a_set_has_each_id_once",),
@@ -132,16 +140,20 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{BUILD}::test_crlf_patches",
         f"{GRADE}::test_a_patch_that_cannot_be_applied_is_the_agents_fault",
     ),
-    "BI07": (f"{EXEC}::test_bad_arguments_are_refused", f"{EXEC}::test_a_script_longer_than_an_argument_may_be"),
+    "BI07": (
+        "arguments that cannot be used are refused before anything runs",
+        "a script may be longer than an argument, and keeps its status and stdin",
+    ),
     "BI08": (f"{LIFE}::test_layers_with_odd_paths",),
+    "BI09": (
+        "unit/test_agent_formats.py::test_any_text_is_an_action_or_a_format_error",
+        "unit/test_agent_formats.py::test_calls_that_are_no_action",
+        "unit/test_bash_agent.py::test_format_errors_in_a_row_end_it",
+        "unit/test_bash_agent.py::test_the_longest_command_runs",
+    ),
     "BI10": (f"{LIFE}::test_many_layers", "kernel/test_snapshots.py::test_names_that_are_no_text_and_very_many_files"),
     "BI11": (f"{PATCH}::test_loops_of_links_names_of_another_case_and_line_ends_survive_a_round_trip",),
     "BI12": (f"{CLI}::test_values_are_checked_before_any_work", f"{RUNS}::test_another_configuration_is_refused"),
-}
-OPEN = {
-    "CR04": "layers are not verified after they were published",
-    "CR19": "there is no model client yet",
-    "BI09": "there is no agent yet that reads a model's output",
 }
 NUMBERS = {"HD": 20, "CR": 20, "BI": 12}
 
@@ -169,10 +181,10 @@ def titles() -> frozenset[str]:
     return frozenset(found)
 
 
-def test_every_case_has_a_test_or_a_reason() -> None:
+def test_every_case_has_a_test() -> None:
     listed = {f"{group}{number:02}" for group, count in NUMBERS.items() for number in range(1, count + 1)}
-    assert CASES.keys() | OPEN.keys() == listed
-    assert not CASES.keys() & OPEN.keys()
+    assert CASES.keys() == listed
+    assert all(CASES.values())
 
 
 @pytest.mark.parametrize("number", CASES)

@@ -50,10 +50,14 @@ async def case_wait_for(make: World, box: AsyncSandbox) -> None:
 
 
 @case("cancelling one of many commands leaves the others alone", needs="cancel")
-async def case_one_of_many(box: AsyncSandbox) -> None:
-    tasks = [asyncio.create_task(box.exec(f"sleep 1; echo {number}")) for number in range(8)]
-    await asyncio.sleep(0.3)
+async def case_one_of_many(make: World, box: AsyncSandbox) -> None:
+    mark = a_while()
+    script = "until [ -e go ]; do sleep 0.05; done; echo {} # {}-{}"
+    tasks = [asyncio.create_task(box.exec(script.format(number, mark, number))) for number in range(8)]
+    for number in range(8):
+        await until(make, partial(runs, box, f"{mark}-{number}"))
     tasks[3].cancel()
+    await box.files.write_text("go", "")
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(results.pop(3), asyncio.CancelledError)
     assert [result.stdout for result in results if not isinstance(result, BaseException)] == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.conformance.contract import case
+from tests.conformance.contract import case, until
 
 from minisandbox.types import ChangeKind, FileType
 
@@ -124,8 +124,9 @@ async def case_rename(make: World) -> None:
 
 
 @case("changes are read while processes run, and change nothing")
-async def case_while_running(box: AsyncSandbox) -> None:
+async def case_while_running(make: World, box: AsyncSandbox) -> None:
     await box.exec("echo > f; while :; do echo >> busy; sleep 0.01; done >/dev/null 2>&1 &")
+    await until(make, lambda: box.files.exists("busy"))
     for _ in range(3):
         assert {"f", "busy"} <= (await changes(box)).keys()
     assert (await box.exec("cat f")).stdout == "\n"

@@ -144,6 +144,15 @@ async def case_stopped_sandbox(make: World) -> None:
         await box.shell()
 
 
+@case("a closed shell stays closed, though its bash was killed before")
+async def case_closed_after_a_kill(box: AsyncSandbox) -> None:
+    shell = await box.shell()
+    assert (await shell.run("kill -KILL $$")).replaced
+    await shell.close()
+    with raises(InvalidValue, "closed"):
+        await shell.run(":")
+
+
 @case("a hundred commands one after the other", deadline=240.0)
 async def case_hundred(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:

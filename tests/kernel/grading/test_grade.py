@@ -277,14 +277,15 @@ def test_a_task_whose_preserved_tests_fail_without_a_patch(bench: Task, images: 
 
 @pytest.mark.once
 def test_a_flaky_task(smith: Task, smith_image: Image) -> None:
-    dice = "\\ndef test_dice():\\n    import os\\n    assert os.urandom(1)[0] % 2\\n"
+    """Eight dice, thrown three times each with and without the patch: all agree once in 10^9 validations."""
+    dice = "".join(f"\\ndef test_{n}():\\n    import os\\n    assert os.urandom(1)[0] % 2\\n" for n in range(8))
     append = f"python -c \"open('tests/test_double.py', 'a').write('{dice}')\""
-    flaky = replace(
-        smith, test_command=f"{append}; python -m pytest", PASS_TO_PASS=("tests/test_double.py::test_dice",)
-    )
-    found = validate(flaky, smith_image, runs=8)
+    names = tuple(f"tests/test_double.py::test_{n}" for n in range(8))
+    flaky = replace(smith, test_command=f"{append}; python -m pytest", PASS_TO_PASS=names)
+    found = validate(flaky, smith_image, runs=3)
     assert found.cause == "flaky", found
-    assert found.tests == ("tests/test_double.py::test_dice",)
+    assert found.tests
+    assert set(found.tests) <= set(names)
 
 
 def test_an_image_that_is_not_there_is_no_verdict_about_the_task(smith: Task, smith_image: Image) -> None:

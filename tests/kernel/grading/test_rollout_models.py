@@ -219,9 +219,13 @@ class Stubborn:
     name = "stubborn"
     needs_model = False
 
+    def __init__(self) -> None:
+        self.hangs = asyncio.Event()
+
     async def run(self, task: Task, session: Session) -> Ending:
         """Change something, and hang."""
         await session.perform("echo '# x' >> calc/core.py", timeout=60)
+        self.hangs.set()
         while True:
             with contextlib.suppress(ValueError):
                 await asyncio.sleep(600)
@@ -235,11 +239,11 @@ def test_an_agent_that_keeps_to_no_limit_is_cut_off(smith: Task, smith_image: Im
 
 def test_a_cancelled_rollout_leaves_nothing_behind(smith: Task, smith_image: Image) -> None:
     async def cut() -> None:
-        work = asyncio.create_task(rollout_async(smith, smith_image, Setup(agent=Stubborn())))
+        agent = Stubborn()
+        work = asyncio.create_task(rollout_async(smith, smith_image, Setup(agent=agent)))
         async with asyncio.timeout(60):
-            while not Sandbox.list():
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
+            await agent.hangs.wait()
+        assert len(Sandbox.list()) > len(before)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
