@@ -7,11 +7,14 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # How many processes share the tests: two more than there are processors, up to four. Much of a test is waiting.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n > 2 ? 4 : n + 2)))
-PYTEST = "$(BIN)/python" -m pytest -n $(WORKERS)
+# Compiled modules are kept with the environment, also where PYTHONDONTWRITEBYTECODE is set: each worker, and each command
+# that a test types, would compile the package again: half of the time of the tests.
+KEPT = env PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(abspath $(VENV))/pycache"
+PYTEST = $(KEPT) "$(BIN)/python" -m pytest -n $(WORKERS)
 # What `make test-quick` runs: no kernel feature needed but for a few commands in sandboxes.
 QUICK_TESTS := tests/unit tests/kernel/test_exec.py tests/kernel/test_files.py
-# What an ordinary user runs when root runs `make test-all`: all that touches the kernel.
-KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e
+# What an ordinary user runs when root runs `make test-all`: all that touches the kernel, and what skips for root.
+KERNEL_TESTS := tests/kernel tests/adversarial tests/conformance tests/e2e tests/unit/test_host.py
 # dev: the tools and all extras without torch and Ray; tests that need these are skipped. full: all extras, with torch where TORCH says which.
 ENVIRONMENT ?= dev
 TORCH ?=
@@ -24,7 +27,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -80,11 +83,15 @@ experiment: $(FULL)/.dev
 	@"$(FULL)/bin/python" -m examples.learning.experiment $(EXPERIMENT)
 
 test: $(VENV)/.dev
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 lint compiled
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-quick: $(VENV)/.dev
 	$(PYTEST) $(QUICK_TESTS) $(PYTEST_ARGS)
+
+# Compile the tests once, while mypy runs, and not in every worker.
+compiled: $(VENV)/.dev
+	@if [ ! -e "$(VENV)/pycache" ]; then $(KEPT) "$(BIN)/python" -m pytest --collect-only -qq >/dev/null 2>&1 || true; fi
 
 # In an environment with all extras, so that training, the engine and the workers on Ray are tested too.
 test-all:
@@ -92,7 +99,7 @@ test-all:
 
 # In this order, so that the last line printed is pytest's about the whole suite; a failure on the way is the last line too.
 test-passes: $(VENV)/.dev
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 lint compiled
 	@$(MAKE) --no-print-directory test-foreign
 	@PYTEST_ARGS='--slow $(PYTEST_ARGS)' $(MAKE) --no-print-directory test-as-user
 	$(PYTEST) --slow $(COVERAGE) $(PYTEST_ARGS)

@@ -43,7 +43,7 @@ PROBE = "import sys, ctypes, ssl, venv; sys.exit(sys.version_info < (3, 11))"
 LONGEST = 20 * 60.0  # seconds
 RANGE_TESTS = (
     "tests/conformance/test_conformance.py tests/kernel/test_isolation.py tests/kernel/test_users.py "
-    "tests/kernel/test_snapshots.py"
+    "tests/kernel/test_snapshots.py tests/kernel/test_poor_machines.py"
 )
 RANGE_SIZE = 65536
 

@@ -79,10 +79,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 # --- several at a time -----------------------------------------------------------------------------------------------
 
-# What one worker runs in one go: it shares what is costly to make. The longest come first, so that no worker is left
-# with one of them at the end.
-TOGETHER = ("tests/kernel/grading/", "tests/e2e/test_quickstart.py", "tests/e2e/", "tests/conformance/test_fuzz.py")
-FIRST = (*TOGETHER, "tests/conformance/", "tests/adversarial/", "tests/kernel/")
+# Files that one worker runs in one go, since they share images that are costly to make.
+TOGETHER = {"tests/e2e/test_quickstart_tasks.py": "tests/e2e/test_documents.py"}
+# The longest files come first, so that no worker is left with one of them at the end.
+FIRST = (
+    "tests/e2e/test_quickstart.py", "tests/e2e/test_documents.py", "tests/conformance/test_fuzz.py",
+    "tests/adversarial/test_attacks.py", "tests/kernel/grading/", "tests/kernel/test_build", "tests/adversarial/",
+    "tests/integrations/", "tests/e2e/", "tests/conformance/", "tests/kernel/",
+)  # fmt: skip
 
 
 def rank(item: pytest.Item) -> int:
@@ -116,7 +120,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
             path = nodeid.partition("::")[0]
             if path == "tests/conformance/test_conformance.py":  # a topic at a time: its cases share nothing
                 return nodeid.rpartition("-")[0]
-            return next((start for start in TOGETHER if path.startswith(start)), path)
+            return TOGETHER.get(path, path)
 
     config.option.loadscopereorder = False  # the order is ours
     return Scheduler(config, log)

@@ -11,7 +11,7 @@ from tests.adversarial.soak import Soak
 
 from minisandbox.types import ImageSpec
 
-pytestmark = [pytest.mark.kernel, pytest.mark.alone]
+pytestmark = [pytest.mark.kernel, pytest.mark.alone, pytest.mark.slow]
 
 NEIGHBOURS = 3
 MOMENTS, SANDBOXES, SEED = 8, 6, 20

@@ -69,7 +69,7 @@ def settled(like: dict[str, int], seconds: float = 60.0) -> dict[str, int]:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("count", [128, 1000])
+@pytest.mark.parametrize("count", [128, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_sandboxes_live_at_once_and_leave_nothing(spec: ImageSpec, count: int) -> None:
     few = Limits(memory="64M", processes=16, disk="16M")
     with Sandbox.create(spec) as first:

@@ -27,9 +27,14 @@ def promised(case: Case, implementation: Implementation) -> bool:
 
 
 def marks(case: Case, implementation: Implementation) -> list[pytest.MarkDecorator]:
-    """The twins share all that depends on who runs them: one of them, and what only the other has, are repeated."""
-    twin = implementation.name == "async" and "cancel" not in case.needs
-    return [pytest.mark.kernel] * implementation.real + [pytest.mark.once] * twin
+    """The twins share all that depends on who runs them: one of them, and what only the other has, are repeated.
+
+    The fakes share all but their colour: usually, the second has only the cases that the first cannot have.
+    """
+    twin = "cancel" not in case.needs
+    once = [pytest.mark.once] * (twin and implementation.name == "async")
+    slow = [pytest.mark.slow] * (twin and implementation.name == "async-fake")
+    return [pytest.mark.kernel] * implementation.real + once + slow
 
 
 HOLDS = [

@@ -401,11 +401,13 @@ def fuzz(kind: type[Sandbox], image: tuple[ImageSpec, Tree], sequences: int) -> 
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
+@pytest.mark.slow
 @pytest.mark.kernel
 def test_sandboxes_and_their_model_stay_together(image: tuple[ImageSpec, Tree]) -> None:
     fuzz(Sandbox, image, SEQUENCES)
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_fakes_and_their_model_stay_together(image: tuple[ImageSpec, Tree]) -> None:
     fuzz(FakeSandbox, image, max(5, SEQUENCES // 10))

@@ -18,8 +18,14 @@ BLOCK = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
 ASKING = re.compile(r"```py\n(.*?)```", flags=re.DOTALL)
 """What needs a server or other people's packages: it is read, not run."""
 IMAGE = re.compile(r"load_image\(.*\"([^\"]+)\"\)")
+SLOW = re.compile(IMAGE.pattern + "|quickstart")
+"""What builds images with packages of the index."""
 BLOCKS = [
-    pytest.param(block, id=f"{path.relative_to(ROOT)}-{number}")
+    pytest.param(
+        block,
+        id=f"{path.relative_to(ROOT)}-{number}",
+        marks=[pytest.mark.slow] * bool(SLOW.search(block)),
+    )
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     for number, block in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), 1)
     if "import" in block and "minisandbox" in block  # others are fragments

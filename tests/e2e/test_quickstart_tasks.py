@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.index]
 
 
 @pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["r1chardj0n3s__parse-*", "pytoolz__toolz-*outer_join"])
 def test_lists_are_measured(shared_store: Path, name: str) -> None:
     (task,) = TaskSet.load("quickstart").select([name])

@@ -375,6 +375,7 @@ def test_several_shells_and_commands_beside_them(box: Sandbox) -> None:
         shell.close()
 
 
+@pytest.mark.slow  # the launcher's own patience: 30 s
 def test_a_bash_that_does_not_come_up_is_given_up(spec: ImageSpec) -> None:
     with Sandbox.create(spec) as box:
         box.files.write_text("/tmp/bin/bash", "#!/bin/sh\nexec sleep 600\n")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tiny_model import tiny_engine
 
 from minisandbox.errors import InvalidValue, TaskFileError, TokenMismatch, TrainingError
 from minisandbox.models import Message, Request, Sampling, TokenGraph
@@ -24,6 +23,8 @@ def row(ids: list[int], mask: list[int], name: str = "t__0", task: str = "") -> 
 @pytest.fixture(scope="module")
 def sampled() -> tuple[Any, TrainingRow]:
     """A model, and a row of two answers that it has sampled."""
+    from tests.unit.tiny_model import tiny_engine  # noqa: PLC0415 - it skips where torch is not installed
+
     engine = tiny_engine()
 
     async def converse() -> TokenGraph:
@@ -93,6 +94,7 @@ def test_rows_that_cannot_be_trained_on(one: TrainingRow, said: str) -> None:
 
 
 def test_collation_pads_without_loss() -> None:
+    pytest.importorskip("torch", reason="the extra [train] is not installed")
     found = collate([row([5, 6, 7], [0, 1, 1]), replace(row([8, 9], [0, 1]), weight=-0.5)], pad=3)
     assert found["input_ids"].tolist() == [[5, 6, 7], [8, 9, 3]]
     assert found["labels"].tolist() == [[-100, 6, 7], [-100, 9, -100]]

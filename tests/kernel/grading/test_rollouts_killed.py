@@ -21,7 +21,7 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.tasks import Task
 
-pytestmark = [pytest.mark.kernel, pytest.mark.once]
+pytestmark = [pytest.mark.kernel, pytest.mark.once, pytest.mark.slow]
 
 # 300 and 30 in `make test-rollouts`
 ROLLOUTS = int(os.environ.get("MINISANDBOX_TEST_ROLLOUTS", "12"))

@@ -80,6 +80,7 @@ def report(run: Path) -> object:
     return strip(json.loads((run / "report.json").read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_killed_three_times_and_gone_on_with_the_report_is_the_same(
     smith: Task, smith_image: Image, store: Store, tmp_path: Path
