@@ -37,6 +37,8 @@ NEEDS: Mapping[str, str] = {
     "terminal": "pseudo-terminals that it can make",
     "cancel": "calls that can be cancelled: the case is a task of asyncio",
 }
+DEADLINE = 120.0
+"""Seconds that a case usually has; those that do a lot ask for more."""
 TOPICS = (
     "commands", "environment", "output", "timeouts", "background", "stdin", "prompts", "users", "processes",
     "lifetimes", "terminals", "shells", "wedges", "files", "trees", "patches", "changes", "snapshots", "management",
@@ -109,7 +111,7 @@ _CASES: dict[str, Case] = {}
 Body = TypeVar("Body", bound=Callable[..., Steps[None]])
 
 
-def case(title: str, *, needs: str | Sequence[str] = (), deadline: float = 120.0) -> Callable[[Body], Body]:
+def case(title: str, *, needs: str | Sequence[str] = (), deadline: float = DEADLINE) -> Callable[[Body], Body]:
     """Put a coroutine function on the list of cases.
 
     Args:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.conformance.contract import Case, cases
+from tests.conformance.contract import DEADLINE, Case, cases
 from tests.conformance.implementations import IMPLEMENTATIONS, WORKDIR, Implementation
 
 from minisandbox.sandbox import Sandbox
@@ -29,11 +29,13 @@ def promised(case: Case, implementation: Implementation) -> bool:
 def marks(case: Case, implementation: Implementation) -> list[pytest.MarkDecorator]:
     """The twins share all that depends on who runs them: one of them, and what only the other has, are repeated.
 
-    The fakes share all but their colour: usually, the second has only the cases that the first cannot have.
+    The fakes share all but their colour: without --slow, the second has only the cases that the first cannot have, and
+    cases that do a lot are tried on one implementation.
     """
     twin = "cancel" not in case.needs
     once = [pytest.mark.once] * (twin and implementation.name == "async")
-    slow = [pytest.mark.slow] * (twin and implementation.name == "async-fake")
+    large = case.deadline > DEADLINE and implementation.name != "sync"
+    slow = [pytest.mark.slow] * (twin and (large or implementation.name == "async-fake"))
     return [pytest.mark.kernel] * implementation.real + once + slow
 
 
