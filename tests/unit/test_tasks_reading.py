@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.test_tasks_jsonl import Row, row
@@ -18,7 +19,12 @@ from minisandbox.tasks.reading import open_source
 
 pyarrow = pytest.importorskip("pyarrow")
 pyarrow_parquet = pytest.importorskip("pyarrow.parquet")
-datasets = pytest.importorskip("datasets")
+
+
+def datasets() -> Any:
+    """Import the package, which takes two seconds, only where a test uses it."""
+    return pytest.importorskip("datasets")
+
 
 ROWS = [
     row(),
@@ -146,12 +152,12 @@ def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
 
 
 def test_folders_of_datasets(tmp_path: Path) -> None:
-    whole = datasets.Dataset.from_list(own(ROWS))
+    whole = datasets().Dataset.from_list(own(ROWS))
     whole.save_to_disk(str(tmp_path / "whole"))
-    datasets.DatasetDict({"train": whole.select([0, 2]), "test": whole.select([1])}).save_to_disk(
+    datasets().DatasetDict({"train": whole.select([0, 2]), "test": whole.select([1])}).save_to_disk(
         str(tmp_path / "parts")
     )
-    datasets.DatasetDict({"only": whole}).save_to_disk(str(tmp_path / "only"))
+    datasets().DatasetDict({"only": whole}).save_to_disk(str(tmp_path / "only"))
     for name, ids in (
         ("whole", "o__n-1 b c"),
         ("only", "o__n-1 b c"),
@@ -265,7 +271,7 @@ def test_columns_are_written_with_their_types(tmp_path: Path) -> None:
     schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in rows[0]])
     table = pyarrow.Table.from_pylist(rows, schema=schema)
     pyarrow_parquet.write_table(table, tmp_path / "t.parquet")
-    datasets.Dataset(table).save_to_disk(str(tmp_path / "disk"))
+    datasets().Dataset(table).save_to_disk(str(tmp_path / "disk"))
     for name in ("t.parquet", "disk"):
         tasks = TaskSet.load(tmp_path / name)
         tasks.select(["b"]).save(tmp_path / f"again-{name}")
@@ -288,7 +294,7 @@ def test_the_ending_of_a_name_decides_the_format(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     TaskSet.load(parquet(tmp_path / "t.parquet", own(ROWS)))
-    datasets.Dataset.from_list(own(ROWS)).save_to_disk(str(tmp_path / "disk"))
+    datasets().Dataset.from_list(own(ROWS)).save_to_disk(str(tmp_path / "disk"))
     tasks = TaskSet.load(tmp_path / "disk")
     with pytest.raises(InvalidValue, match="is there already"):
         tasks.save(tmp_path / "disk")
