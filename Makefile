@@ -7,10 +7,9 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # How many processes share the tests: two more than there are processors, up to four. Much of a test is waiting.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n > 2 ? 4 : n + 2)))
-# Compiled modules are kept with the environment, also where PYTHONDONTWRITEBYTECODE is set: each worker, and each command
-# that a test types, would compile the package again: half of the time of the tests.
-KEPT = env PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(abspath $(VENV))/pycache"
-PYTEST = $(KEPT) "$(BIN)/python" -m pytest -n $(WORKERS)
+# Where PYTHONDONTWRITEBYTECODE is set, each worker, command and sandbox would compile the package again: half of the time.
+PYTHON_KEPT = env -u PYTHONDONTWRITEBYTECODE "$(BIN)/python"
+PYTEST = $(PYTHON_KEPT) -m pytest -n $(WORKERS)
 # What `make test-quick` runs: no kernel feature needed but for a few commands in sandboxes.
 QUICK_TESTS := tests/unit tests/kernel/test_exec.py tests/kernel/test_files.py
 # What an ordinary user runs when root runs `make test-all`: all that touches the kernel, and what skips for root.
@@ -89,9 +88,11 @@ test: $(VENV)/.dev
 test-quick: $(VENV)/.dev
 	$(PYTEST) $(QUICK_TESTS) $(PYTEST_ARGS)
 
-# Compile the tests once, while mypy runs, and not in every worker.
+# Compile once, while mypy runs, and not in every worker; the tests, and what they import, by collecting them.
 compiled: $(VENV)/.dev
-	@if [ ! -e "$(VENV)/pycache" ]; then $(KEPT) "$(BIN)/python" -m pytest --collect-only -qq >/dev/null 2>&1 || true; fi
+	@$(PYTHON_KEPT) -m compileall -q src/minisandbox
+	@if [ ! -e "$(VENV)/.compiled" ]; then $(PYTHON_KEPT) -m pytest --collect-only -qq >/dev/null 2>&1 || true; fi
+	@touch "$(VENV)/.compiled"
 
 # In an environment with all extras, so that training, the engine and the workers on Ray are tested too.
 test-all:
