@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from minisandbox.errors import SandboxCreationError
+from minisandbox.launch import limits
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.controller import shut_down
 from minisandbox.types import ImageSpec
 
 pytestmark = pytest.mark.kernel
@@ -48,6 +53,73 @@ def test_makers_that_are_killed_are_replaced(spec: ImageSpec) -> None:
         with Sandbox.create(spec) as other:
             assert other.exec("echo made").stdout == "made\n"
         assert box.exec("echo alive").stdout == "alive\n"
+
+
+@contextlib.contextmanager
+def no_more_processes(pid: int) -> Iterator[None]:
+    """Have the kernel refuse every fork of a process: by RLIMIT_NPROC, or for root, who is exempt, a control group."""
+    if os.geteuid():
+        before = resource.prlimit(pid, resource.RLIMIT_NPROC)
+        resource.prlimit(pid, resource.RLIMIT_NPROC, (1, before[1]))
+        yield
+        resource.prlimit(pid, resource.RLIMIT_NPROC, before)
+        return
+    directories = dict(limits.find_places().directories)
+    if "pids" not in directories:
+        pytest.skip("there is no control group for processes")
+    group = Path(directories["pids"], f"{limits.PREFIX}test-{os.getpid()}")
+    group.mkdir()
+    (group / "pids.max").write_text("0", encoding="ascii")
+    (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
+    yield
+    (group / "pids.max").write_text("max", encoding="ascii")
+    (group.parent / "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+
+@pytest.fixture
+def own_launcher() -> Iterator[None]:
+    """A launcher that no other test has used, or will."""
+    shut_down()
+    yield
+    shut_down()
+    for group in {Path(directory) for _, directory in limits.find_places().directories}:
+        with contextlib.suppress(FileNotFoundError):
+            (group / f"{limits.PREFIX}test-{os.getpid()}").rmdir()
+
+
+@pytest.mark.usefixtures("own_launcher")
+def test_a_refused_fork_ends_no_sandbox(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        before, zygote = makers(box), int(status(box.info().pid)["PPid"])
+        with no_more_processes(zygote):
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: not makers(box))
+            with pytest.raises(SandboxCreationError, match="temporarily unavailable") as caught:
+                Sandbox.create(spec)
+            assert "ulimit -u" in str(caught.value)
+            assert box.exec("echo alive").stdout == "alive\n"
+        until(lambda: len(makers(box)) == len(before))  # without a request
+        with Sandbox.create(spec) as other:
+            assert other.exec("echo made").stdout == "made\n"
+        assert box.exec("echo alive").stdout == "alive\n"
+
+
+@pytest.mark.usefixtures("own_launcher")
+def test_a_killed_spare_is_not_handed_out(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        zygote = status(box.info().pid)["PPid"]
+
+        def spares() -> set[int]:
+            children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text(encoding="ascii").split()
+            return {pid for pid in map(int, children) if status(pid)["Name"] == "minisandbox-ini"} - {box.info().pid}
+
+        until(lambda: len(spares()) == 1)
+        (spare,) = spares()
+        os.kill(spare, signal.SIGKILL)
+        until(lambda: len(spares() - {spare}) == 1 and not os.path.exists(f"/proc/{spare}"))  # without a request
+        with Sandbox.create(spec) as other:
+            assert other.exec("echo made").stdout == "made\n"
 
 
 def test_a_sandbox_is_made_or_its_creation_fails_whenever_makers_die(spec: ImageSpec) -> None:

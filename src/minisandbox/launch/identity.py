@@ -248,7 +248,7 @@ class Identities:
             if index not in self._taken and index not in self._dying and self._lock(index, fcntl.F_WRLCK):
                 self._taken.add(index)
                 return first
-        raise OSError(errno.EAGAIN, "every id range is in use")
+        raise OSError(errno.EBUSY, "every id range is in use")
 
     def _is_nobodys(self, index: int) -> bool:
         """Whether no live owner has a range: its processes are at their end, which a call of theirs may put off."""
@@ -322,7 +322,7 @@ class _Creators:
             if self._last not in self.taken:
                 self.taken.add(self._last)
                 return self._last
-        raise OSError(errno.EAGAIN, "every id is in use")
+        raise OSError(errno.EBUSY, "every id is in use")
 
 
 def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -> None:

@@ -30,6 +30,8 @@ _MAX_MESSAGE = 1 << 18
 _MAKERS = max(2, min(8, len(os.sched_getaffinity(0))))
 _QUIET = 5
 """Milliseconds without a request before the next embryo is made: the sandbox just asked for needs the CPU first."""
+_RETRY = 1000
+"""Milliseconds until makers that the kernel refused to fork are tried again."""
 
 
 def main(connection: socket.socket, controller: int, settings: list[str]) -> None:
@@ -154,11 +156,12 @@ class _Zygote:
         usr = self._can_idmap("/usr")
         layered = usr or self._can_layer("/usr")
         self._jobs, self._makers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._makers = {self._fork_maker() for _ in range(_MAKERS)}
+        self._makers: set[int] = set()
+        self._fork_makers()
         self._sealed = 0
         self._usual = _Wish(nproc=0 if groups else PROCESSES)
         self._spare: _Embryo | None = self._fork(self._usual)
-        self._wants_spare = False
+        self._pause: int | None = None  # until missing processes are made
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered}
         if groups:
@@ -194,9 +197,9 @@ class _Zygote:
         gc.freeze()
         sc.trim_memory()
         while True:
-            events = dict(poll.poll(_QUIET if self._wants_spare else None))
+            events = dict(poll.poll(self._pause))
             if not events:
-                self._make_spare()
+                self._make_missing()
             if self._controller in events:
                 self._end()
             if self._wakeup in events:
@@ -212,17 +215,26 @@ class _Zygote:
                 group.lift_quota()
         os._exit(0)
 
-    def _make_spare(self) -> None:
-        """Make the next embryo while nobody waits for it; where that fails, whoever needs it is told why."""
-        self._wants_spare = False
+    def _make_missing(self) -> None:
+        """Make the next embryo and lost makers while nobody waits; on failure the next request reports the reason."""
+        self._pause = None
         with contextlib.suppress(OSError):
-            self._spare = self._fork(self._usual)
+            self._spare = self._spare or self._fork(self._usual)
+        try:
+            self._fork_makers()
+        except OSError:
+            self._pause = _RETRY
 
     def _reap(self) -> None:
+        """Collect processes that have ended. Those that every sandbox needs are replaced when it is quiet."""
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if self._spare and pid == self._spare.pid:
+                    self._spare.birth.close()
+                    self._spare, self._pause = None, _QUIET
                 if pid in self._makers:
-                    self._makers = self._makers - {pid} | {self._fork_maker()}
+                    self._makers.remove(pid)
+                    self._pause = _QUIET
                 identity, group = self._live.pop(pid, (None, None))
                 if identity:
                     self._identities.give_back(identity)
@@ -320,8 +332,10 @@ class _Zygote:
             plan: what it is to become.
             given: the sandbox's end of its control socket, and its door.
         """
+        if not self._makers:
+            self._fork_makers()
         if self._spare and wish.fits(self._usual, many_ids=self._identities.count > 1):
-            embryo, self._spare, self._wants_spare = self._spare, None, True
+            embryo, self._spare, self._pause = self._spare, None, _QUIET
         else:
             embryo = self._fork(wish)
         trees: list[int] = []
@@ -353,6 +367,10 @@ class _Zygote:
             raise
         self._live[pid] = (identity, group)
         return _Embryo(pid, identity, ours, group)
+
+    def _fork_makers(self) -> None:
+        while len(self._makers) < _MAKERS:
+            self._makers.add(self._fork_maker())
 
     def _fork_maker(self) -> int:
         pid = os.fork()

@@ -34,6 +34,15 @@ _BOOTSTRAP = (
     "sys.path.append(path); from minisandbox.launch import zygote; "
     "zygote.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), settings)"
 )
+_NAMESPACES = "user namespaces are refused here, or used up"
+_REASONS = {
+    errno.ENOSPC: _NAMESPACES,  # these three: unshare(2)
+    errno.EUSERS: _NAMESPACES,
+    errno.EPERM: _NAMESPACES,
+    errno.EAGAIN: "this user has, or its control group, as many processes as it may (ulimit -u, pids.max)",
+    errno.ENOMEM: "the machine, or this process's control group, has no memory left",
+}
+"""Likely causes for which the kernel refuses a sandbox."""
 _START_TIMEOUT = 30.0
 _FEWEST_FILES = 128
 """Open files that a launcher cannot do with less of: it gives what sandboxes begin with numbers from 100 on."""
@@ -205,11 +214,10 @@ class Launcher:
         if answer["event"] == "error":
             if str(answer.get("path")).startswith(str(self._ranges)):
                 raise reaper.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
-            refused = answer["errno"] in (errno.ENOSPC, errno.EUSERS, errno.EPERM)  # unshare(2)
             raise SandboxCreationError(
                 f"no sandbox could be made: {answer['message']}",
                 errno=answer["errno"],
-                reason="user namespaces are refused here, or used up" if refused else None,
+                reason=_REASONS.get(answer["errno"]),
                 hint=_DOCTOR,
             )
         return answer
