@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import HostError
+from minisandbox.errors import HostError, SandboxCreationError
 from minisandbox.host import fixes, surroundings
 
 pytestmark = pytest.mark.kernel("user-namespaces")
@@ -38,6 +38,10 @@ sc.unshare(sc.CLONE_NEWNS)
 NO_USER_NAMESPACES = """
 enter_outer_namespace()
 Path("/proc/sys/user/max_user_namespaces").write_text("0")
+"""
+NO_NETWORK_NAMESPACES = """
+enter_outer_namespace()
+Path("/proc/sys/user/max_net_namespaces").write_text("0")
 """
 # What Docker's filter does without CAP_SYS_ADMIN: unshare(CLONE_NEWUSER) is EPERM (linux/filter.h, linux/seccomp.h).
 FILTERED = """
@@ -146,6 +150,17 @@ def test_without_user_namespaces(tmp_path: Path, bend: str, fix: str) -> None:
     refused = typed(bend, tmp_path / "store", "sandbox", "run", "--", "true")
     assert refused.status in (HostError.exit_code, 11), refused.text
     assert "minisandbox doctor" in refused.text
+
+
+def test_without_network_namespaces(tmp_path: Path) -> None:
+    """What makes sandboxes has such a namespace too; it ended without one, and was made anew 500 times a second."""
+    said = typed(NO_NETWORK_NAMESPACES, tmp_path, "doctor")
+    assert said.status == HostError.exit_code
+    assert said.fix("private-network") == "sudo sysctl -w user.max_net_namespaces=65536"
+    refused = typed(NO_NETWORK_NAMESPACES, tmp_path / "store", "sandbox", "run", "--", "true")
+    assert refused.status == SandboxCreationError.exit_code, refused.text
+    assert "could not make namespaces: unshare" in refused.text
+    assert "No space left on device" in refused.text
 
 
 def test_without_newuidmap(tmp_path: Path, path_without_newuidmap: str) -> None:

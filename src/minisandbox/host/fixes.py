@@ -13,6 +13,7 @@ _SYSCTLS = (
     ("user.max_user_namespaces", "0", "65536"),  # RHEL 7, hardened set-ups
     ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),  # Ubuntu from 23.10 on
 )
+_NETWORK = ("user.max_net_namespaces", "0", "65536")
 _CONTAINER = (
     "start the container with: docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined "
     "--security-opt apparmor=unconfined ... (Kubernetes: procMount: Unmasked, seccompProfile: Unconfined)"
@@ -31,6 +32,8 @@ def fix_for(name: str) -> str:
     """
     if name in ("user-namespaces", "namespaces", "no-nesting"):
         return _user_namespaces()
+    if name == "private-network" and read_sysctl(_NETWORK[0]) == _NETWORK[1]:
+        return f"sudo sysctl -w {_NETWORK[0]}={_NETWORK[2]}"
     if name in ("private-proc", "devices") and in_container():
         return _CONTAINER
     if name == "id-ranges":

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -55,14 +56,17 @@ def main(jobs: int) -> None:
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.overwrite_arguments("minisandbox-maker")
     os.dup2(jobs, _JOBS, inheritable=False)
-    sc.close_range(_FIRST_HOME)
-    sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # into the host's own an ordinary user could not come back
-    for name, _ in _VISITED:  # they get the numbers from _FIRST_HOME on
-        os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    refusal = _make_home()
     source = socket.socket(fileno=_JOBS)
     space, flags = socket.CMSG_SPACE(4 * _MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC
     while True:
-        data, ancillary, _, _ = source.recvmsg(_MAX_JOB, space, flags)
+        if refusal:
+            select.select([source], [], [])
+            refusal = _make_home()
+        try:
+            data, ancillary, _, _ = source.recvmsg(_MAX_JOB, space, flags | (socket.MSG_DONTWAIT if refusal else 0))
+        except BlockingIOError:  # another maker took the job
+            continue
         if not data:
             os._exit(0)
         who, _, plan = data.partition(b"\n")
@@ -70,8 +74,23 @@ def main(jobs: int) -> None:
         pid, first_id, id_map, inotify, mapped, groups = json.loads(who)
         identity = Identity(first_id, id_map, inotify, mapped, groups)
         with socket.socket(fileno=birth) as leader, socket.socket(fileno=control) as controller:
-            _Making(pid, identity, plan, controller, door, tuple(trees)).carry_out(leader)
+            _Making(pid, identity, plan, controller, door, tuple(trees)).carry_out(leader, refusal)
         sc.close_range(_FIRST_HOME + len(_VISITED))
+
+
+def _make_home() -> OSError | None:
+    """Enter namespaces to come back to after each sandbox; returns the error where the kernel refuses.
+
+    A maker that ended for it would be replaced without end, and nobody would hear the reason.
+    """
+    sc.close_range(_FIRST_HOME)
+    try:
+        sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # into the host's own an ordinary user could not come back
+        for name, _ in _VISITED:  # they get the numbers from _FIRST_HOME on
+            os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return error
+    return None
 
 
 @dataclass(slots=True)
@@ -96,13 +115,16 @@ class _Making:
     trees: tuple[int, ...]
     step: str = "make namespaces"
 
-    def carry_out(self, leader: socket.socket) -> None:
+    def carry_out(self, leader: socket.socket, refusal: OSError | None) -> None:
         """Make it, or tell the controller why not.
 
         Args:
             leader: socket to its pid 1, which ends when this is closed without a word.
+            refusal: why this maker has no namespaces of its own, without which it can make none.
         """
         try:
+            if refusal:
+                raise refusal
             plan = Plan.from_json(self.data)
             visited = [pair for pair in _VISITED if pair[0] != "net" or plan.network == "allow"]
             proc, *there = map_namespace(self.identity, self.pid, leader, [name for name, _ in visited])
