@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import InvalidValue
-from minisandbox.sandbox import Process, Sandbox
+from minisandbox.sandbox import Process, Sandbox, live_sandboxes, rights
 from minisandbox.sandbox.lines import MOST_UNREAD
-from minisandbox.types import ExecResult, Outcome, Output
+from minisandbox.types import ExecResult, ImageSpec, Outcome, Output
 
 pytestmark = pytest.mark.kernel
 T = TypeVar("T")
@@ -53,6 +54,28 @@ def interrupt_when(condition: Callable[[], bool]) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_abandoned_sandbox_is_collected_in_the_midst_of_a_request(
+    spec: ImageSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A garbage collection comes where it likes, while the launcher's lock is held too."""
+    with Sandbox.create(spec) as box, box.snapshot() as snapshot:
+        cycle: list[object] = [Sandbox.create(snapshot, labels={"test": "cycle"})]
+        cycle.append(cycle)
+    asked: list[object] = []
+    send = rights.send
+
+    def collect_first(*given: Any) -> None:
+        asked.append(gc.collect())
+        send(*given)
+
+    monkeypatch.setattr(rights, "send", collect_first)
+    del cycle
+    Later(lambda: Sandbox.create(spec).stop()).result()
+    assert asked
+    assert live_sandboxes(labels={"test": "cycle"}) == ()
 
 
 def test_an_interrupt_ends_a_command_and_nothing_else(box: Sandbox) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from tests.unit.store_tools import add_image, add_layer, key_of, names_below, on_disk, python, two_images
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.store import FailureRecord, Store, measure_tree
+from minisandbox.store import FailureRecord, Store, leases, measure_tree
 from minisandbox.store.collect import collect, last_use, remove_failures, remove_images
 from minisandbox.store.leases import Holder, in_use, layer_of, stamp, use_of
 from minisandbox.store.sizes import StoreSizes
@@ -84,6 +86,30 @@ def test_a_layer_is_held_as_often_as_it_was_taken(store: Store) -> None:
     del second
     assert not in_use(layer)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_lease_is_collected_while_another_is_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A garbage collection comes where it likes, while the holder's lock is held too."""
+    first, second = (store.layer_directory(add_layer(store, name)) for name in "ab")
+    holder = Holder()
+    abandoned = holder.lease()
+    abandoned.add([first])
+    cycle: list[object] = [abandoned]
+    cycle.append(cycle)
+    open_shared = leases._open_shared
+
+    def collect_first(layer: Path) -> int:
+        gc.collect()
+        return open_shared(layer)
+
+    monkeypatch.setattr(leases, "_open_shared", collect_first)
+    del abandoned, cycle
+    lease = holder.lease()
+    taking = threading.Thread(target=lease.add, args=([second],), daemon=True)
+    taking.start()
+    taking.join(60)
+    assert not taking.is_alive()
+    assert (in_use(first), in_use(second)) == (False, True)
 
 
 def test_what_has_gone_cannot_be_held(store: Store) -> None:

@@ -147,23 +147,21 @@ class Launcher:
         """Give up a held tree, at the next request or flush; safe to call from anywhere, finalisers included."""
         self._forgotten.append(number)
 
-    def flush(self, *, wait: bool = True) -> None:
-        """Give up now what was forgotten, so that its memory is free.
+    def flush(self) -> None:
+        """Give up now what was forgotten, so that its memory is free; a request that is under way does it at its end.
 
-        Args:
-            wait: for a request that is under way, which does it at its end otherwise.
+        It never waits: a garbage collection inside a request, which holds the lock, may stop an abandoned sandbox.
         """
-        if not self._forgotten or not self._lock.acquire(blocking=wait):
-            return
-        try:
-            numbers = []
-            with contextlib.suppress(IndexError):
-                while True:
-                    numbers.append(str(self._forgotten.popleft()))
-            with contextlib.suppress(OSError):
-                self._connection.send(" ".join(("drop", *numbers)).encode())
-        finally:
-            self._lock.release()
+        while self._forgotten and self._lock.acquire(blocking=False):  # again: others may have left theirs to this one
+            try:
+                numbers = []
+                with contextlib.suppress(IndexError):
+                    while True:
+                        numbers.append(str(self._forgotten.popleft()))
+                with contextlib.suppress(OSError):
+                    self._connection.send(" ".join(("drop", *numbers)).encode())
+            finally:
+                self._lock.release()
 
     def _ask(
         self, verb: str, words: Sequence[str], body: bytes, descriptors: Sequence[int]
@@ -173,7 +171,7 @@ class Launcher:
         try:
             return self._exchange(verb, words, body, descriptors)
         finally:
-            self.flush(wait=False)
+            self.flush()
 
     def _exchange(
         self, verb: str, words: Sequence[str], body: bytes, descriptors: Sequence[int]

@@ -139,7 +139,7 @@ class Snapshot:
         if self._lease is not None:
             self._lease.release()
         if launcher is not None:
-            launcher.flush(wait=False)
+            launcher.flush()
 
     def __enter__(self) -> Self:
         """Use the snapshot in a ``with`` block; it is closed at its end."""

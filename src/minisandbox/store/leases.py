@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Holder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[Path, _Held] = {}
+        self._dropped: deque[Path] = deque()
 
     def lease(self) -> Lease:
         """Return a lease of no layer yet."""
@@ -70,21 +72,34 @@ class Holder:
             raise
 
     def _count(self, layer: Path, lies: Path | None) -> None:
-        with self._lock:
-            held = self._held.get(layer)
-            if held is None:
-                with store_faults(f"hold layer {layer.name}"):
-                    held = self._held[layer] = _Held(_open_shared(lies or layer))
-            held.count += 1
+        try:
+            with self._lock:
+                held = self._held.get(layer)
+                if held is None:
+                    with store_faults(f"hold layer {layer.name}"):
+                        held = self._held[layer] = _Held(_open_shared(lies or layer))
+                held.count += 1
+        finally:
+            self._settle()
 
     def drop(self, layer: Path) -> None:
-        """Hold a layer once less."""
-        with self._lock:
-            held = self._held[layer]
-            held.count -= 1
-            if held.count == 0:
-                del self._held[layer]
-                os.close(held.fd)
+        """Hold a layer once less; safe to call from anywhere, finalisers included."""
+        self._dropped.append(layer)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Carry out drops. It never waits: a garbage collection while the lock is held may finalise a lease."""
+        while self._dropped and self._lock.acquire(blocking=False):  # again: others may have left theirs to this one
+            try:
+                while self._dropped:
+                    layer = self._dropped.popleft()
+                    held = self._held[layer]
+                    held.count -= 1
+                    if held.count == 0:
+                        del self._held[layer]
+                        os.close(held.fd)
+            finally:
+                self._lock.release()
 
 
 class Lease:
