@@ -7,6 +7,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,27 @@ def test_a_sandbox_that_ends_under_a_process(spec: ImageSpec) -> None:
         await shell.close()
 
     run(body())
+
+
+def test_threads_of_the_loop_that_are_busy_keep_nobody_waiting(spec: ImageSpec, tmp_path: Path) -> None:
+    """The caller's own code may take them all."""
+    release = threading.Event()
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, release.wait)
+        late = loop.call_later(PATIENCE, release.set)
+        async with await AsyncSandbox.create(spec) as box:
+            await box.files.write_text("/testbed/file", "text")
+            await box.files.download("/testbed/file", tmp_path / "file")
+        assert not release.is_set()
+        late.cancel()
+        release.set()
+        await busy
+
+    run(body())
+    assert (tmp_path / "file").read_text(encoding="ascii") == "text"
 
 
 def test_an_abandoned_one_is_stopped_with_a_warning(spec: ImageSpec) -> None:

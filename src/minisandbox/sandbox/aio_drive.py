@@ -1,4 +1,4 @@
-"""Carrying calls through on the running event loop: no thread of our own, no loop of our own."""
+"""Carrying calls through on the running event loop; what blocks runs in threads of our own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import os
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
 from minisandbox.sandbox.handles import Returned, SandboxCore, advance, conclude, give_up
@@ -17,13 +19,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _PIECE = 1 << 18
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
+_THREADS = 64
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------
 
 
 async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call something that blocks for a moment in a thread of the loop's pool.
+    """Call something that blocks for a moment in a thread of ours.
 
     It runs to its end even if this is cancelled meanwhile; the cancellation is raised then.
     """
@@ -43,11 +46,20 @@ async def kept_or_undone(
         raise
 
 
+@functools.cache
+def _threads(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a fork has none of its parent's threads
+    """The threads of a process.
+
+    Those of the event loop are few (processors + 4), and the caller's own code may keep them all busy.
+    """
+    return ThreadPoolExecutor(_THREADS, "minisandbox")
+
+
 def _begin(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
     """Begin a call in a thread; a task, as of asyncio.to_thread, would be cancelled by the end of asyncio.run."""
     context = contextvars.copy_context()
     bound = functools.partial(function, *args, **kwargs)
-    return asyncio.get_running_loop().run_in_executor(None, context.run, bound)
+    return asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), context.run, bound)
 
 
 async def _settled(work: asyncio.Future[T]) -> T:
