@@ -70,21 +70,50 @@ Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1")
 """
 )
 NO_CGROUPS = ORDINARY + 'sc.mount("tmpfs", "/sys/fs/cgroup", "tmpfs", 0)\n'
-# The interpreter of the trials, on a kernel whose overlay cannot be mounted in a user namespace (before Linux 5.11).
-OLD_OVERLAY = """#!{python} -I
+# The interpreter of the trials and the launcher, on a kernel that {change} makes another.
+OTHER_KERNEL = """#!{python} -I
 import os, sys
 sys.path += {path!r}
 from minisandbox.launch import syscalls as sc
+{change}
+_, program, *arguments = sys.argv[sys.argv.index("-c") :]
+sys.argv[:] = ["-c", *arguments]
+exec(program)
+"""
+# Its overlay cannot be mounted in a user namespace (before Linux 5.11).
+OLD_OVERLAY = """
 real = sc.fsopen
 def fsopen(name):
     if name == "overlay":
         raise sc.CallError(1, "fsopen", name)
     return real(name)
 sc.fsopen = fsopen
-_, program, *arguments = sys.argv[sys.argv.index("-c") :]
-sys.argv[:] = ["-c", *arguments]
-exec(program)
 """
+# Its overlay takes any option, and fails to be made where it does not know one (before Linux 6.5).
+CREDULOUS_OVERLAY = """
+given, fsconfig, fsmount = set(), sc.fsconfig, sc.fsmount
+def note(fs, key, value=None):
+    given.add(fs) if key == "lowerdir+" else fsconfig(fs, key, value)
+def refuse(fs, attributes=0, label=""):
+    if fs in given:
+        given.remove(fs)
+        raise sc.CallError(22, "fsconfig", label)
+    return fsmount(fs, attributes, label)
+sc.fsconfig, sc.fsmount = note, refuse
+"""
+
+
+def other_kernel(directory: Path, change: str) -> str:
+    """What bends the machine so that the trials and the launcher find another kernel."""
+    interpreter = directory / "python"
+    path = [path for path in sys.path if path]
+    interpreter.write_text(OTHER_KERNEL.format(python=sys.executable, path=path, change=change))
+    interpreter.chmod(0o755)
+    return (
+        f"import os; sys.executable = {str(interpreter)!r}\n"
+        "from minisandbox.sandbox import interpreter\n"  # it is a script
+        "interpreter.find = lambda path: interpreter.Start(path, (path,), os.memfd_create('none'))\n"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +218,7 @@ def test_without_control_groups(tmp_path: Path) -> None:
 
 
 def test_with_an_overlay_that_refuses_user_namespaces(tmp_path: Path) -> None:
-    interpreter = tmp_path / "python"
-    interpreter.write_text(OLD_OVERLAY.format(python=sys.executable, path=[path for path in sys.path if path]))
-    interpreter.chmod(0o755)
-    bend = (
-        f"import os; sys.executable = {str(interpreter)!r}\n"
-        "from minisandbox.sandbox import interpreter\n"  # it is a script
-        "interpreter.find = lambda path: interpreter.Start(path, (path,), os.memfd_create('none'))\n"
-    )
+    bend = other_kernel(tmp_path, OLD_OVERLAY)
     said = typed(bend, tmp_path, "doctor")
     assert said.status == HostError.exit_code
     assert "fsopen(overlay): Operation not permitted" in said.text
@@ -205,6 +227,15 @@ def test_with_an_overlay_that_refuses_user_namespaces(tmp_path: Path) -> None:
     refused = typed(bend, tmp_path / "store", "sandbox", "run", "--", "true")
     assert refused.status == 11, refused.text
     assert "minisandbox doctor" in refused.text
+
+
+def test_with_an_overlay_that_takes_any_option(tmp_path: Path) -> None:
+    bend = other_kernel(tmp_path, CREDULOUS_OVERLAY)
+    said = typed(bend, tmp_path, "doctor")
+    assert said.status == 0, said.text
+    assert said.fix("many-layers") == fixes.fix_for("many-layers")
+    run = typed(bend, tmp_path / "store", "sandbox", "run", "--", "sh", "-c", "rm -r /usr/share/doc; echo made > /made")
+    assert run.status == 0, run.text
 
 
 # --- control groups of every kind, on paper --------------------------------------------------------------------------

@@ -204,7 +204,10 @@ def _new_mount_api(lab: Lab) -> str:
 def _many_layers(lab: Lab) -> str:
     _as_launcher()
     fs = sc.fsopen("overlay")
-    sc.fsconfig(fs, "lowerdir+", lab.store)
+    for name in ("lower-1", "lower-2"):
+        sc.fsconfig(fs, "lowerdir+", str(_make_lower(lab, name)))
+    sc.fsconfig(fs, "userxattr")
+    sc.fsmount(fs, 0, "overlay")  # before Linux 6.5 only this refuses an option that is unknown
     return "overlays take layers one by one (lowerdir+)"
 
 

@@ -204,7 +204,7 @@ class Executor:
                 sc.fsconfig(fs, "volatile")
             tree = sc.fsmount(fs, _SAFE, "overlay")
         except sc.CallError as error:
-            if error.operation != "fsconfig" or not error.target.startswith("lowerdir+"):
+            if (error.operation, error.errno) != ("fsconfig", errno.EINVAL):
                 raise
             self._mount_overlay_classic(overlay)
             return
@@ -213,7 +213,11 @@ class Executor:
         self._mount_at(tree, overlay.path)
 
     def _mount_overlay_classic(self, overlay: p.Overlay) -> None:
-        """Kernels before 6.7 have no ``lowerdir+``; slot names need no escaping and keep the option string short."""
+        """Mount by one string of options, as kernels need it that have no ``lowerdir+``.
+
+        From 6.5 to 6.7 fsconfig(2) refuses it; before, it takes any option and creating the file system fails (EINVAL).
+        Slot names need no escaping and keep the string short.
+        """
         options = f"lowerdir={':'.join(overlay.lowers)},userxattr"
         options += f",upperdir={overlay.upper},workdir={overlay.work}" if overlay.upper else ""
         options += ",volatile" if overlay.volatile else ""
