@@ -6,12 +6,14 @@ overlay refuses user namespaces is played, by our own wrapper of fsopen(2).
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -257,7 +259,13 @@ def test_version_2_that_was_not_delegated(tmp_path: Path, monkeypatch: pytest.Mo
     assert (found.status, found.fix.split()[0]) == ("degraded", "systemd-run")
 
 
-def test_version_2_of_our_own_without_controllers_for_those_below(tmp_path: Path) -> None:
+def test_version_2_of_our_own_with_processes_that_cannot_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr("minisandbox.launch.syscalls.write_setting", refuse)
     root, own = group_tree(
         tmp_path,
         {"own": "0::/\n", "cgroup.controllers": "cpu memory pids\n", "cgroup.procs": "", "cgroup.subtree_control": ""},

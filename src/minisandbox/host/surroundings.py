@@ -191,21 +191,33 @@ _DELEGATE = "systemd-run --user --scope --property=Delegate=yes -- minisandbox .
 _CONTAINER = "start the container with: docker run --cgroupns=private -v /sys/fs/cgroup:/sys/fs/cgroup:rw ..."
 _MOUNT = "sudo mount -t cgroup2 cgroup2 /sys/fs/cgroup  # a kernel built with CONFIG_MEMCG and CONFIG_CGROUP_PIDS"
 _GIVE = (
-    "for d in /sys/fs/cgroup/{{memory,pids}}/{user}; do "
+    "for d in /sys/fs/cgroup/{{memory,pids,cpu}}/{user}; do "
     "sudo mkdir -p $d && sudo chown -R $USER $d && echo $$ | sudo tee $d/cgroup.procs; done"
 )
 
 
+_CPU = "echo +cpu | sudo tee {directory}/cgroup.subtree_control  # and in each group above that lacks it"
+_CPU_OF_USERS = (
+    "sudo mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu memory pids\\n' | "
+    "sudo tee /etc/systemd/system/user@.service.d/delegate.conf && sudo systemctl daemon-reload  # then log in again"
+)
+
+
 def cgroups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Finding:
-    """Whether the launcher can make control groups that limit memory and processes; tried with empty ones.
+    """Whether the launcher can make control groups that limit memory, processes and CPU; tried with empty ones.
+
+    In version 2 that moves the processes of this one's group to a leaf, as the first sandbox would.
 
     Args:
         root: where control groups are mounted.
         own: the file that tells this process's groups (cgroups(7)).
     """
-    places = limits.find_places(root, own)
-    if places.version and _can_make_groups(places):
-        return Finding("ok", f"version {places.version}, may be used: {', '.join(sorted(places.controllers))}")
+    places = _usable_places(root, own)
+    if places.version:
+        detail = f"version {places.version}, may be used: {', '.join(sorted(places.controllers))}"
+        if "cpu" in places.controllers:
+            return Finding("ok", detail)
+        return Finding("degraded", f"{detail}; without cpu, Limits.cpu is refused", _cpu(places))
     unified = next((mount for mount in (Path(root), Path(root, "unified")) if _controllers(mount) >= _WANTED), None)
     if unified is not None:
         line = _version_2(unified, Path(own))
@@ -217,12 +229,24 @@ def cgroups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Fin
     return Finding("degraded", f"there are no groups for memory and pids at {root}", line)
 
 
+def _cpu(places: limits.Places) -> str:
+    """What to do where groups can limit memory and processes, but not the CPU."""
+    if fixes.in_container():
+        return _CONTAINER
+    if places.version == 1:
+        return _GIVE.format(user=fixes.user_name())
+    directory = Path(places.directories[0][1])
+    if "cpu" in _controllers(directory):
+        return _CPU.format(directory=directory)
+    return _CPU_OF_USERS if os.geteuid() else _CPU.format(directory=directory.parent)
+
+
 def _version_2(mount: Path, own: Path) -> str:
     """What to do where groups of version 2 are there, but not for us."""
     paths = [line.split(":", 2)[2] for line in _lines(own) if line.startswith("0::")]
-    group = Path(f"{mount}{paths[0] if paths else ''}".rstrip("/"))
+    group = Path(limits.own_group(str(mount), paths[0] if paths else ""))
     if _controllers(group) >= _WANTED and os.access(group, os.W_OK):
-        return _ENABLE.format(directory=group)  # ours, but with processes in it: those below it get no controllers then
+        return _ENABLE.format(directory=group)  # ours, but with processes in it that we cannot move
     return _CONTAINER if fixes.in_container() else _DELEGATE
 
 
@@ -230,16 +254,20 @@ def _controllers(group: Path) -> set[str]:
     return set(" ".join(_lines(group / "cgroup.controllers")).split())
 
 
-def _can_make_groups(places: limits.Places) -> bool:
+def _usable_places(root: str, own: str) -> limits.Places:
+    """Where groups can be made; tried."""
     name = f"{reaper.owner_name()}{reaper.DOCTOR}"  # what outlives us is reclaimed
+    places = limits.find_places(root, own)
     try:
-        limits.Groups(places, name)
+        usable = limits.open_places(places)
+        if usable.version:
+            limits.Groups(usable, name)
     except OSError:
-        return False
+        return limits.Places(0)
     finally:
         for _, directory in places.directories:
             limits.remove_owner(f"{directory}/{limits.PREFIX}{name}")
-    return True
+    return usable
 
 
 def _lines(path: Path) -> list[str]:

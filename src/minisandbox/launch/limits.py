@@ -1,6 +1,8 @@
 """Control groups: how much memory, how many processes and how much CPU a sandbox may use, enforced by the kernel.
 
-Version 2 where a group with the needed controllers was delegated to us, version 1 where its directories may be written
+Sandboxes always lie inside the group that this process is in, so that the limits of a service or a container hold for
+them too, and nobody else's groups are touched (systemd's single-writer rule). Version 2 where that group has the needed
+controllers and may be written, version 1 where its directories may be
 (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, cgroup-v1/pids.rst). Where neither is so there are no
 groups, and :mod:`.watchdog` does what can be done without.
 """
@@ -8,6 +10,7 @@ groups, and :mod:`.watchdog` does what can be done without.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -22,6 +25,9 @@ _ROOT = "/sys/fs/cgroup"
 _OWN = "/proc/self/cgroup"
 _PERIOD = 100_000  # microseconds of one round of the CPU limit
 _PATIENCE = 2.0
+LEAF = "others"
+"""The group below ours, in version 2, that our processes are moved to."""
+_ATTEMPTS = 10
 _MEMORY_1 = (("memory.limit_in_bytes", 1), ("memory.memsw.limit_in_bytes", 1), ("memory.kmem.tcp.limit_in_bytes", 8))
 """What is limited to which part. The last one: version 1 counts TCP's buffers by themselves, if it is told to."""
 _OBJECTS_1 = (("memory.kmem.usage_in_bytes", os.O_RDONLY), ("memory.force_empty", os.O_WRONLY))
@@ -57,12 +63,10 @@ def find_places(root: str = _ROOT, own: str = _OWN) -> Places:
     """
     rows = [line.rstrip("\n").split(":", 2) for line in _lines(own)]
     unified = [path for number, names, path in rows if number == "0" and not names]
-    for mount in (root, f"{root}/unified"):
-        for directory in _upwards(mount, unified):
-            controllers = set(_words(f"{directory}/cgroup.subtree_control"))
-            if controllers.issuperset(NEEDED) and _writable(directory):
-                usable = [name for name in (*NEEDED, *OPTIONAL) if name in controllers]
-                return Places(2, tuple((name, directory) for name in usable))
+    for directory in (own_group(mount, path) for mount in (root, f"{root}/unified") for path in unified):
+        available = set(_words(f"{directory}/cgroup.controllers"))
+        if available.issuperset(NEEDED) and _writable(directory):
+            return Places(2, tuple((name, directory) for name in (*NEEDED, *OPTIONAL) if name in available))
     found = []
     for _, names, path in rows:
         for name in names.split(","):
@@ -72,26 +76,66 @@ def find_places(root: str = _ROOT, own: str = _OWN) -> Places:
     return Places(1, tuple(found)) if {name for name, _ in found}.issuperset(NEEDED) else Places(0)
 
 
-def _upwards(mount: str, paths: list[str]) -> Iterator[str]:
-    """Our own group and those above it, below a mount of version 2."""
-    for start in paths if os.path.exists(f"{mount}/cgroup.controllers") else ():
-        path = start
-        while True:
-            yield f"{mount}{path}".rstrip("/")
-            if path in ("", "/"):
-                break
-            path = os.path.dirname(path)
+def own_group(mount: str, path: str) -> str:
+    """The directory of this process's group of version 2; that above a leaf that its processes were moved to.
+
+    Args:
+        mount: where groups of version 2 are mounted.
+        path: as the kernel calls the group (cgroups(7)).
+    """
+    directory = f"{mount}{path}".rstrip("/")
+    return os.path.dirname(directory) if os.path.basename(directory) == LEAF else directory
 
 
 def _writable(directory: str) -> bool:
     return os.access(directory, os.W_OK | os.X_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
 
 
+def open_places(places: Places) -> Places:
+    """Have groups that are made there get the controllers, and return what they get.
+
+    In version 2 a group that has processes gives none to those below it, so its processes are moved to a leaf first.
+    To be called where every process of the group can be seen.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    if places.version != 2:
+        return places
+    directory = places.directories[0][1]
+    setting = f"{directory}/cgroup.subtree_control"
+    given = set(_words(setting))
+    if not given.issuperset(NEEDED):
+        _enable(directory, setting)
+    if not given.issuperset(places.controllers):
+        with contextlib.suppress(OSError):  # there are realtime processes, for example
+            sc.write_setting(setting, " ".join(f"+{name}" for name in OPTIONAL if name in places.controllers))
+        given = set(_words(setting))
+    return Places(2, tuple(pair for pair in places.directories if pair[0] in given))
+
+
+def _enable(directory: str, setting: str) -> None:
+    wanted = " ".join(f"+{name}" for name in NEEDED)
+    for _ in range(_ATTEMPTS):  # what is forked meanwhile is moved at the next attempt
+        try:
+            sc.write_setting(setting, wanted)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+        else:
+            return
+        os.makedirs(f"{directory}/{LEAF}", 0o755, exist_ok=True)
+        for pid in _words(f"{directory}/cgroup.procs"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                sc.write_setting(f"{directory}/{LEAF}/cgroup.procs", pid)
+    raise OSError(errno.EBUSY, "processes stay in the control group", directory)
+
+
 class Groups:
     """The groups of one owner's sandboxes, below a directory that names the owner.
 
     Args:
-        places: where they are made.
+        places: where they are made (:func:`open_places`).
         owner: what the owner is called: its pid, start time and boot.
 
     Raises:

@@ -54,8 +54,9 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     try:
         seccomp.assemble()
         sc.join_new_session_keyring()
+        places = _open_places() if owner else limits.Places(0)
         identities, locks = _enter_namespaces(connection, lock_directory, mappers)
-        zygote = _Zygote(connection, controller, identities, locks, _make_groups(owner))
+        zygote = _Zygote(connection, controller, identities, locks, _make_groups(places, owner))
     except (OSError, ValueError) as error:
         number, path = getattr(error, "errno", None), getattr(error, "filename", None)
         answer = {"event": "error", "to": 0, "errno": number, "message": str(error), "path": str(path)}
@@ -64,9 +65,16 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     zygote.serve()
 
 
-def _make_groups(owner: str) -> limits.Groups | None:
+def _open_places() -> limits.Places:
+    """Where control groups can be made; before there is a process namespace, from which others cannot be moved."""
+    try:
+        return limits.open_places(limits.find_places())
+    except OSError:
+        return limits.Places(0)
+
+
+def _make_groups(places: limits.Places, owner: str) -> limits.Groups | None:
     """Control groups for the sandboxes of an owner, where they can be made."""
-    places = limits.find_places() if owner else limits.Places(0)
     if not places.version:
         return None
     try:
