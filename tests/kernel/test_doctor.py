@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox.errors import SandboxCreationError
 from minisandbox.host import doctor, fixes, surroundings
 from minisandbox.host.doctor import Status
 
@@ -110,6 +111,21 @@ def test_ready_here(tmp_path: Path) -> None:
     assert doctor.is_ready(checks)
     modes = [doctor.explain(mode, checks) for mode in ("root", "ordinary user")]
     assert [reason is None for reason in modes].count(True) == 1
+
+
+@pytest.mark.kernel
+def test_a_real_sandbox_is_the_last_trial(tmp_path: Path) -> None:
+    def refuse(directory: Path) -> None:
+        asked.append(directory)
+        raise SandboxCreationError("could not name it: refused", hint="run 'minisandbox doctor'")
+
+    asked: list[Path] = []
+    checks = doctor.run_checks(tmp_path, refuse)
+    assert asked == [tmp_path]
+    found = checks[-2]
+    assert (found.name, found.status, found.detail) == ("real-sandbox", Status.MISSING, "could not name it: refused")
+    assert not doctor.is_ready(checks)
+    assert doctor.run_checks(tmp_path, asked.append)[-2].status is Status.OK
 
 
 def test_without_user_namespaces(tmp_path: Path) -> None:

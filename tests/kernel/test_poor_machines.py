@@ -62,6 +62,8 @@ program = ctypes.create_string_buffer(struct.pack("@HP", len(lines), ctypes.addr
 sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
 sc.prctl(22, 2, ctypes.addressof(program))
 """
+# What it does to sethostname(2) in a container whose /proc is unmasked.
+FILTERED_NAMES = FILTERED.replace("272", "170").replace("97", "161").replace("0, 1, 0x10000000", "0, 0, 0")
 # AppArmor's sysctl as Ubuntu has it, shown by a /proc/sys/kernel of our own; the refusal itself is that of a limit.
 APPARMOR = (
     ORDINARY
@@ -192,6 +194,15 @@ def test_without_network_namespaces(tmp_path: Path) -> None:
     assert refused.status == SandboxCreationError.exit_code, refused.text
     assert "could not make namespaces: unshare" in refused.text
     assert "No space left on device" in refused.text
+
+
+def test_a_refusal_that_only_a_sandbox_meets(tmp_path: Path) -> None:
+    said = typed(FILTERED_NAMES, tmp_path, "doctor")
+    assert said.status == HostError.exit_code, said.text
+    assert "could not name it: [Errno 1] Operation not permitted" in said.text
+    assert said.fix("real-sandbox") == fixes._CONTAINER
+    assert said.text.splitlines()[-1] == "NOT ready: missing real-sandbox, mode"
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_newuidmap(tmp_path: Path, path_without_newuidmap: str) -> None:

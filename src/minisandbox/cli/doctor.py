@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+from pathlib import Path
 
 from minisandbox.cli import exits
 from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.errors import HostError
-from minisandbox.host import doctor
+from minisandbox.host import doctor, probes
+from minisandbox.images import host_image
 from minisandbox.launch import seccomp
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import Store
 from minisandbox.store.paths import default_root
+from minisandbox.store.trees import remove_tree
+
+_PATIENCE = 60.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +38,28 @@ def run(args: argparse.Namespace) -> int:
     """Try everything and print what was found; exit status 10 where no sandbox can be made."""
     if args.seccomp is not None:
         return _print_filter(args.seccomp, as_json=args.json)
-    checks = doctor.run_checks(default_root())
+    checks = doctor.run_checks(default_root(), _make_sandbox)
     ready = doctor.is_ready(checks)
     if args.json:
         print_json({"ready": ready, "mode": checks[-1].detail, "checks": checks})
     else:
         _print(checks, ready)
     return exits.OK if ready else HostError.exit_code
+
+
+def _make_sandbox(directory: Path) -> None:
+    """Make a sandbox over an image of its own in a directory, run a command in it, and remove all of it.
+
+    Raises:
+        MiniSandboxError: that was refused, or the command failed.
+        OSError: the directory cannot be written.
+    """
+    place = Path(tempfile.mkdtemp(prefix=probes.PREFIX, dir=directory))
+    try:
+        with Sandbox.create(host_image(Store.open(place)).spec()) as box:
+            box.exec(["true"], timeout=_PATIENCE).check()
+    finally:
+        remove_tree(place)
 
 
 def _print_filter(architecture: str, *, as_json: bool) -> int:

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import minisandbox
+from minisandbox.errors import MiniSandboxError
 
 from . import fixes, surroundings
 
@@ -75,17 +76,20 @@ _INDEPENDENT = frozenset({"user-namespaces", "seccomp", "pidfd"})
 _TITLE = {"sandbox": "a sandbox", "images": "building images"}
 
 
-def run_checks(store: Path | None = None) -> tuple[Check, ...]:
+def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] | None = None) -> tuple[Check, ...]:
     """Try every feature; takes a fraction of a second and leaves nothing behind.
 
     Args:
         store: where the store is or would be; its file system is tried. None: the directory for temporary files.
+        make_sandbox: makes a sandbox with a store of its own in a directory, runs a command in it and removes both;
+            tried last, where nothing else that a sandbox needs is missing.
 
     Returns:
         The checks, in a fixed order; the last is the mode in which sandboxes would run here.
     """
     near = surroundings.nearest_directory(store)
-    answer = _run_trials(near if surroundings.is_writable(near) else surroundings.nearest_directory(None))
+    place = near if surroundings.is_writable(near) else surroundings.nearest_directory(None)
+    answer = _run_trials(place)
     checks = [
         surroundings_check("kernel", surroundings.kernel(), ("sandbox",)),
         *(_judge(name, answer) for name in _NEEDED_FOR),
@@ -101,7 +105,21 @@ def run_checks(store: Path | None = None) -> tuple[Check, ...]:
         ),
         surroundings_check("store", surroundings.store(near), ("images",)),
     ]
+    if make_sandbox is not None:
+        checks.append(_real_sandbox(place, make_sandbox, [*_blocking(checks)]))
     return (*checks, _mode(answer, checks))
+
+
+def _real_sandbox(place: Path, make_sandbox: Callable[[Path], None], blocking: list[str]) -> Check:
+    """Judge a whole sandbox: the kernel may refuse one of its hundreds of calls that no trial makes."""
+    if blocking:
+        return Check("real-sandbox", Status.UNTRIED, f"could not be tried without {', '.join(blocking)}", ("sandbox",))
+    try:
+        make_sandbox(place)
+    except (MiniSandboxError, OSError) as error:
+        detail = error.what if isinstance(error, MiniSandboxError) else str(error)
+        return Check("real-sandbox", Status.MISSING, detail, ("sandbox",), fixes.fix_for("real-sandbox"))
+    return Check("real-sandbox", Status.OK, "made, used and removed", ("sandbox",))
 
 
 def surroundings_check(name: str, finding: surroundings.Finding, needed_for: tuple[str, ...]) -> Check:

@@ -34,7 +34,7 @@ def fix_for(name: str) -> str:
         return _user_namespaces()
     if name == "private-network" and read_sysctl(_NETWORK[0]) == _NETWORK[1]:
         return f"sudo sysctl -w {_NETWORK[0]}={_NETWORK[2]}"
-    if name in ("private-proc", "devices") and in_container():
+    if name in ("private-proc", "devices", "real-sandbox") and in_container():
         return _CONTAINER
     if name == "id-ranges":
         return _id_ranges()
@@ -50,6 +50,7 @@ _FIXED = {
     "idmap-store": "export MINISANDBOX_STORE=DIRECTORY  # on ext4, xfs or btrfs, with a kernel >= 5.19",
     "idmap-usr": "run MiniSandbox outside a container, or on a host whose /usr is on ext4, xfs or btrfs",
     "seccomp": "boot a kernel built with CONFIG_SECCOMP_FILTER",
+    "real-sandbox": "look for what the kernel refused: sudo dmesg | tail  # or a policy: SELinux, AppArmor, seccomp",
     "pidfd": _KERNEL.format(version="5.9"),
 }
 

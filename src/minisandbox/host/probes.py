@@ -38,7 +38,7 @@ from minisandbox.launch.mounts import Executor
 _DEADLINE = 5.0  # seconds for one trial: each takes milliseconds, unless the kernel hangs
 _NOBODY = 65534
 _SIZE = 16 << 20
-_PREFIX = ".minisandbox-doctor-"
+PREFIX = ".minisandbox-doctor-"
 _LEFTOVER = 3600.0  # seconds after which a directory of ours must be that of a killed doctor
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2  # linux/prctl.h, linux/seccomp.h
 _XATTR = "user.overlay.minisandbox"
@@ -426,13 +426,13 @@ def _try(probe: Probe, lab: Lab) -> dict[str, object]:
 
 def _make_directory(near: str) -> str:
     try:
-        return tempfile.mkdtemp(prefix=_PREFIX, dir=near)
+        return tempfile.mkdtemp(prefix=PREFIX, dir=near)
     except OSError:  # that the store cannot be written is another check's finding; the kernel can be tried all the same
-        return tempfile.mkdtemp(prefix=_PREFIX)
+        return tempfile.mkdtemp(prefix=PREFIX)
 
 
 def _remove_leftovers(near: str) -> None:
-    for path in Path(near).glob(f"{_PREFIX}*"):
+    for path in Path(near).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody else's, or removed meanwhile
             if path.stat().st_uid == os.geteuid() and time.time() - path.stat().st_mtime > _LEFTOVER:
                 _remove(str(path))
