@@ -7,8 +7,10 @@ import errno
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from io import FileIO
 from typing import NoReturn
 
 from . import users
@@ -18,8 +20,10 @@ from .users import Account
 _ARGUMENT_MAX = 120_000
 """Longest single argument: MAX_ARG_STRLEN is 128 KiB (execve(2)); longer scripts go by a descriptor."""
 _SCRIPT = 3
-_OOM_SCORE = b"500"
-"""For want of memory the kernel ends commands, and what they start, rather than their supervisors (proc(5))."""
+_SCORE_ABOVE_OURS, _HIGHEST_SCORE = 500, 1000
+"""When memory runs out, the kernel ends commands and what they start rather than their supervisors (proc(5))."""
+_EXECVE_PAUSES = tuple(0.00005 * 2**n for n in range(11))
+"""Seconds between looks at a child in execve(2), 0.1 s in all. They double: an early end is seen early."""
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
 _CANNOT_ENTER, _CANNOT_START = b"d", b"x"
 
@@ -69,9 +73,32 @@ def spawn(request: Header, stdio: Stdio) -> int:
     environment = {str(name): str(value) for name, value in pairs}
     account = _account(request.get("user"), environment)
     pid = _start(request, stdio, environment, account)
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as score:
-        score.write(_OOM_SCORE)  # unless it has ended already
+    with contextlib.suppress(OSError), _open_score(pid) as score:  # it may have ended already
+        score.write(b"%d" % min(_own_score() + _SCORE_ABOVE_OURS, _HIGHEST_SCORE))
     return pid
+
+
+def _open_score(pid: int) -> FileIO:
+    """Open a new command's oom_score_adj, once the command is dumpable.
+
+    We are not, and neither is a child before the end of its execve(2): its files in /proc are the machine's root's. A
+    kernel with preemption returns from vfork(2) earlier than that, and opening fails with EACCES.
+
+    Raises:
+        OSError: it has ended, or is never dumpable: its user may execute the program, but not read it.
+    """
+    path = f"/proc/{pid}/oom_score_adj"
+    for pause in _EXECVE_PAUSES:
+        try:
+            return open(path, "wb", buffering=0)
+        except PermissionError:
+            time.sleep(pause)
+    return open(path, "wb", buffering=0)
+
+
+def _own_score() -> int:
+    with open("/proc/self/oom_score_adj", "rb", buffering=0) as score:
+        return int(score.read())
 
 
 def _start(request: Header, stdio: Stdio, environment: dict[str, str], account: Account | None) -> int:
