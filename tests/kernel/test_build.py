@@ -6,6 +6,7 @@ import io
 import os
 import re
 import socket
+import stat
 import subprocess
 import tarfile
 import time
@@ -31,6 +32,7 @@ from minisandbox.images import (
     load_image,
     total_size,
 )
+from minisandbox.images.base import Entry, base_entries
 from minisandbox.images.image import Image
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import current_controller
@@ -120,6 +122,27 @@ def test_host_image_is_private(store: Store) -> None:
     assert "shadow" not in listing
     assert "\nroot\n127.0.0.1" in listing
     assert listing.endswith("700 root\n1777 root\n1777 root\n")
+
+
+def test_an_upgrade_of_the_host_makes_the_base_alone_anew(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(tmp_path / "store")
+    recipe = _recipe(project, install=("echo made > made",))
+    old = build(recipe, store=store, name="upgraded")
+    added = Entry("etc/services", stat.S_IFREG | 0o644, b"upgraded 1/tcp\n")
+
+    def upgraded() -> tuple[Entry, ...]:
+        entries = {one.path: one for one in (*base_entries(), added)}
+        return tuple(entries[path] for path in sorted(entries))
+
+    monkeypatch.setattr("minisandbox.images.plan.base_entries", upgraded)
+    events: list[BuildEvent] = []
+    new = build(recipe, store=store, name="upgraded", progress=events.append)
+    assert [event.step for event in events if event.state is not StepState.CACHED] == ["base"]
+    assert (new.key, new.layers[1:]) == (old.key, old.layers[1:])
+    assert new.layers[0] != old.layers[0]
+    assert _run(load_image(store, "upgraded"), "cat /etc/services made") == "upgraded 1/tcp\nmade\n"
 
 
 def test_the_source_becomes_one_commit(store: Store, project: Path) -> None:

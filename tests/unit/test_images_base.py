@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from minisandbox.images.base import Entry, base_entries, base_key, write_base
+from minisandbox.images.base import Entry, base_entries, base_key, platform_key, write_base
 
 
 def _host(root: Path) -> Path:
@@ -70,6 +70,24 @@ def test_key_follows_the_content(tmp_path: Path) -> None:
     assert base_key(base_entries(host)) == key
     (host / "etc/services").write_text("ssh 22/tcp\n")
     assert base_key(base_entries(host)) != key
+
+
+def test_the_platform_is_the_distribution_not_its_upgrades(tmp_path: Path) -> None:
+    host = _host(tmp_path / "host")
+    (host / "usr/lib/os-release").write_text('NAME="Some"\nID=some\nVERSION_ID="12"\nBUILD_ID=1\n')
+    (host / "etc/os-release").symlink_to("../usr/lib/os-release")
+    key = platform_key(host)
+    for name in ("ld.so.cache", "debian_version", "services", "ssl/certs/new.pem"):
+        (host / "etc" / name).write_text("what an upgrade brings")
+    (host / "etc/localtime").unlink()
+    (host / "lib32").symlink_to("usr/lib32")
+    (host / "usr/lib/os-release").write_text('ID="some"\nNAME="Some"\nVERSION_ID=12\nBUILD_ID=2\n')
+    assert platform_key(host) == key
+    (host / "usr/lib/os-release").write_text("ID=some\nVERSION_ID=13\n")
+    assert platform_key(host) != key
+    (host / "etc/os-release").unlink()
+    (host / "usr/lib/os-release").unlink()
+    assert platform_key(host) not in ("", key)
 
 
 def test_written_as_listed(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from pathlib import Path
 from minisandbox.sandbox.plans import USR_LINKS
 
 _MARK = b"minisandbox base 1\n"
+_PLATFORM_MARK = b"minisandbox platform 1\n"
+_DISTRIBUTION = re.compile(r"""^(ID|VERSION_ID)=["']?([^"'\n]*)""", re.MULTILINE)
 
 _COPIED = (
     "alternatives",
@@ -107,7 +111,27 @@ def base_entries(host: Path = Path("/")) -> tuple[Entry, ...]:
 
 def base_key(entries: tuple[Entry, ...]) -> str:
     """Return the key of the base layer: the hash of its content."""
-    digest = hashlib.sha256(_MARK)
+    return _hash(_MARK, entries)
+
+
+def platform_key(host: Path = Path("/")) -> str:
+    """Return what the keys of all build steps start from: what their results depend on below the first step.
+
+    That is the made part of the base layer, the distribution with its version, and the machine's architecture, which
+    decide what the host's ``/usr`` can run. The host's certificates, library cache and time zone do not count: a
+    package upgrade changes them, and no result.
+
+    Args:
+        host: the root directory whose ``os-release`` is read.
+    """
+    files = (host / "etc/os-release", host / "usr/lib/os-release")  # os-release(5): the first one counts
+    text = next((path.read_text("utf-8", "replace") for path in files if path.is_file()), "")
+    distribution = sorted(_DISTRIBUTION.findall(text))
+    return _hash(_PLATFORM_MARK + repr((platform.machine(), distribution)).encode(), (*_directories(), *_made()))
+
+
+def _hash(mark: bytes, entries: tuple[Entry, ...]) -> str:
+    digest = hashlib.sha256(mark)
     for entry in entries:
         digest.update(b"%s\0%o\0%d\0" % (os.fsencode(entry.path), entry.mode, len(entry.data)))
         digest.update(entry.data)
@@ -135,12 +159,20 @@ def write_base(entries: tuple[Entry, ...], tree: Path) -> None:
 
 
 def _entries(host: Path) -> Iterator[Entry]:
-    for path, mode in _DIRECTORIES:
-        yield Entry(path, stat.S_IFDIR | mode)
+    yield from _directories()
     for name in USR_LINKS:
         yield from _top_level(host, name)
     for name in _COPIED:
         yield from _copied(host, f"etc/{name}")
+    yield from _made()
+
+
+def _directories() -> Iterator[Entry]:
+    for path, mode in _DIRECTORIES:
+        yield Entry(path, stat.S_IFDIR | mode)
+
+
+def _made() -> Iterator[Entry]:
     for name, text in _MADE.items():
         yield Entry(f"etc/{name}", stat.S_IFREG | 0o644, text.encode())
     for name, target in _RUNTIME_LINKS.items():

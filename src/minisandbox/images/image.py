@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.images.base import Entry, base_entries, base_key, write_base
+from minisandbox.images.base import Entry, base_entries, base_key, platform_key, write_base
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.faults import store_faults
 from minisandbox.types import WORKDIR, ImageSpec
@@ -158,7 +158,7 @@ def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
     record, _ = ensure_base(store)
     image = ImageRecord(
         name=name,
-        key=step_key(record.key, {"kind": "image"}),
+        key=step_key(platform_key(), {"kind": "image"}),
         layers=(record.key,),
         environment=(("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH)),
         workdir=str(WORKDIR),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.images.anchors import Anchors
-from minisandbox.images.base import Entry, base_entries, base_key
+from minisandbox.images.base import Entry, base_entries, base_key, platform_key
 from minisandbox.images.image import DEFAULT_PATH, inside_layer
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
@@ -105,6 +105,7 @@ class Planner:
     mirrors: Path | None = None
     anchors: Anchors = field(init=False)
     _entries: tuple[Entry, ...] | None = None
+    _platform: str | None = None
     _interpreters: dict[str, Interpreter] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -119,6 +120,14 @@ class Planner:
                 with store_faults("read the host's /etc"):
                     self._entries = base_entries()
             return self._entries
+
+    def platform(self) -> str:
+        """Return the key that the first step's key is made from."""
+        with self._lock:
+            if self._platform is None:
+                with store_faults("read the host's os-release"):
+                    self._platform = platform_key()
+            return self._platform
 
     def interpreter(self, text: str) -> Interpreter:
         """Return the interpreter for a request.
@@ -148,7 +157,7 @@ class Planner:
         interpreter = self.interpreter(recipe.python) if recipe.python is not None else None
         environment = tuple(sorted(_captured(interpreter).items()))
         kept = read_kept(self.store, name).layers
-        chain = _Chain(name, base_key(self.base()), environment, recipe.step_timeout, kept)
+        chain = _Chain(name, base_key(self.base()), self.platform(), environment, recipe.step_timeout, kept)
         chain.add_kept()
         if recipe.system:
             chain.add(system_step(recipe))
@@ -180,7 +189,7 @@ class Planner:
             return git_step(one, mirrors, timeout, on_made=lambda: self.anchors.record(one))
 
         def is_there(one: GitSource) -> bool:
-            return self.store.has_layer(step_key(chain.base, whole(one).definition))
+            return self.store.has_layer(step_key(chain.platform, whole(one).definition))
 
         with self._lock:
             anchor = source if is_there(source) else self.anchors.choose(source, is_there)
@@ -198,6 +207,7 @@ class Planner:
 class _Chain:
     name: str
     base: str
+    platform: str
     environment: tuple[tuple[str, str], ...]
     timeout: float
     kept: Mapping[str, str]
@@ -205,7 +215,7 @@ class _Chain:
     known: str = field(init=False)  # what the next step's key depends on: everything below, however it is stored
 
     def __post_init__(self) -> None:
-        self.known = self.base
+        self.known = self.platform
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -227,7 +237,7 @@ class _Chain:
         added: list[PlannedStep] = []
         for step in steps:
             first = None if added else anchor
-            key = step_key(below[-1], step.definition)
+            key = step_key(added[-1].key if added else self.platform, step.definition)
             added.append(PlannedStep(step, key, below, self.environment, self.timeout, first))
             below = (*below, key)
         self.steps += added

@@ -93,7 +93,7 @@ def readers_of(interpreter: Interpreter) -> str:
 
 
 def _works(interpreter: Interpreter, store: Store, planner: Planner, *, check: bool) -> str:
-    key = step_key(_base(planner), python_step(interpreter, Recipe(python=interpreter.version)).definition)
+    key = step_key(planner.platform(), python_step(interpreter, Recipe(python=interpreter.version)).definition)
     if store.has_layer(key):
         return "yes"
     if not check:
@@ -104,10 +104,6 @@ def _works(interpreter: Interpreter, store: Store, planner: Planner, *, check: b
     except MiniSandboxError as error:
         return f"no: {error.what}"
     return "yes" if store.has_layer(key) else "untried"  # another one of the same version comes before it
-
-
-def _base(planner: Planner) -> str:
-    return planner.plan("base", Recipe()).base
 
 
 def install_python(version: str, store: Store) -> Interpreter:
