@@ -260,6 +260,12 @@ class UnfitTree(StoreError):
     exit_code = 25
 
 
+class IndexUnavailable(MiniSandboxError):
+    """A build step failed, and the package index did not give it what it lists; another try may succeed."""
+
+    exit_code = 26
+
+
 # --- grading and rollouts (30 to 39) ---------------------------------------------------------------------------------
 
 

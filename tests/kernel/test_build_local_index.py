@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import DiskFull
-from minisandbox.images import Recipe, build, installed_interpreters
+from minisandbox.errors import DiskFull, IndexUnavailable
+from minisandbox.images import Recipe, build, build_all, installed_interpreters
 from minisandbox.images.failures import Failures
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
@@ -94,3 +94,23 @@ def test_a_download_that_finds_the_disk_full_is_no_failure_of_the_step(
     with pytest.raises(DiskFull, match="tiny_demo"):
         build(Recipe(python=own[0].version, requirements=("tiny-demo==1.0",)), store=store, name="tiny")
     assert Failures(store).by_step() == {}
+
+
+def test_an_index_that_is_down_is_no_fault_of_the_recipe(
+    tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [one for one in installed_interpreters() if one.own_prefix]
+    if not own:
+        pytest.skip("no interpreter with a prefix of its own")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    store = Store.open(tmp_path / "store")
+    recipe = Recipe(python=own[0].version, requirements=("tiny-demo==1.0",))
+    found = build_all({"tiny": lambda: recipe}, store=store, retry_failed=False)
+    assert isinstance(found.failures["tiny"], IndexUnavailable)
+    assert "cannot read http://127.0.0.1:9/simple/tiny-demo/" in (found.failures["tiny"].reason or "")
+    assert Failures(store).by_step() == {}
+    monkeypatch.setenv("PIP_INDEX_URL", served)
+    assert set(build_all({"tiny": lambda: recipe}, store=store, retry_failed=False).images) == {"tiny"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from minisandbox.images.index import IndexSettings
 from minisandbox.images.listing import FRESH, parse_moment
 from minisandbox.images.lock import Package
 from minisandbox.images.packages import PackageIndex, Served
+from minisandbox.images.web import Web
 from minisandbox.store import Store
 
 WHEEL, SDIST = b"a wheel", b"an archive"
@@ -220,6 +223,7 @@ def test_an_unreachable_index_and_an_earlier_answer(upstream: Upstream, store: S
     with PackageIndex(store, dead) as index, index.serve(served) as url:
         assert _status(f"{url}demo-pkg/") == 404
     assert "cannot read" in served.complaints[0]
+    assert served.failed is not None
     with PackageIndex(store, upstream.settings) as index, index.serve(Served()) as url:
         _get(f"{url}demo-pkg/")
     [page] = (store.root / "index").iterdir()
@@ -229,6 +233,24 @@ def test_an_unreachable_index_and_an_earlier_answer(upstream: Upstream, store: S
     with PackageIndex(store, upstream.settings) as index, index.serve(served) as url:
         assert _get(f"{url}demo-pkg/").count(b"<a ") == 2
     assert "an earlier answer is used" in served.complaints[0]
+    assert served.failed is None
+
+
+def test_a_connection_that_is_refused_is_tried_again(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while an index restarts."""
+    refusals = [ConnectionRefusedError(), ConnectionRefusedError()]
+    connect = socket.create_connection
+
+    def create_connection(*arguments: Any, **options: Any) -> socket.socket:
+        if refusals:
+            raise refusals.pop()
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr("minisandbox.images.web._PAUSE", 0.0)
+    monkeypatch.setattr("socket.create_connection", create_connection)
+    page = Web(upstream.settings).read(f"{upstream.url}/simple/demo-pkg/")
+    assert page is not None
+    assert not refusals
 
 
 def test_a_page_older_than_the_date_is_asked_for_anew(upstream: Upstream, store: Store) -> None:

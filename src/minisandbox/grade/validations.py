@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import InvalidValue, MiniSandboxError, NodeLost
+from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NodeLost
 from minisandbox.grade.resumable import (
     Elsewhere,
     ImageOf,
@@ -242,8 +242,8 @@ def _validate(
     """Validate a task; what keeps us from it is a result, and not final."""
     began = time.monotonic()
     if isinstance(image, MiniSandboxError):
-        lost = isinstance(image, NodeLost)
-        found = _error(task, Cause.INFRASTRUCTURE if lost else Cause.NOT_BUILT, image)
+        ours = isinstance(image, NodeLost | IndexUnavailable)
+        found = _error(task, Cause.INFRASTRUCTURE if ours else Cause.NOT_BUILT, image)
     else:
         try:
             found = _kept(task, image, check(task, image))

@@ -40,6 +40,7 @@ def build(
         SourceError: the repository source cannot be had.
         PatchError: a patch does not apply.
         BuildError: a step failed; nothing of it was published, its log is kept.
+        IndexUnavailable: a step failed, and the package index with it.
         DiskFull: the disk is full; finished layers are kept.
         SandboxCreationError: this machine cannot make a sandbox.
     """

@@ -47,6 +47,7 @@ class Served:
         packages: what was fetched, by the file's name.
         complaints: what went wrong with the indexes, for the step's error.
         undated: whether files were left out because the index does not tell when they came.
+        failed: the first page or file that no index could give although it should have it; None while all is well.
         full: the disk was full when a file was to be kept.
     """
 
@@ -56,6 +57,7 @@ class Served:
     packages: dict[str, Package] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     undated: bool = False
+    failed: SourceError | None = None
     full: DiskFull | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -165,6 +167,7 @@ class PackageIndex:
         """Builds without CUDA: those of the configured indexes, then those of PyTorch's own."""
         served.complain(f"torch_backend is {served.torch_backend!r}: other builds of {project} are not there")
         found: dict[str, Link] = {}
+        failure: SourceError | None = None
         for listings in filter(None, (self._listings, self._cpu_listings)):
             if found and project in self._not_had:  # a server that does not answer is waited for once
                 continue
@@ -173,8 +176,11 @@ class PackageIndex:
             except SourceError as error:  # the other one may have what is wanted
                 served.complain(str(error))
                 self._not_had.add(project)
+                failure = error
                 continue
             found = {name: link for name, link in listing.files.items() if is_for_cpu(project, name)} | found
+        if not found and failure is not None:
+            raise failure
         return found
 
     def _locked_files(self, project: str, served: Served) -> dict[str, Link]:
@@ -255,6 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
         except MiniSandboxError as error:
             served.complain(str(error))
             served.full = error if isinstance(error, DiskFull) else served.full
+            served.failed = served.failed or (error if isinstance(error, SourceError) else None)
             with suppress(OSError):
                 self.send_error(404 if isinstance(error, SourceError) else 500, "see the build's error")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from minisandbox.errors import BuildError, MiniSandboxError, PatchError
+from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.access import Access, host_access, index_access
 from minisandbox.images.index import host_settings
 from minisandbox.images.lock import PACKAGES, Package, packages_fact
@@ -154,6 +154,7 @@ def run_step(place: Place, work: Work) -> Made:
 
     Raises:
         BuildError: it failed or took too long.
+        IndexUnavailable: it failed, and the package index with it.
         PatchError: a patch of the recipe does not apply.
         DiskFull: the store's disk is full.
         SandboxCreationError: there could be no sandbox.
@@ -183,6 +184,13 @@ def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]
             if served.full is not None:  # what could not be kept is gone by now, and there is room again
                 raise served.full from error
             error.reason = "\n".join(filter(None, (*_index_reasons(served), error.reason))) or None
+            if served.failed is not None:  # nobody can tell whether it would have succeeded otherwise
+                raise IndexUnavailable(
+                    f"build step {place.step!r} of image {place.image!r} failed while the package index did",
+                    reason=error.reason,
+                    hint="see that the index answers, and give the same command again: what is finished is kept; "
+                    f"the step's log is {place.log}",
+                ) from error
             raise
 
 

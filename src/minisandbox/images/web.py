@@ -87,8 +87,8 @@ class Web:
                     return None
                 if last or error.code not in _RETRIED:
                     raise
-            except (TimeoutError, ConnectionError):
-                if last:
+            except OSError as error:
+                if last or not isinstance(getattr(error, "reason", error), TimeoutError | ConnectionError):
                     raise
             else:
                 return answer
