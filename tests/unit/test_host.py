@@ -121,6 +121,17 @@ def test_the_file_system_of_a_directory() -> None:
     assert surroundings.file_system(Path("/")) not in {"unknown", "proc"}
 
 
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs", "overlay"])
+def test_a_network_file_system_is_no_place_for_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(surroundings, "file_system", lambda _: kind)
+    finding = surroundings.store(tmp_path)
+    assert finding.status == "missing"
+    assert kind in finding.detail
+    assert "MINISANDBOX_STORE" in finding.fix
+
+
 def test_libraries_that_are_a_link_beside_real_ones(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib64").symlink_to("lib")

@@ -43,6 +43,16 @@ def _staged(store: Store) -> list[str]:
     return [name for name in os.listdir(store.root / "staging") if not name.startswith(".")]
 
 
+@pytest.mark.parametrize("kind", ["nfs", "cifs", "fuse.juicefs"])
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    Store.open(tmp_path / "store")
+    monkeypatch.setattr("minisandbox.store.places.file_system", lambda _: kind)
+    with pytest.raises(StoreError, match=f"lies on {kind}, a network file system") as caught:
+        Store.open(tmp_path / "store")
+    assert "$TMPDIR" in str(caught.value)
+    assert not Store.open(tmp_path / "store", read_only=True).writable
+
+
 def test_default_root_follows_the_environment() -> None:
     assert default_root({"MINISANDBOX_STORE": "/a/b"}) == Path("/a/b")
     assert default_root({"XDG_CACHE_HOME": "/c"}) == Path("/c/minisandbox")

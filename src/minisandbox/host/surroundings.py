@@ -26,7 +26,13 @@ _MACHINE_FILES = _OWN_PROCESSES * _FILES + 65536  # all processes of one sandbox
 _FREE_WANTED = 10 * _GIB
 _WANTED = set(limits.NEEDED)
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # how mountinfo has white space in paths
-_UNFIT_STORES = {"overlay", "nfs", "nfs4", "cifs", "smb3", "9p", "fuse", "vfat", "ramfs"}
+_NETWORK = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gpfs", "lustre", "nfs", "nfs4", "panfs", "pvfs2", "smb3",
+        "smbfs", "wekafs",
+    }
+)  # fmt: skip
+_UNFIT_STORES = {"vfat", "ramfs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +160,23 @@ def store(directory: Path) -> Finding:
     size, _, free = shutil.disk_usage(directory)
     detail = f"{kind}, {free / _GIB:.1f} GiB free at {directory}"
     elsewhere = "export MINISANDBOX_STORE=DIRECTORY  # on "
-    if not size:  # proc, sysfs and the like keep no files
-        return Finding("missing", detail, elsewhere + "a disk")
-    if kind in _UNFIT_STORES or kind.startswith("fuse."):
+    if not size or kind == "overlay" or is_network(kind):  # proc, sysfs and the like keep no files
+        return Finding("missing", f"{detail}; no store can lie there", elsewhere + "a local ext4, xfs or btrfs")
+    if kind in _UNFIT_STORES:
         return Finding("degraded", detail, elsewhere + "a local ext4, xfs or btrfs")
     if kind == "tmpfs":
         return Finding("degraded", f"{detail}; it is gone after a restart", elsewhere + "a local ext4, xfs or btrfs")
     if free < _FREE_WANTED:
         return Finding("degraded", detail, elsewhere + "a disk with 10 GiB free")
     return Finding("ok", detail)
+
+
+def is_network(kind: str) -> bool:
+    """Whether a type of file system may be shared with other machines.
+
+    FUSE is among them: most of its file systems are (sshfs, gcsfuse, juicefs), and the kernel does not tell which.
+    """
+    return kind in _NETWORK or kind.startswith("fuse.")
 
 
 def file_system(directory: Path) -> str:

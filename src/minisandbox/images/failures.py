@@ -22,7 +22,7 @@ class Failures:
     store: Store
 
     def add(self, image: str, planned: PlannedStep, error: MiniSandboxError) -> None:
-        """Keep that a step of an image failed, unless the recipe is not to blame: a full disk, an index that is down."""
+        """Keep that a step of an image failed, unless a full disk or an index that is down is to blame."""
         if not isinstance(error, BuildError | PatchError):
             return
         reason = "\n".join(filter(None, (error.what, error.reason)))

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from minisandbox.errors import StoreError
-from minisandbox.host.surroundings import file_system
+from minisandbox.host.surroundings import file_system, is_network
 from minisandbox.store.durable import sync_directory
 
 
@@ -47,13 +47,22 @@ def check_private(path: Path) -> None:
 
 
 def check_file_system(path: Path) -> None:
-    """Refuse a file system on which no layer can be made.
+    """Refuse a file system on which no layer can be made, or on which locks do not hold.
 
     Raises:
-        StoreError: it is overlayfs.
+        StoreError: it is overlayfs or a network file system.
         OSError: the directory cannot be looked at.
     """
-    if file_system(path) == "overlay":
+    kind = file_system(path)
+    if is_network(kind):
+        raise StoreError(
+            f"the store {path} lies on {kind}, a network file system",
+            reason="a node does not see the locks that another holds there: it would remove what the other is building "
+            "or using; nor can layers be made there",
+            hint="set MINISANDBOX_STORE to a directory on a disk of this node: on a cluster one below the job's "
+            "$TMPDIR, elsewhere one on ext4, xfs or btrfs",
+        )
+    if kind == "overlay":
         raise StoreError(
             f"the store {path} lies on overlayfs",
             reason="the kernel takes no overlay's upper directory on another overlay, and layers are made in one; the "

@@ -78,7 +78,7 @@ class Store(Catalogue):
 
         Raises:
             StoreError: the directory cannot be used, others may write to it, it is no store, is of a later version, or
-                lies on overlayfs.
+                lies on overlayfs or a network file system.
             DiskFull: there is no space to make it.
             NotFound: it is not there, and is to be read.
         """
