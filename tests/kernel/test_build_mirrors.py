@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minisandbox.errors import SourceError
 from minisandbox.images import GitSource, Recipe, build
+from minisandbox.images.hostgit import run_git
 from minisandbox.images.mirrors import Mirrors, mirror_name
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
@@ -105,6 +108,65 @@ def test_a_repository_that_cannot_be_reached_names_the_way_out(store: Store) -> 
     with pytest.raises(SourceError) as caught:
         build(Recipe(source=GitSource("https://unreachable.invalid/o/n", "0" * 40)), store=store, name="x")
     assert "--repo-mirrors" in (caught.value.hint or "")
+
+
+def _pull_request(upstream: Path) -> str:
+    """A commit that no branch or tag leads to, but a name that GitHub gives to the one after it."""
+    _git(upstream, "switch", "-q", "--orphan", "pull")
+    (upstream / "pull.txt").write_text("a change that somebody proposes\n")
+    _git(upstream, "add", "-A")
+    _git(upstream, "commit", "-q", "-m", "proposed")
+    commit = _git(upstream, "rev-parse", "HEAD")
+    _git(upstream, "commit", "-q", "--allow-empty", "-m", "proposed too")  # the last one would be served
+    _git(upstream, "update-ref", "refs/pull/7/head", "HEAD")
+    _git(upstream, "switch", "-q", "main")
+    _git(upstream, "branch", "-qD", "pull")
+    return commit
+
+
+@pytest.fixture
+def old_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git of this process speaks the protocol in which a server gives out only what it names."""
+    for name, value in {"COUNT": "1", "KEY_0": "protocol.version", "VALUE_0": "0"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+
+
+@pytest.mark.usefixtures("old_protocol")
+def test_a_server_that_serves_no_commit_by_name_is_asked_for_branches_and_tags(
+    upstream: Path, store: Store, tmp_path: Path
+) -> None:
+    proposed, (first, _) = _pull_request(upstream), _commits(upstream)
+    _git(upstream, "tag", "-d", "v1")  # an ancestor of a branch now, and named by nothing
+    url = upstream.as_uri()
+    Mirrors(store).take(GitSource(url, first), tmp_path)
+    mirror = store.root / "repositories" / mirror_name(url)
+    names = _git(mirror, "for-each-ref", "--format=%(refname)").split()
+    assert sorted(names) == ["refs/fetched/heads/future", "refs/fetched/heads/main"]
+    held = _git(mirror, "cat-file", "--batch-check", "--batch-all-objects")
+    assert first in held
+    assert proposed not in held
+    with pytest.raises(SourceError, match=f"has no commit {proposed}") as caught:
+        Mirrors(store).take(GitSource(url, proposed), tmp_path)
+    assert "no branch or tag leads to it" in str(caught.value)
+    assert "--repo-mirrors" in str(caught.value)
+
+
+def test_a_fetch_that_fails_is_not_followed_by_a_larger_one(
+    upstream: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetches: list[list[str]] = []
+
+    def counted(arguments: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        if "fetch" in arguments:
+            fetches.append(list(arguments))
+        return run_git(arguments, **options)
+
+    first, _ = _commits(upstream)
+    shutil.rmtree(upstream / ".git/objects")
+    monkeypatch.setattr("minisandbox.images.mirrors.run_git", counted)
+    with pytest.raises(SourceError, match=f"cannot fetch {first[:12]}"):
+        Mirrors(store).take(GitSource(upstream.as_uri(), first), tmp_path)
+    assert len(fetches) == 1
 
 
 def test_submodules_and_pointers_are_told(upstream: Path, store: Store, tmp_path: Path) -> None:

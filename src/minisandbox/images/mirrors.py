@@ -24,6 +24,11 @@ from minisandbox.store import Store
 from minisandbox.store.faults import disk_full
 
 FETCH_TIMEOUT = 1800.0
+_REFUSED = re.compile(
+    r"unadvertised object|not our ref|want [0-9a-f]+ not valid|no such remote ref|couldn't find remote ref"
+    r"|not support shallow"
+)
+"""What git prints where a server gives out only what a branch or tag names, or cannot leave history out (dumb HTTP)."""
 _REPEATS = "(a line that repeats a secret of the address is left out)"
 
 
@@ -204,7 +209,7 @@ def _fetch(source: GitSource, mirror: Path, timeout: float, given: list[Path]) -
             mirror.parent.mkdir(mode=0o700, exist_ok=True)
             _git(["init", "--quiet", "--bare", "--template=", str(mirror)], source)
         if not _fetch_one(source, mirror, timeout):
-            _fetch_all(source, mirror, timeout)
+            _fetch_branches(source, mirror, timeout)
     except SourceError as error:
         if given:
             looked = ", ".join(map(str, given))
@@ -213,18 +218,36 @@ def _fetch(source: GitSource, mirror: Path, timeout: float, given: list[Path]) -
 
 
 def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
-    """Fetch the commit and nothing else; False where the server gives out only what a branch or tag names."""
+    """Fetch the commit and nothing else; False where the server does not give out a commit by its name.
+
+    Raises:
+        SourceError: it failed otherwise; fetching more of the repository would fail as well, or take hours.
+    """
     kept = f"{source.commit}:refs/kept/{source.commit}"  # what no name leads to may be cleared away
     command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--depth=1", "--", _place(source), kept]
-    return _run(command, source, timeout=timeout, check=False, fetches=True).returncode == 0
+    done = _run(command, source, timeout=timeout, check=False, fetches=True)
+    if done.returncode == 0:
+        return True
+    said = done.stderr.decode("utf-8", "replace")
+    if _REFUSED.search(said) is None:
+        raise _failure(source, said)
+    return False
 
 
-def _fetch_all(source: GitSource, mirror: Path, timeout: float) -> None:
-    command = ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--", _place(source), "+refs/*:refs/fetched/*"]
-    _run(command, source, timeout=timeout, fetches=True)
+def _fetch_branches(source: GitSource, mirror: Path, timeout: float) -> None:
+    """Fetch all branches and tags; not the pull requests, of which a repository may have tens of thousands."""
+    wanted = [f"+refs/{kind}/*:refs/fetched/{kind}/*" for kind in ("heads", "tags")]
+    _run(
+        ["-C", str(mirror), "fetch", "--quiet", "--no-tags", "--", _place(source), *wanted],
+        source,
+        timeout=timeout,
+        fetches=True,
+    )
     if not _has(mirror, source):
         raise SourceError(
-            f"{_shown(source)} has no commit {source.commit}", hint="check the commit, or name a repository that has it"
+            f"{_shown(source)} has no commit {source.commit}",
+            reason="its server does not give out that commit by its name, and no branch or tag leads to it",
+            hint="check the commit, or give --repo-mirrors DIR with a repository that has it",
         )
 
 
