@@ -243,6 +243,8 @@ class _Work:
         self._fault: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._nodes: dict[str, _Node] = {}
+        self._needs: dict[str, list[str]] = {}  # by image, the keys of its nodes
+        self._wanted: Counter[str] = Counter()  # by key, how many images need it that have not failed
         for plan in plans.values():
             self._add(plan)
         self._ready = [
@@ -259,13 +261,16 @@ class _Work:
         for planned in plan.all_steps():
             if planned.key in self._nodes:
                 self._nodes[planned.key].names.append(plan.name)
-                self._unmade[plan.name] += 1
             elif not self._store.has_layer(planned.key):
-                self._unmade[plan.name] += 1
                 waits = {key for key in planned.below if key in self._nodes}
                 self._nodes[planned.key] = _Node(plan, planned, [plan.name], waits)
                 for key in waits:
                     self._nodes[key].next.append(planned.key)
+            else:
+                continue
+            self._unmade[plan.name] += 1
+            self._wanted[planned.key] += 1
+            self._needs.setdefault(plan.name, []).append(planned.key)
 
     def run(self, workers: int) -> None:
         """Make everything that can be made.
@@ -316,9 +321,10 @@ class _Work:
     def _take(self) -> str | None:
         with self._news:
             while self._open and self._fault is None:
-                if self._ready:
-                    return heapq.heappop(self._ready)[2]
-                self._news.wait(1.0)
+                if not self._ready:
+                    self._news.wait(1.0)
+                elif (key := heapq.heappop(self._ready)[2]) in self._open:
+                    return key
             return None
 
     def _make(self, node: _Node) -> None:
@@ -347,19 +353,21 @@ class _Work:
             for name in node.names:
                 self._failed.add(name, node.planned, error)
         with self._news:
-            names = set(node.names)
             if node.planned.anchor is not None:
                 self.lost.append(node.planned.anchor)
-            for name in names:
-                self.failures.setdefault(name, error)
-            # what only failed images need is not made; the tests layer of a failed image has no use either
-            for other in [key, *self._open]:
-                if other in self._open and set(self._nodes[other].names) <= set(self.failures):
-                    self._open.discard(other)
-                    self._estimate.done(other)
-            self._ready = [item for item in self._ready if item[2] in self._open]
-            heapq.heapify(self._ready)
+            for name in node.names:
+                if name not in self.failures:
+                    self.failures[name] = error
+                    self._give_up(name)
             self._news.notify_all()
+
+    def _give_up(self, name: str) -> None:
+        """Leave out what a failed image alone still needs, its tests layer included."""
+        for key in self._needs[name]:
+            self._wanted[key] -= 1
+            if not self._wanted[key] and key in self._open:
+                self._open.discard(key)
+                self._estimate.done(key)
 
     def _tell(self) -> None:
         if self._on_estimate is not None:

@@ -1,0 +1,65 @@
+"""The graph of layers that a set of images needs: what a failure leaves out, and what that costs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from minisandbox.errors import SourceError
+from minisandbox.images.builder import Maker
+from minisandbox.images.plan import Plan, PlannedStep
+from minisandbox.images.recipe import Recipe
+from minisandbox.images.schedule import _Work
+from minisandbox.images.stepping import Step
+from minisandbox.store import Store, step_key
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store")
+
+
+def _step(name: str) -> PlannedStep:
+    return PlannedStep(Step(name, {"kind": name}, cast("Any", None)), step_key(None, {"name": name}), (), (), 60.0)
+
+
+def _work(store: Store, plans: list[Plan]) -> _Work:
+    maker = cast("Maker", SimpleNamespace(session=SimpleNamespace(store=store), make_base=lambda _: None))
+    return _Work(maker, {plan.name: plan for plan in plans}, lambda _: None, None, 1, retry_failed=True)
+
+
+def _plan(name: str, *steps: PlannedStep) -> Plan:
+    return Plan(name, Recipe(), "base", steps, None, (), "content")
+
+
+def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None:
+    shared, first, second = _step("shared"), _step("first"), _step("second")
+    work = _work(store, [_plan("one", shared, first), _plan("two", shared, second)])
+    work._fail(first.key, SourceError("gone"))
+    assert set(work.failures) == {"one"}
+    assert work._open == {shared.key, second.key}
+    work._fail(second.key, SourceError("gone too"))
+    assert set(work.failures) == {"one", "two"}
+    assert work._open == set()
+    assert work._take() is None
+
+
+def test_a_failure_costs_the_same_in_a_larger_set(store: Store) -> None:
+    def seconds(images: int) -> float:
+        """The CPU time of ten failures: the least of ten times, so that nothing else counts."""
+        steps = [_step(f"step {number}") for number in range(images)]
+        work = _work(store, [_plan(f"image {number}", step) for number, step in enumerate(steps)])
+        took = []
+        for start in range(0, 100, 10):
+            began = time.thread_time()
+            for step in steps[start : start + 10]:
+                work._fail(step.key, SourceError("gone"))
+            took.append(time.thread_time() - began)
+        assert (len(work.failures), len(work._open)) == (100, images - 100)
+        return min(took)
+
+    assert seconds(8_000) < 10 * seconds(200)
