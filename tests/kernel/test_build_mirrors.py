@@ -14,6 +14,7 @@ from minisandbox.errors import SourceError
 from minisandbox.images import GitSource, Recipe, build
 from minisandbox.images.hostgit import run_git
 from minisandbox.images.mirrors import Mirrors, mirror_name
+from minisandbox.images.plan import Planner
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 
@@ -167,6 +168,30 @@ def test_a_fetch_that_fails_is_not_followed_by_a_larger_one(
     with pytest.raises(SourceError, match=f"cannot fetch {first[:12]}"):
         Mirrors(store).take(GitSource(upstream.as_uri(), first), tmp_path)
     assert len(fetches) == 1
+
+
+def test_the_tags_that_an_installation_is_told_of_are_in_its_key(upstream: Path, store: Store, tmp_path: Path) -> None:
+    """A mirror with tags and one without them are not the same source to tools that ask git for a version."""
+    tagged, _ = _commits(upstream)
+    shutil.copytree(upstream, tmp_path / "given/upstream")
+    _git(upstream, "tag", "-d", "v1")
+    install = ("echo $LAST_TAG > version",)
+    recipe = Recipe(source=GitSource(upstream.as_uri(), tagged), install=install)
+    planner = Planner(store, tmp_path / "given")
+    planned = planner.plan("one", recipe)
+    image = build(recipe, store=store, name="one", mirrors=tmp_path / "given")
+    assert image.layers == planned.layers == planner.plan("one", recipe).layers
+    with Sandbox.create(image.spec()) as box:
+        assert box.files.read_text("version") == f"v1-0-g{tagged[:7]}\n"
+    other = Store.open(tmp_path / "other")
+    assert {one.step.name for one in Planner(other).plan("one", recipe).steps if one.key not in image.layers} == {
+        "install",
+        "task",
+    }
+    untagged = build(recipe, store=other, name="one")
+    with Sandbox.create(untagged.spec()) as box:
+        assert box.files.read_text("version") == "\n"
+    assert untagged.key != image.key
 
 
 def test_submodules_and_pointers_are_told(upstream: Path, store: Store, tmp_path: Path) -> None:

@@ -86,14 +86,23 @@ class Mirrors:
             _run(command, source, stdin=tree, stdout=target.fileno(), timeout=timeout)
         return Taken(pack, tree, _described(repository, source))
 
+    def describe(self, source: GitSource) -> str:
+        """Return what git calls a commit, by its last tag; "" where no repository here has it or a tag before it."""
+        places = (*self._given(source), self._mirror(source))
+        found = next((path for path in places if _has(path, source)), None)
+        return "" if found is None else _described(found, source)
+
+    def _given(self, source: GitSource) -> list[Path]:
+        return [] if self.given is None else sorted(_repositories(self.given), key=_likeness(source))
+
+    def _mirror(self, source: GitSource) -> Path:
+        return self.store.root / "repositories" / mirror_name(_place(source))
+
     def _repository(self, source: GitSource, timeout: float) -> Path:
-        given = [] if self.given is None else sorted(_repositories(self.given), key=_likeness(source))
-        for path in given:
+        given, mirror = self._given(source), self._mirror(source)
+        for path in (*given, mirror):
             if _has(path, source):
                 return path
-        mirror = self.store.root / "repositories" / mirror_name(_place(source))
-        if _has(mirror, source):
-            return mirror
         with self.store.lock(f"repository-{mirror.name}"):
             if not _has(mirror, source):
                 _fetch(source, mirror, timeout, given)

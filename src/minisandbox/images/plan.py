@@ -174,7 +174,7 @@ class Planner:
         assert recipe.source is not None
         sources = self._add_source(chain, recipe.source, recipe.step_timeout)
         if recipe.install:
-            chain.add(install_step(recipe, interpreter, self._described(sources[-1].key)))
+            chain.add(install_step(recipe, interpreter, self._described(recipe.source, sources[-1].key)))
         tests = chain.planned(tests_step(recipe)) if recipe.hidden or recipe.test_patch.strip() else None
         chain.add_task(task_step(recipe, self._trees_of([one.key for one in sources])), sources[0])
         return tests
@@ -199,8 +199,13 @@ class Planner:
     def _trees_of(self, keys: Sequence[str]) -> Callable[[], tuple[Path, ...]]:
         return lambda: tuple(inside_layer(self.store, key, "testbed") for key in keys)
 
-    def _described(self, key: str) -> Callable[[], str]:
-        return lambda: self.store.layer(key).facts.get(DESCRIBED, "")
+    def _described(self, source: Source, key: str) -> str:
+        """What git calls a source's commit: as its layer says; before that is made, as the repositories here do."""
+        if not isinstance(source, GitSource):
+            return ""
+        if self.store.has_layer(key):
+            return self.store.layer(key).facts.get(DESCRIBED, "")
+        return Mirrors(self.store, self.mirrors).describe(source)
 
 
 @dataclass(slots=True)

@@ -144,23 +144,24 @@ def repository_step() -> Step:
     return Step("repository", definition, lambda _: Work((Command("repository", text),)))
 
 
-def install_step(recipe: Recipe, interpreter: Interpreter | None, described: Callable[[], str]) -> Step:
+def install_step(recipe: Recipe, interpreter: Interpreter | None, described: str) -> Step:
     """The step that runs the recipe's own commands.
 
     Args:
         recipe: the recipe.
         interpreter: the image's, or None.
-        described: returns what git calls the source's commit, by its last tag, or "".
+        described: what git calls the source's commit, by its last tag, or "".
     """
     history = script("install_history")
     freeze = () if interpreter is None else ("freeze_uv" if _modern(interpreter) else "freeze_pip", "freeze")
     settle = script("install_settle", *freeze)
+    last = described or (f"{recipe.version}-0-g0" if recipe.version else "")
     definition: dict[str, JSONValue] = {
         "kind": "install",
         "commands": list(recipe.install),
         "environment": dict(recipe.environment),
         "scripts": _digest(history + settle),
-        **({"version": recipe.version} if recipe.version else {}),
+        **({"last_tag": last} if last else {}),
         **({} if recipe.network == "index" else {"network": recipe.network}),
         **_pinned(recipe, "install"),
     }
@@ -168,7 +169,6 @@ def install_step(recipe: Recipe, interpreter: Interpreter | None, described: Cal
     def prepare(_: Path) -> Work:
         commands = (Command("history", history), *map(Command.given, recipe.install), Command("install", settle))
         facts = () if interpreter is None else (INSTALLED,)
-        last = described() or (f"{recipe.version}-0-g0" if recipe.version else "")
         variables = {"LAST_TAG": last, **dict(recipe.environment)}
         work = _networked(Work(commands, environment=variables, facts=facts), recipe, "install")
         return replace(work, network=StepNetwork(recipe.network))
