@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import cast
 
 import pytest
+from tests.unit.store_tools import add_image, add_layer
 from tests.unit.test_grade_policy import kind, patch_of
 
 from minisandbox.grade import Policy
 from minisandbox.grade.imports import imported_names, protect_imports
 from minisandbox.grade.submission import screen
-from minisandbox.images import Image
+from minisandbox.images import Image, load_image
 from minisandbox.patches import FileStatus
 from minisandbox.store import Store
+from minisandbox.store.freezing import freeze
 from minisandbox.tasks import Form, Task
 
 TEST = b"""\
@@ -32,7 +35,7 @@ class Layers:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def hold(self, key: str) -> nullcontext[None]:
+    def hold(self, *keys: str) -> nullcontext[None]:
         return nullcontext()
 
     def layer_tree(self, key: str) -> Path:
@@ -92,6 +95,22 @@ def test_nothing_is_imported_from_within_a_package(tmp_path: Path) -> None:
     assert kind("lib/__init__.py", found, FileStatus.DELETED) == "shadows_import", "it would be a package no more"
     assert [kind(path, found) for path in ("lib/__init__.py", "__init__.py")] == [None, None]
     assert kind("lib/pkg/__init__.py", found, FileStatus.DELETED) is None
+
+
+def test_a_frozen_image_has_what_it_had(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    repository = add_layer(store, "repository", {"testbed/calc/core.py": "x", "testbed/comparelib.py": "x"})
+    tests = add_layer(store, "tests", {"hidden/tests/test_calc.py": TEST.decode()})
+    store.put_image(replace(add_image(store, "one", repository), tests_layer=tests))
+    image = load_image(store, "one")
+    task = Task(
+        "a__b-1", "a/b", "c0", "", patch_of("calc/core.py"), "", ("tests/test_calc.py::t",), (), form=Form.SWESMITH
+    )
+    found = protect_imports(Policy.for_task(task), task, image)
+    assert freeze(store, ["one"]).layers
+    assert protect_imports(Policy.for_task(task), task, image) == found
+    assert "/yaml" in found.elsewhere
+    assert "/comparelib" not in found.elsewhere
 
 
 def test_links_of_an_image_are_not_followed(tmp_path: Path) -> None:

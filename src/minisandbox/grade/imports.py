@@ -40,14 +40,16 @@ def protect_imports(policy: Policy, task: Task, image: Image) -> Policy:
     Raises:
         NotFound: a layer is no longer in the store.
         StoreError: a layer is damaged.
+        DiskFull: a layer is frozen, and there is no space for its tree.
         OSError: a layer cannot be read.
     """
     hidden = image.tests_dir()
     names = imported_names(hidden_files(hidden, task.test_files).values())
     own = {name for path in policy.allowed for _, name, _ in top_names(path, policy.roots)}
-    trees = [image.store.layer_tree(key).joinpath(*image.workdir.parts[1:]) for key in image.layers]
-    trees += filter(None, [hidden])
-    return replace(policy, elsewhere=frozenset(_elsewhere(names - own, policy.roots, trees)))
+    with image.store.hold(*image.layers, *filter(None, [image.tests_layer])):  # the tree of a frozen layer is empty
+        trees = [image.store.layer_tree(key).joinpath(*image.workdir.parts[1:]) for key in image.layers]
+        trees += filter(None, [hidden])
+        return replace(policy, elsewhere=frozenset(_elsewhere(names - own, policy.roots, trees)))
 
 
 def imported_names(files: Iterable[bytes]) -> frozenset[str]:
