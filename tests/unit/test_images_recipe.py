@@ -8,8 +8,10 @@ import pytest
 
 from minisandbox.errors import InvalidValue, PatchError, SourceError
 from minisandbox.images import GitSource, LocalSource, Recipe, SdistSource
-from minisandbox.images.localsource import take_snapshot
+from minisandbox.images.localsource import Snapshot, take_snapshot
+from minisandbox.images.plan import Planner
 from minisandbox.images.request import PythonRequest
+from minisandbox.store import Store
 
 HERE = LocalSource(Path())
 PATCH = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
@@ -146,3 +148,19 @@ def test_an_address_means_one_thing(url: str) -> None:
     with pytest.raises(InvalidValue, match="is not a repository's URL or path"):
         GitSource(url.format("/mine/private"), "0" * 40)
     assert GitSource("/mine/of two words", "0" * 40).url == "/mine/of two words"
+
+
+def test_a_directory_of_many_images_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_text("text\n")
+    taken: list[LocalSource] = []
+
+    def counted(source: LocalSource) -> Snapshot:
+        taken.append(source)
+        return take_snapshot(source)
+
+    monkeypatch.setattr("minisandbox.images.plan.take_snapshot", counted)
+    planner = Planner(Store.open(tmp_path / "store"))
+    recipe = Recipe(source=LocalSource(tmp_path / "source"))
+    assert planner.plan("one", recipe).layers == planner.plan("two", recipe).layers
+    assert taken == [LocalSource(tmp_path / "source")]

@@ -12,19 +12,21 @@ from minisandbox.images.base import Entry, base_entries, base_key, platform_key
 from minisandbox.images.image import DEFAULT_PATH, inside_layer
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
+from minisandbox.images.localsource import Snapshot, take_snapshot
 from minisandbox.images.mirrors import Mirrors
 from minisandbox.images.probe import Interpreter
-from minisandbox.images.recipe import GitSource, Recipe, Source
+from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource, Source
 from minisandbox.images.stepping import Step
 from minisandbox.images.steps import (
     DESCRIBED,
     ENVIRONMENT,
     git_step,
     install_step,
+    local_step,
     python_step,
     repository_step,
     requirements_step,
-    source_step,
+    sdist_step,
     task_step,
     tests_step,
 )
@@ -107,6 +109,7 @@ class Planner:
     _entries: tuple[Entry, ...] | None = None
     _platform: str | None = None
     _interpreters: dict[str, Interpreter] = field(default_factory=dict)
+    _snapshots: dict[LocalSource, Snapshot] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -139,6 +142,18 @@ class Planner:
             if text not in self._interpreters:
                 self._interpreters[text] = find_interpreter(text, self.store)
             return self._interpreters[text]
+
+    def snapshot(self, source: LocalSource) -> Snapshot:
+        """Return the files of a local source, listed and hashed when it is first asked for.
+
+        Raises:
+            SourceError: it cannot be read.
+            ProgramNotFound: it lies in a git work tree, and there is no git.
+        """
+        with self._lock:
+            if source not in self._snapshots:
+                self._snapshots[source] = take_snapshot(source)
+            return self._snapshots[source]
 
     def plan(self, name: str, recipe: Recipe) -> Plan:
         """Plan an image.
@@ -181,8 +196,10 @@ class Planner:
 
     def _add_source(self, chain: _Chain, source: Source, timeout: float) -> list[PlannedStep]:
         """Add the source; return the steps that make its layers, bottom first."""
-        if not isinstance(source, GitSource):
-            return [chain.add(source_step(source, self.store))]
+        if isinstance(source, LocalSource):
+            return [chain.add(local_step(source, self.snapshot(source)))]
+        if isinstance(source, SdistSource):
+            return [chain.add(sdist_step(source, self.store))]
         mirrors = Mirrors(self.store, self.mirrors)
 
         def whole(one: GitSource) -> Step:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minisandbox.images.listing import parse_moment
-from minisandbox.images.localsource import take_snapshot
+from minisandbox.images.localsource import Snapshot
 from minisandbox.images.lock import INSTALLED, Package
 from minisandbox.images.mirrors import Mirrors, origin
 from minisandbox.images.places import MOUNTS
@@ -92,16 +92,6 @@ def requirements_step(recipe: Recipe, interpreter: Interpreter) -> Step:
         return _networked(work, recipe, "requirements")
 
     return Step("requirements", definition, prepare, f"{len(recipe.requirements + recipe.overrides)} packages, {tool}")
-
-
-def source_step(source: SdistSource | LocalSource, store: Store) -> Step:
-    """The step that puts an archive or a directory of this machine at ``/testbed``.
-
-    Args:
-        source: which one.
-        store: where downloads are kept.
-    """
-    return _sdist_step(source, store) if isinstance(source, SdistSource) else _local_step(source)
 
 
 def git_step(source: GitSource, mirrors: Mirrors, timeout: float, on_made: Callable[[], None] = lambda: None) -> Step:
@@ -216,7 +206,13 @@ def tests_step(recipe: Recipe) -> Step:
     return Step("tests", definition, prepare)
 
 
-def _sdist_step(source: SdistSource, store: Store) -> Step:
+def sdist_step(source: SdistSource, store: Store) -> Step:
+    """The step that puts an archive at ``/testbed``.
+
+    Args:
+        source: which one.
+        store: where downloads are kept.
+    """
     text = script("source_archive", "source_check")
 
     def prepare(_: Path) -> Work:
@@ -227,9 +223,14 @@ def _sdist_step(source: SdistSource, store: Store) -> Step:
     return Step("source", definition, prepare, f"{source.name} {source.version}")
 
 
-def _local_step(source: LocalSource) -> Step:
+def local_step(source: LocalSource, snapshot: Snapshot) -> Step:
+    """The step that puts a directory of this machine at ``/testbed``.
+
+    Args:
+        source: which one.
+        snapshot: its files.
+    """
     text = script("source_archive", "source_check")
-    snapshot = take_snapshot(source)
 
     def prepare(staging: Path) -> Work:
         archive = staging / "local.tar"
