@@ -55,7 +55,7 @@ HONEST = {
 def test_a_correct_fix_by_an_unusual_route_resolves(task: Task, image: Image, body: str) -> None:
     graded = grade(task, image, source(f"def add(a, b):\n{body}").encode())
     assert (graded.verdict, graded.reason, graded.reward) == (Verdict.RESOLVED, Reason.RESOLVED, 1.0), graded
-    assert "unconfirmed" not in kinds(graded)
+    assert "no_sentinels" not in kinds(graded)
 
 
 def test_the_reference_is_never_flagged(task: Task, image: Image) -> None:

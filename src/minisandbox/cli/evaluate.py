@@ -28,6 +28,7 @@ from minisandbox.grade import (
     Evaluated,
     Evaluation,
     Prediction,
+    Verdict,
     empty_predictions,
     evaluation_report,
     read_predictions,
@@ -67,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate predictions: 0 if each has a verdict, 1 if one cannot be used, 30 if we failed at one."""
+    """Evaluate predictions: 0 if each has a verdict, 1 if one cannot be used, 30 if one is unconfirmed or we failed."""
     require_positive(args, "workers", "jobs", "timeout")
     everything, tasks = load_both(args)
     predictions = _predictions(args.predictions, everything, tasks)
@@ -149,8 +150,10 @@ def _print(found: Evaluation, out: Path | None) -> None:
         ],
     )
     resolved, total = sum(one.resolved for one in found.results), len(found.tasks)
+    unconfirmed = sum(one.verdict == Verdict.UNCONFIRMED for one in found.results)
+    more = f"; {unconfirmed} unconfirmed, which count as neither resolved nor failed" if unconfirmed else ""
     where = "" if out is None else f"; {out} has the reports"
-    put(f"\n{resolved} of {total} tasks resolved ({resolved / total:.1%}){where}")
+    put(f"\n{resolved} of {total} tasks resolved ({resolved / total:.1%}){more}{where}")
 
 
 def _complain(found: Evaluation) -> None:

@@ -173,7 +173,8 @@ def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> in
 _NARROW = 16
 _STYLES = {
     "ok": "green", "valid": "green", "resolved": "green", "as expected": "green",
-    "degraded": "yellow", "untried": "yellow", "missing": "bold red", "invalid": "bold red", "error": "bold red",
+    "degraded": "yellow", "untried": "yellow", "unconfirmed": "yellow",
+    "missing": "bold red", "invalid": "bold red", "error": "bold red",
     "infra_error": "bold red", "tampered": "bold red", "NOT as expected": "bold red",
 }  # fmt: skip
 

@@ -32,6 +32,7 @@ from minisandbox.cli.rollout_display import Aside, Display
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.cli.tasks_filter import found, parse_range
 from minisandbox.errors import GradingError, InvalidValue, RunError
+from minisandbox.grade import Verdict
 from minisandbox.models import Budget, ModelOptions, Sampling, open_model
 from minisandbox.rollouts import Budgets, Progress, RunReader, Setup, Summary, load_replay, run_batch
 from minisandbox.rollouts.batch import DRAIN
@@ -91,7 +92,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run rollouts: 0 if every one has a verdict, whichever, 30 if we failed at one."""
+    """Run rollouts: 0 if every one has a reward, whichever, 30 if we failed at one or one is unconfirmed."""
     require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "timeout", "deadline", "tries")
     agent, asked, everything = _agent(args), model_options(args), load(args)
     tasks = _chosen(everything, args)
@@ -271,10 +272,15 @@ def _status(summaries: Sequence[Summary]) -> int:
     if not failed:
         return exits.OK
     say(
-        f"minisandbox: rollouts without a verdict: {len(failed)}",
+        f"minisandbox: rollouts without a reward: {len(failed)}{_unconfirmed(failed)}",
         "  what to do: the same command does them again; if a task is at fault, minisandbox validate says how",
     )
     return GradingError.exit_code
+
+
+def _unconfirmed(failed: Sequence[Summary]) -> str:
+    count = sum(one.verdict is Verdict.UNCONFIRMED for one in failed)
+    return f", {count} of them unconfirmed" if count else ""
 
 
 def tell(output: Output, agent: str, news: Progress) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.cli.output import Progress as Output
 from minisandbox.cli.output import human_seconds
+from minisandbox.grade import Verdict
 from minisandbox.pool import Threads
 from minisandbox.rollouts import Batch, Progress
 
@@ -81,6 +82,8 @@ class Display:
         latest = news.latest
         if latest.reward is not None:
             self._rewards.append(latest.reward)
+        if latest.verdict is Verdict.UNCONFIRMED:
+            self._failures[str(latest.verdict)] += 1
         if latest.failed_in:
             self._failures[f"{latest.failed_in}: {latest.reason}"] += 1
         if latest.resumed:

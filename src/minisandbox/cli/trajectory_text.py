@@ -44,7 +44,8 @@ class Reader:
 
     def _head(self, one: Trajectory) -> None:
         who = one.agent + (f" with {one.model}" if one.model else "")
-        reward = "no reward: we failed" if one.reward is None else f"reward {one.reward:g}"
+        without = "no reward: the pass is unconfirmed" if one.unconfirmed else "no reward: we failed"
+        reward = without if one.reward is None else f"reward {one.reward:g}"
         put_styled(self._in(_BOLD, clean_line(f"{one.instance_id} #{one.attempt}: {one.exit_status}, {reward}")))
         put_styled(clean_line(f"{who}; begun {one.started}"))
         times = one.timings

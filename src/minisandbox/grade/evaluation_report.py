@@ -17,8 +17,8 @@ REPORT = "report.json"
 DETAILS = "evaluation.json"
 
 # swebench.harness.run_evaluation writes no report of an instance whose patch does not apply, whose tests run out of
-# time or whose container fails, and its summary has those as errors.
-_ERRORS = frozenset({Verdict.PATCH_INVALID, Verdict.TIMEOUT, Verdict.INFRA_ERROR, MALFORMED})
+# time or whose container fails, and its summary has those as errors. It has no word for an unconfirmed pass.
+_ERRORS = frozenset({Verdict.PATCH_INVALID, Verdict.TIMEOUT, Verdict.UNCONFIRMED, Verdict.INFRA_ERROR, MALFORMED})
 _BEFORE_THE_TESTS = frozenset({Reason.PATCH_INVALID, Reason.PATCH_STEP_FAILED, Reason.RESTORE_FAILED})
 
 
@@ -60,7 +60,8 @@ def harness_report(found: Evaluation) -> dict[str, object]:
     """Return the report that ``swebench.harness.run_evaluation`` writes (``make_run_report``, schema version 2).
 
     Its words: *completed* means that the tests ran and were judged; *error*, that the patch does not apply, that the
-    tests ran out of time, that we failed, that the prediction cannot be used, or that there is no such task.
+    tests ran out of time, that the pass is unconfirmed, that we failed, that the prediction cannot be used, or that
+    there is no such task.
     """
     wrong = [one.instance_id for one in found.results if one.verdict in _ERRORS]
     without = [one.instance_id for one in found.results if one.verdict == EMPTY_PATCH]
@@ -136,7 +137,7 @@ def _where(one: Prediction) -> str:
 
 
 def repository_scores(found: Evaluation) -> dict[str, Mapping[str, float]]:
-    """Return by repository how many tasks it has, how many predictions, how many are resolved, and the accuracy.
+    """Return by repository the numbers of tasks, predictions, resolved and unconfirmed ones, and the accuracy.
 
     The accuracy is the resolved ones out of all tasks: a task without a prediction is not solved.
     """
@@ -155,6 +156,7 @@ def _score(tasks: Sequence[Task], results: Sequence[Evaluated]) -> dict[str, flo
         "tasks": len(tasks),
         "predictions": len(results),
         "resolved": resolved,
+        "unconfirmed": sum(one.verdict == Verdict.UNCONFIRMED for one in results),
         "accuracy": resolved / len(tasks) if tasks else 0.0,
     }
 

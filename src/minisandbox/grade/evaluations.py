@@ -89,7 +89,7 @@ class Evaluated:
     @property
     def finished(self) -> bool:
         """Whether there is a verdict about it; otherwise it is evaluated again when the run goes on."""
-        return self.verdict != Verdict.INFRA_ERROR
+        return self.verdict not in (Verdict.UNCONFIRMED, Verdict.INFRA_ERROR)
 
     def to_body(self) -> dict[str, object]:
         """Return it as a row of the database has it."""
@@ -144,7 +144,7 @@ def run_evaluation(
     """Grade predictions, several at once, and keep each grade in a run directory as it ends.
 
     The same call again goes on where it was cut off: predictions that have a verdict are taken over if neither their
-    patch nor their task nor its image has changed; those at which we failed are graded again.
+    patch nor their task nor its image has changed; unconfirmed ones and those at which we failed are graded again.
 
     Args:
         tasks: the tasks.

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minisandbox.grade.grading import reference_change
 from minisandbox.grade.report import PASSED
-from minisandbox.grade.submission import Change
+from minisandbox.grade.submission import Change, reference_change
 from minisandbox.grade.verdict import Reason
 from minisandbox.grade.workspace import workspace
 from minisandbox.tasks import Task

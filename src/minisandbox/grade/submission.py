@@ -8,6 +8,7 @@ from minisandbox.errors import PatchError
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.verdict import Flag
 from minisandbox.patches import parse_patch
+from minisandbox.tasks import Task
 from minisandbox.types import MiB
 
 MAX_SUBMISSION = 10 * MiB
@@ -38,6 +39,12 @@ class Change:
     def is_empty(self) -> bool:
         """Whether there is nothing to apply."""
         return not self.patch.strip() or (self.only is not None and not self.only)
+
+
+def reference_change(task: Task) -> Change:
+    """Return the task's reference as a change."""
+    reference = task.reference
+    return Change(reference.patch.encode("utf-8", "surrogateescape"), reverse=reference.reverse)
 
 
 def screen(submission: bytes, policy: Policy) -> Change:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Verdict(enum.StrEnum):
-    """What grading says of a submission. Only ``infra_error`` is not about the submission, and has no reward."""
+    """What grading says of a submission. ``unconfirmed`` and ``infra_error`` have no reward."""
 
     RESOLVED = "resolved"
     FAILED = "failed"
@@ -17,6 +17,8 @@ class Verdict(enum.StrEnum):
     PATCH_INVALID = "patch_invalid"
     TIMEOUT = "timeout"
     OOM = "oom"
+    UNCONFIRMED = "unconfirmed"
+    """Every named test passed, but a run that had to confirm it was not believed, twice: neither pass nor failure."""
     INFRA_ERROR = "infra_error"
     """Our own failure: never a statement about the submission, never a reward of 0."""
 
@@ -25,6 +27,7 @@ class Reason(enum.StrEnum):
     """Why a verdict is what it is. docs/design/grading.md has the table."""
 
     RESOLVED = "resolved"
+    UNCONFIRMED = "unconfirmed"
     TESTS_NOT_PASSED = "tests_not_passed"
     NOTHING_TO_TEST = "nothing_to_test"
 
@@ -62,8 +65,10 @@ class Reason(enum.StrEnum):
         return _VERDICTS.get(self, Verdict.FAILED)
 
 
+_WITHOUT_REWARD = frozenset({Verdict.UNCONFIRMED, Verdict.INFRA_ERROR})
 _VERDICTS = {
     Reason.RESOLVED: Verdict.RESOLVED,
+    Reason.UNCONFIRMED: Verdict.UNCONFIRMED,
     Reason.PATCH_INVALID: Verdict.PATCH_INVALID,
     Reason.TIMEOUT: Verdict.TIMEOUT,
     Reason.OUT_OF_MEMORY: Verdict.OOM,
@@ -100,7 +105,7 @@ class Grade:
 
     Attributes:
         instance_id: the task's id.
-        verdict: resolved, failed, tampered, patch_invalid, timeout, oom or infra_error.
+        verdict: resolved, failed, tampered, patch_invalid, timeout, oom, unconfirmed or infra_error.
         reason: why, as a word that programs can compare.
         detail: why, in a sentence.
         outcomes: each named test with its outcome (``missing`` where none was reported, ``uncollected`` where its file
@@ -128,10 +133,10 @@ class Grade:
 
     @property
     def resolved(self) -> bool | None:
-        """Whether the submission resolves the task; None where we failed."""
-        return None if self.verdict is Verdict.INFRA_ERROR else self.verdict is Verdict.RESOLVED
+        """Whether the submission resolves the task; None where the verdict is unconfirmed or infra_error."""
+        return None if self.verdict in _WITHOUT_REWARD else self.verdict is Verdict.RESOLVED
 
     @property
     def reward(self) -> float | None:
-        """1.0 or 0.0; None where we failed."""
+        """1.0 or 0.0; None where the verdict is unconfirmed or infra_error."""
         return None if self.resolved is None else float(self.resolved)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 _STEP_TIMEOUT = 120.0
+_PATIENCE = 3.0
 _MOST_FILES = 500
 _LARGEST_FILE = 64 * MiB
 # Content and mode only: a file with an old time would be taken for the one its stale byte-code was compiled from.
@@ -88,6 +89,15 @@ class Workspace:
             # only now: the reference itself may change a file with tests in its docstrings
             named = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
             return failed or _unless_changed(box, runner.run(box), named)
+
+    def patient(self, needed: float = 0.0) -> Workspace:
+        """Return it with more time for the tests: they ran out of it, which a loaded machine brings about, too.
+
+        Args:
+            needed: seconds that the reference took just now; three times that is enough. Three times the time limit
+                if 0.
+        """
+        return replace(self, timeout=max(self.timeout, _PATIENCE * (needed or self.timeout)))
 
     def _runner(self) -> OfficialRunner | PytestRunner:
         if self.task.test_parser:

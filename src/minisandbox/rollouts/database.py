@@ -40,7 +40,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
     verdict TEXT,                     -- NULL where grading was not reached
     reason TEXT NOT NULL,
     detail TEXT NOT NULL,
-    reward REAL,                      -- NULL where we failed: such a rollout is done again
+    reward REAL,                      -- NULL where we failed or the pass is unconfirmed: such a rollout is done again
     failed_in TEXT NOT NULL,          -- the phase that failed on our side, or ''
     tries INTEGER NOT NULL,
     turns INTEGER NOT NULL,

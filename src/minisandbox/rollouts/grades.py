@@ -12,7 +12,8 @@ from minisandbox.grade import Grade
 class KnownGrades:
     """The grades of a run, by image, task and submission. Threads that ask for the same one wait for the first.
 
-    A failure of ours is never kept: who waited for it grades by itself. A copy for another process knows nothing yet.
+    A grade without a reward (unconfirmed, a failure of ours) is never kept: a thread that waited for it grades again.
+    A copy for another process knows nothing yet.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from minisandbox.errors import (
     ModelError,
     SandboxGone,
 )
-from minisandbox.grade import MAX_SUBMISSION, Grade, Reason, grade
+from minisandbox.grade import MAX_SUBMISSION, Grade, Reason, Verdict, grade
 from minisandbox.pool import Threads
 from minisandbox.rollouts.draft import Draft
 from minisandbox.rollouts.setup import Setup
@@ -250,7 +250,7 @@ def _graded(draft: Draft, image: Image, tries: int, cancellation: Cancellation |
                 _LOG.exception("%s: the grading failed", draft.task.instance_id)
             draft.failure = Failure("grade", type(error).__name__, str(error))
             return None
-        if graded.resolved is not None:
+        if graded.resolved is not None or graded.verdict is Verdict.UNCONFIRMED:
             return graded
         failure = Failure("grade", graded.reason, graded.detail)
         if tries <= 0 or graded.reason is not Reason.INFRASTRUCTURE:  # else the task's own reference fails: no accident

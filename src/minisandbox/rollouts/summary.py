@@ -22,7 +22,7 @@ class Summary:
         detail: the same in a sentence.
         timings: where the time went.
         resumed: whether it was finished before this batch began.
-        reward: 1.0, 0.0, or None where we failed.
+        reward: 1.0, 0.0, or None where we failed or the pass is unconfirmed.
         failed_in: the phase that failed on our side, or "".
         tries: how often it was tried.
         turns: answers of the model.
@@ -55,7 +55,7 @@ class Summary:
 
     @property
     def finished(self) -> bool:
-        """Whether there is a verdict about the agent's work."""
+        """Whether it has a reward. An unconfirmed rollout has none, nor has one that failed on our side."""
         return self.reward is not None
 
     @classmethod

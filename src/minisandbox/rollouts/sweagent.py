@@ -28,7 +28,7 @@ def prediction(instance_id: str, model: str, patch: bytes | None) -> dict[str, o
 def report(trajectory: Trajectory) -> dict[str, object]:
     """Return what SWE-bench's and SWE-smith's evaluations say of a prediction in their ``report.json``.
 
-    ``reward`` is ours: null, and never ``resolved``, where we failed.
+    ``reward`` is ours. It and ``resolved`` are null where we failed or the pass is unconfirmed.
 
     Args:
         trajectory: the rollout's record.
@@ -36,7 +36,7 @@ def report(trajectory: Trajectory) -> dict[str, object]:
     graded = trajectory.grade
     return {
         "patch_exists": bool(trajectory.submission),
-        "resolved": trajectory.reward == 1.0,
+        "resolved": None if trajectory.reward is None else trajectory.reward == 1.0,
         "reward": trajectory.reward,
         "verdict": None if graded is None else str(graded.verdict),
     }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minisandbox.agents import FORMATS
 from minisandbox.errors import InvalidValue
-from minisandbox.train.options import option, positive, required
+from minisandbox.train.options import option, positive, required, reward_or_none
 
 REPORTS = ("none", "tensorboard", "trackio", "wandb")
 SCHEDULES = ("constant", "constant_with_warmup", "cosine", "linear")
@@ -115,6 +115,8 @@ class Groups:
     size: int = option(8, help="rollouts of each task: a group, whose mean is the baseline")
     redo: int = option(1, help="how often a rollout without a reward is done again")
     refill: int = option(1, help="how often groups that say nothing are replaced by groups of other tasks")
+    unconfirmed_reward: float | None = option(None, help="reward of a submission whose pass could not be confirmed; "
+                                              "null: it has none, and is left out")  # fmt: skip
     scale: str = option("none", help="what a reward's distance from its group's mean is divided by: "
                         "nothing, or the group's standard deviation", choices=("none", "group"))  # fmt: skip
 
@@ -124,6 +126,7 @@ class Groups:
             raise InvalidValue(f"groups.size is {self.size}", hint="give 2 or more: one rollout has no baseline")
         if self.redo < 0 or self.refill < 0:
             raise InvalidValue("groups.redo and groups.refill are numbers of tries", hint="give 0 or more")
+        reward_or_none("groups.unconfirmed_reward", self.unconfirmed_reward)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Result:
 
     Attributes:
         wanted: which.
-        reward: of its submission; None where we failed: there is no verdict then.
+        reward: of its submission; None where we failed or the pass is unconfirmed.
         rows: the tokens that were read and sampled.
         detail: what failed.
         seconds: how long it took.

@@ -53,6 +53,20 @@ def positive(**values: float) -> None:
             raise InvalidValue(f"{name} is {value!r}", hint="give more than 0")
 
 
+def reward_or_none(name: str, value: float | None) -> None:
+    """Check the reward of what has none by default.
+
+    Args:
+        name: the option.
+        value: its value.
+
+    Raises:
+        InvalidValue: it is neither None nor between 0 and 1.
+    """
+    if value is not None and not 0 <= value <= 1:
+        raise InvalidValue(f"{name} is {value!r}", hint="give null, or a number from 0 to 1")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Described:
     """One option, as documentation has it.

@@ -73,6 +73,7 @@ class SandboxRollouts:
         out: the run directory that the trajectories go to; None: they are not kept.
         temperature: of the sampling, where it is not the policy's.
         grades: those that are known, where equal submissions are graded once.
+        unconfirmed: the reward of a pass that could not be confirmed; None: it has none.
     """
 
     def __init__(
@@ -85,11 +86,12 @@ class SandboxRollouts:
         out: Path | None = None,
         temperature: float | None = None,
         grades: KnownGrades | None = None,
+        unconfirmed: float | None = None,
     ) -> None:
         options = AgentOptions(
             action_format=policy.action_format, prompt=Path(policy.prompt) if policy.prompt is not None else None
         )
-        self._tasks, self._place = tasks, place
+        self._tasks, self._place, self._unconfirmed = tasks, place, unconfirmed
         self._setup = Setup(
             agent=open_agent(policy.agent, options if policy.agent == "bash" else None),
             model=model,
@@ -110,7 +112,9 @@ class SandboxRollouts:
         if self._run is not None:
             await asyncio.to_thread(self._run.write, found)
         detail = "" if found.failure is None else f"{found.failure.phase}: {found.failure.kind}: {found.failure.detail}"
-        return Result(wanted, found.reward, found.rows, detail)
+        if found.unconfirmed and found.grade is not None:
+            detail = f"unconfirmed: {found.grade.detail}"
+        return Result(wanted, found.reward_or(self._unconfirmed), found.rows, detail)
 
     def close(self) -> None:
         """Close the run directory; calling it again does nothing."""
@@ -161,6 +165,7 @@ class SandboxSetting:
             out=Path(config.out) / ("evaluation" if held_out else "rollouts"),
             temperature=config.evaluation.temperature if held_out else None,
             grades=self._grades,
+            unconfirmed=None if held_out else config.groups.unconfirmed_reward,
         )
         self._opened.append(made)
         return made

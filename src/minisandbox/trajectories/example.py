@@ -34,7 +34,8 @@ class Example:
         style: how answers say their actions: ``text``, ``tool``, ``xml`` or ``ticks``; empty where that is not known.
         tools: what the model could call, as JSON schemas in OpenAI's layout.
         submission: the patch, or None where it is not known.
-        reward: 1.0 if the submission resolves the task, 0.0 if not; None where that is not known.
+        reward: 1.0 if the submission resolves the task, 0.0 if not; None where that is not known,
+            as of an unconfirmed pass.
         exit_status: why the agent ended, in the field's words; None where that is not known.
         flags: what people should look at before they trust the reward.
         model: the model's name.

@@ -107,7 +107,7 @@ def reward_of(values: Mapping[str, object]) -> float | None:
         value = values.get(name)
         if isinstance(value, bool | int | float):
             return float(value)
-        if name in values and name == "reward":  # ours, where we failed
+        if name in values and name == "reward":  # ours, where we failed or the pass is unconfirmed
             return None
     return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import TrajectoryError
-from minisandbox.grade import Grade, Reason
+from minisandbox.grade import Grade, Reason, Verdict
 from minisandbox.models import Message, TokenRow
 from minisandbox.trajectories.codec import from_json, to_json
 from minisandbox.trajectories.records import Failure, StepRecord, Timings, TurnRecord
@@ -72,13 +72,26 @@ class Trajectory:
 
     @property
     def finished(self) -> bool:
-        """Whether there is a verdict about the agent's work: resolved or not. What we failed at is done again."""
+        """Whether it has a reward. A batch does again what has none: what we failed at, and what is unconfirmed."""
         return self.reward is not None
 
     @property
     def reward(self) -> float | None:
-        """1.0 if the submission resolves the task, 0.0 if not; None where we failed."""
+        """1.0 if the submission resolves the task, 0.0 if not; None where we failed or the pass is unconfirmed."""
         return None if self.grade is None or self.failure is not None else self.grade.reward
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether all tests passed, and it could not be confirmed that the submission earned that."""
+        return self.failure is None and self.grade is not None and self.grade.verdict is Verdict.UNCONFIRMED
+
+    def reward_or(self, unconfirmed: float | None) -> float | None:
+        """Return the reward for training.
+
+        Args:
+            unconfirmed: the reward of an unconfirmed pass; None: it has none.
+        """
+        return unconfirmed if self.unconfirmed else self.reward
 
     def to_text(self, *, indent: int | None = 1) -> str:
         """Return the file's text: one JSON object in ASCII.

@@ -11,7 +11,7 @@ import yaml
 
 from minisandbox.agents import FORMATS
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.train.options import option, positive
+from minisandbox.train.options import option, positive, reward_or_none
 
 SECTION = "minisandbox"
 """The section's name."""
@@ -35,6 +35,8 @@ class SandboxOptions:
     deadline: float = option(900.0, help="seconds after which an agent is cut off, whatever it waits for; it is graded")
     step_deadline: float = option(7200.0, help="seconds of all rollouts of a step; what has not ended a minute later "
                                   "has no reward")  # fmt: skip
+    unconfirmed_reward: float | None = option(None, help="reward of a submission whose pass could not be confirmed; "
+                                              "null: it has none, and is left out")  # fmt: skip
     tries: int = option(3, help="tries of a rollout that fails on our side")
     workers: int = option(128, help="sandboxes with an agent at once; with a cluster, what its nodes offer counts")
     cluster: str | None = option(None, help="auto: rollouts are done by all nodes of SkyRL's Ray cluster that offer "
@@ -50,6 +52,7 @@ class SandboxOptions:
             steps=self.steps, seconds=self.seconds, deadline=self.deadline, step_deadline=self.step_deadline,
             tries=self.tries, workers=self.workers, model_timeout=self.model_timeout,
         )  # fmt: skip
+        reward_or_none("unconfirmed_reward", self.unconfirmed_reward)
         if min(self.builds, self.starts, self.gradings) < 0:
             raise InvalidValue("builds, starts and gradings are numbers", hint="give 0 or more")
 

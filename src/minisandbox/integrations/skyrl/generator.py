@@ -117,7 +117,7 @@ class SandboxGenerator(GeneratorInterface):
         asked = await asyncio.to_thread(_Asked.of, input_batch)
         place = await asyncio.to_thread(self._place, input_batch["batch_metadata"])
         await self._run(asked, place, sampling_of(input_batch["sampling_params"] or {}))
-        ended = await asyncio.to_thread(_ended, asked, place)
+        ended = await asyncio.to_thread(_ended, asked, place, self._options.unconfirmed_reward)
         if all(one.reward is None for one in ended):
             raise TrainingError(
                 f"{place}: none of {len(ended)} rollouts has a reward",
@@ -214,10 +214,10 @@ def _builder(mirrors: str | None) -> ImageOf:
     return image_of
 
 
-def _ended(asked: _Asked, place: Path) -> list[Ended]:
+def _ended(asked: _Asked, place: Path, unconfirmed: float | None) -> list[Ended]:
     keys = [(task.instance_id, attempt) for task in asked.tasks for attempt in range(asked.attempts)]
     with RunReader(place) as run:
-        return [Ended(name, run.trajectory(*key)) for name, key in zip(asked.names, keys, strict=True)]
+        return [Ended(name, run.trajectory(*key), unconfirmed) for name, key in zip(asked.names, keys, strict=True)]
 
 
 def _first_failure(ended: Sequence[Ended]) -> str:

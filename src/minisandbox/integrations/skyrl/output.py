@@ -35,20 +35,27 @@ class Ended:
     Attributes:
         name: as SkyRL calls it.
         trajectory: its record; None where it did not end in time.
+        unconfirmed: the reward of a pass that could not be confirmed; None: it has none.
     """
 
     name: Name
     trajectory: Trajectory | None
+    unconfirmed: float | None = None
 
     @property
     def reward(self) -> float | None:
-        """None where we failed."""
-        return None if self.trajectory is None else self.trajectory.reward
+        """None where we failed or the pass is unconfirmed."""
+        return None if self.trajectory is None else self.trajectory.reward_or(self.unconfirmed)
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether it passed, and that could not be confirmed."""
+        return self.trajectory is not None and self.trajectory.unconfirmed
 
     @property
     def rows(self) -> tuple[TokenRow, ...]:
-        """The rows that carry loss; none where we failed."""
-        if self.trajectory is None or self.trajectory.reward is None:
+        """The rows that carry loss; none where there is no reward."""
+        if self.trajectory is None or self.reward is None:
             return ()
         return tuple(row for row in self.trajectory.rows if any(row.mask))
 
@@ -147,7 +154,8 @@ def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
         groups[one.name.instance_id] |= set() if one.reward is None else {one.reward}
     counts: dict[str, float] = {
         "sandbox/rollouts": len(ended),
-        "sandbox/rollouts_failed": len(ended) - len(rewards),
+        "sandbox/rollouts_failed": sum(one.reward is None and not one.is_unconfirmed for one in ended),
+        "sandbox/rollouts_unconfirmed": sum(one.is_unconfirmed for one in ended),
         "sandbox/rollouts_truncated": sum(one.truncated for one in ended),
         "sandbox/rollouts_without_tokens": sum(one.reward is not None and not one.rows for one in ended),
         "sandbox/rollouts_forked": sum(len(one.rows) > 1 for one in ended),
