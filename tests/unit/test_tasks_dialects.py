@@ -190,7 +190,7 @@ def test_swe_rebench() -> None:
     assert task.build.system == ("gcc",)
     assert task.test_command == "pytest --no-header -rA"
     assert task_from_row({**REBENCH, "install_config": json.dumps(REBENCH["install_config"])}) == task
-    with pytest.raises(TaskFileError, match="for another language"):
+    with pytest.raises(TaskFileError, match="in other languages"):
         task_from_row({**REBENCH, "install_config": {"install": "npm ci", "test_cmd": "npm test"}})
 
 

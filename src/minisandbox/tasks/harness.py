@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import HarnessError, MissingExtra, NotFound
+from minisandbox.tasks.languages import not_python
 
 START_TIMEOUT = 120.0
 PARSE_TIMEOUT = 60.0
@@ -102,6 +103,7 @@ def specification(repo: str, version: str, test_patch: str) -> Specification:
 
     Raises:
         NotFound: it has nothing for this version.
+        TaskFileError: its repository is in another language than Python.
         MissingExtra: the package is not installed.
         HarnessError: it could not say.
     """
@@ -110,6 +112,8 @@ def specification(repo: str, version: str, test_patch: str) -> Specification:
     if found is None:
         known = ", ".join(answer["versions"]) or "none at all"
         raise NotFound(f"swebench has no specification for {repo} {version}", reason=f"it has {known}")
+    if "python" not in found:
+        raise not_python("repo", f"is {repo!r}, which swebench does not test with Python")
     command = found["test_cmd"] if isinstance(found["test_cmd"], str) else found["test_cmd"][-1]
     return Specification(
         found["python"],
@@ -132,6 +136,7 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
 
     Raises:
         NotFound: it does not know the repository.
+        TaskFileError: the repository is in another language than Python.
         MissingExtra: the package is not installed.
         HarnessError: it could not say.
     """
@@ -139,6 +144,8 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
     found = _the_server().ask("profile", START_TIMEOUT, row=row)
     if found is None:
         raise NotFound(f"swesmith has no profile for {instance_id!r}")
+    if not found["python"]:
+        raise not_python("instance_id", f"is {instance_id!r}, whose repository swesmith does not test with Python")
     return Profile(
         found["profile"],
         found["repo"],

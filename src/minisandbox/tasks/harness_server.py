@@ -54,13 +54,15 @@ def _profile(row: dict[str, Any]) -> dict[str, Any] | None:
     if name not in registry.keys():  # noqa: SIM118 - it is no dict
         return None
     profile = registry.get(name)
+    if not getattr(profile, "python_version", ""):
+        return {"python": ""}
     command, _ = profile.get_test_cmd(row)
     return {
         "repo": f"{profile.owner}/{profile.repo}",
         "commit": profile.commit,
         "mirror": profile.mirror_name,
         "profile": profile.repo_name,
-        "python": getattr(profile, "python_version", ""),
+        "python": profile.python_version,
         "install": list(getattr(profile, "install_cmds", [])),
         "test_command": command,
         "timeout": profile.timeout_ref,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
-from minisandbox.errors import InvalidValue, PatchError, TaskFileError
+from minisandbox.errors import HarnessError, InvalidValue, PatchError, TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
 from minisandbox.tasks.jsonl import Row, json_lines
@@ -127,7 +127,7 @@ def _task(row: Row, context: LoadContext, form: str | None) -> Task:
     place = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
     try:
         return convert(row.values, context, form=form)
-    except (TaskFileError, InvalidValue) as error:  # the latter of an environment below --pins
+    except (TaskFileError, InvalidValue, HarnessError) as error:  # of the row, of --pins, of the benchmark's own code
         raise TaskFileError(
             f"{place}: {error.what}",
             path=row.path,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import TaskFileError
 from minisandbox.patches import touched_files
+from minisandbox.tasks.languages import check_command
 
 if TYPE_CHECKING:
     from minisandbox.images import Recipe, Source
@@ -173,6 +174,7 @@ class Task:
         _check_tests(self)
         if not self.test_command.strip():
             raise _bad("test.command", "is empty", hint="say how the tests are run, e.g. 'python -m pytest'")
+        check_command(self.test_command)
         if self.test_runner not in RUNNERS:
             raise _bad("test.runner", f"is {self.test_runner!r}", hint=f"known are {', '.join(RUNNERS)}")
         if self.test_runner != "pytest" and not self.test_parser:

@@ -13,6 +13,7 @@ from typing import Protocol
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import custom, own, r2e, skyrl, swebench, swegym, swerebench, swesmith
+from minisandbox.tasks.languages import check_language
 from minisandbox.tasks.task import Task
 
 
@@ -84,6 +85,7 @@ def convert(row: Mapping[str, object], context: LoadContext, *, form: str | None
         PatchError: as :func:`task_from_row` raises it.
         InvalidValue: as :func:`task_from_row` raises it.
     """
+    check_language(row)
     return DIALECTS[form_of(row) if form is None else checked_form(form)].convert(row, context)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.values import commands
+from minisandbox.tasks.languages import check_ids
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
@@ -37,11 +38,12 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
     """Make a task of a row.
 
     Raises:
-        TaskFileError: a field is missing or wrong.
+        TaskFileError: a field is missing or wrong, or the tests are not pytest's.
         PatchError: a patch is malformed or unsafe.
     """
     fields = RowFields(row)
     lists = fields.test_lists()
+    check_ids(lists.FAIL_TO_PASS, "FAIL_TO_PASS")
     identity, repo, commit = fields.text("instance_id"), fields.text("repo"), fields.text("base_commit")
     name, _, number = identity.rpartition("-")
     python, install = _KNOWN.get(repo.lower(), (_PYTHON, (_EDITABLE,)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minisandbox.errors import TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.dialects.values import commands, object_of, requirement_lines
+from minisandbox.tasks.languages import not_python
 from minisandbox.tasks.pinning import specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
@@ -33,12 +33,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: A
     repo, commit = fields.text("repo"), fields.text("base_commit")
     python = str(config.get("python") or "")
     if not python:
-        raise TaskFileError(
-            "field 'install_config' has no 'python'",
-            field="install_config",
-            reason="the row is for another language",
-            hint="give the row `build` and `test` of its own (docs/task-files.md)",
-        )
+        raise not_python("install_config", "has no 'python'")
     found = sort_commands([*commands(config, "pre_install"), *commands(config, "install")])
     listed = requirement_lines(row.get("requirements"), "requirements")
     packages = requirement_lines(config.get("pip_packages"), "install_config.pip_packages")

@@ -1,0 +1,79 @@
+"""Languages: tasks in other languages than Python are refused, row by row, until something here can run their tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from minisandbox.errors import TaskFileError
+
+NOT_YET = "tasks in other languages than Python are not supported yet"
+_COLUMNS = ("language", "repo_language", "programming_language", "lang")
+# What rows call them. Others are not refused: a column of this name may tell what the issue is written in.
+_LANGUAGES = frozenset(
+    {
+        "c", "c#", "c++", "clojure", "cpp", "csharp", "dart", "elixir", "erlang", "f#", "fsharp", "go", "golang",
+        "haskell", "java", "javascript", "js", "julia", "kotlin", "lua", "ocaml", "perl", "php", "r", "ruby", "rust",
+        "scala", "shell", "swift", "ts", "typescript", "zig",
+    }
+)  # fmt: skip
+_RUNNERS = frozenset(
+    {
+        "bazel", "bundle", "cargo", "ctest", "deno", "dotnet", "go", "gotestsum", "gradle", "gradlew", "jest", "lein",
+        "mix", "mocha", "mvn", "mvnw", "node", "npm", "npx", "phpunit", "pnpm", "rake", "rspec", "sbt", "stack",
+        "swift", "vitest", "yarn", "zig",
+    }
+)  # fmt: skip
+_BETWEEN = re.compile(r"&&|\|\||[;|&\n]")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=\S*")
+
+
+def not_python(field: str, problem: str) -> TaskFileError:
+    """Return the error for a row that is not for Python.
+
+    Args:
+        field: the field that shows it.
+        problem: how it does, to be read after "field 'x'".
+    """
+    return TaskFileError(
+        f"field {field!r} {problem}",
+        field=field,
+        reason=NOT_YET,
+        hint="leave the row out; --skip-unusable does so, and names it",
+    )
+
+
+def check_language(row: Mapping[str, object]) -> None:
+    """Refuse a row that names another language.
+
+    Raises:
+        TaskFileError: it does.
+    """
+    for name in _COLUMNS:
+        value = row.get(name)
+        if isinstance(value, str) and value.strip().lower() in _LANGUAGES:
+            raise not_python(name, f"is {value!r}")
+
+
+def check_command(command: str) -> None:
+    """Refuse a test command that ends in a program which runs no Python tests: ``go test``, ``npm``.
+
+    Raises:
+        TaskFileError: it does.
+    """
+    words = [part.split() for part in _BETWEEN.split(command) if part.strip()]
+    last = [word for word in words[-1] if not _VARIABLE.fullmatch(word)] if words else []
+    program = last[0].rpartition("/")[2] if last else ""
+    if program in _RUNNERS:
+        raise not_python("test.command", f"runs {program!r}")
+
+
+def check_ids(tests: Iterable[str], field: str) -> None:
+    """Refuse tests of which none is in a file of Python, where pytest has to run them.
+
+    Raises:
+        TaskFileError: there is no such test.
+    """
+    names = list(tests)
+    if names and not any(re.search(r"\.py(?:::|$|\s)", name) for name in names):
+        raise not_python(field, f"names no pytest test: {names[0][:80]!r}")
