@@ -146,7 +146,7 @@ def _tell(progress: Progress, news: News[Validated]) -> None:
     """Tell of a task that has ended, and of how long the rest will take."""
     one = news.latest
     if not news.resumed:
-        said = f": {detail(one)}" if one.detail else ""
+        said = f": {detail(one)}" if detail(one) else ""
         progress.note(f"{news.done}/{news.total} {one.instance_id}: {one.status}{said}")
     progress.status(f"{news.done} of {news.total} tasks{estimate(news.seconds_left)}")
 
@@ -164,7 +164,9 @@ def status_of(found: Sequence[Validated]) -> int:
 
 
 def detail(found: Validated) -> str:
-    """What was found in a line, with the first of the tests it is about."""
+    """What was found in a line, with the first of the tests it is about; of a valid task its notes."""
+    if found.valid:
+        return "; ".join(f"note: {note}" for note in found.notes)
     tests = f" ({found.tests[0]}{', ...' if len(found.tests) > 1 else ''})" if found.tests else ""
     return found.detail + tests
 
@@ -196,5 +198,6 @@ def _summary(found: Validated) -> dict[str, object]:
         "detail": found.detail,
         "tests": found.tests,
         "flaky": found.flaky,
+        "notes": found.notes,
         "seconds": found.seconds,
     }

@@ -8,6 +8,7 @@ of its own, and the same parser and rules judge that one too.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from minisandbox.errors import HarnessError
@@ -25,6 +26,12 @@ from minisandbox.types import ExecResult, MiB
 LOG_LIMIT = 128 * MiB
 """Bytes kept of what a test command prints: half of its head, half of its tail."""
 
+_SUMMARY = ("skipped", "passed", "xfailed", "xpassed", "error")
+_SHELLS = frozenset({126, 127})  # the command cannot be run, or is not there
+_UNKNOWN_RUNNER = (
+    "none of the runners that can be graded has run: pytest, unittest, Django's and SymPy's; the runners of other "
+    "languages are not supported yet"
+)
 _WORDS = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR", "skipped": "SKIPPED", "xfailed": "XFAIL"}
 
 
@@ -79,6 +86,13 @@ class OfficialRunner:
         )
         run = SuiteRun(report, None, result.exit_code, result.duration, log_of(result))
         doubt = doubt_about(result, report) or _about_log(result)
+        if (
+            self._program
+            and doubt is not None
+            and doubt.reason is Reason.NOT_STARTED
+            and result.exit_code not in _SHELLS
+        ):
+            doubt = Doubt(doubt.reason, f"{_UNKNOWN_RUNNER} (exit status {result.exit_code})")
         if doubt is not None and doubt.reason not in _STILL_JUDGED:
             return replace(run, doubt=doubt)
         run = replace(run, doubt=doubt, whole_log=result.stderr)
@@ -95,10 +109,10 @@ class OfficialRunner:
             return run
         reported = self._reported()
         lists = [[test for test in tests if test in reported] for tests in (task.FAIL_TO_PASS, task.PASS_TO_PASS)]
-        told = as_log(run.report, printed=bool(self._program))
-        seen = harness.judge(task.test_parser, told, *(list(map(node_id, tests)) for tests in lists))
-        if seen.resolved:
-            return run
+        for told in _logs(run.report, printed=bool(self._program)):
+            seen = harness.judge(task.test_parser, told, *(list(map(node_id, tests)) for tests in lists))
+            if seen.resolved:
+                return run
         missing = (*seen.failed_fail_to_pass, *seen.failed_pass_to_pass)
         detail = (
             f"the log says that {missing[0]} passed, and the runner's own report does not ({len(missing)} such tests)"
@@ -143,21 +157,41 @@ def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
     return frozenset(result.stdout.splitlines())
 
 
+def _about_runner(doubt: Doubt, result: ExecResult) -> Doubt:
+    """Say it where a command ran whose tests nothing here can listen to."""
+    if doubt.reason is not Reason.NOT_STARTED or result.exit_code in _SHELLS:
+        return doubt
+    return Doubt(doubt.reason, f"{_UNKNOWN_RUNNER} (exit status {result.exit_code})")
+
+
 def _about_log(result: ExecResult) -> Doubt | None:
     if result.dropped_stderr:
         return Doubt(Reason.REPORT_DAMAGED, f"the tests printed more than {LOG_LIMIT} bytes")
     return None
 
 
-def as_log(report: Report, *, printed: bool = False) -> str:
+def _logs(report: Report, *, printed: bool) -> Iterator[str]:
+    """Yield what the reporter saw, in each order in which a log may have it.
+
+    The parsers cut ids off at white space, and of several tests with the same id the last one counts. Tests are in
+    the order in which they ran, or as in pytest's summary, in which skipped ones do not count and failed ones are last.
+    """
+    yield as_log(report, printed=printed)
+    if not printed:
+        yield as_log(report, order=_SUMMARY)
+
+
+def as_log(report: Report, *, printed: bool = False, order: Sequence[str] = ()) -> str:
     """Return what the reporter saw, as a log that the benchmarks' parsers read.
 
     Args:
         report: the reporter's lines.
         printed: whether it is to look as unittest's, Django's and SymPy's runners print it, and not as pytest does.
+        order: outcomes in the order in which their tests come, others after them; none: as they ran.
     """
     lines = []
-    for test, outcome in report.outcomes().items():
+    ranks = {outcome: rank for rank, outcome in enumerate(order)}
+    for test, outcome in sorted(report.outcomes().items(), key=lambda one: ranks.get(one[1], len(ranks))):
         if printed:
             word = "ok" if outcome == "passed" else "F"
             lines += [f"{test} ... {word if word == 'ok' else 'FAIL'}", f"{test} {word}"]

@@ -41,6 +41,8 @@ class Cause(enum.StrEnum):
     F2P_NOT_FAILING = "f2p_not_failing"
     P2P_NOT_PASSING = "p2p_not_passing"
     FLAKY = "flaky"
+    RUNNER_NOT_SUPPORTED = "runner_not_supported"
+    """Its test command runs something whose outcomes nothing here can see: tests in another language."""
     LEAK = "leak"
     """An agent could read the answer in its image."""
     NOT_BUILT = "not_built"
@@ -61,6 +63,7 @@ class Validation:
         flaky: the named tests that did not do the same in all runs.
         reference: the grades of the reference, one per run.
         empty: the grades of the code without any patch, one per run.
+        notes: what is odd about a task that is valid by its benchmark's rules.
     """
 
     instance_id: str
@@ -71,6 +74,7 @@ class Validation:
     flaky: tuple[str, ...] = ()
     reference: tuple[Grade, ...] = ()
     empty: tuple[Grade, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -90,9 +94,10 @@ def validate(
 ) -> Validation:
     """Check that a task tells a solution from none: several times, to find tests that waver.
 
-    Valid means, in every run: the reference resolves it, the empty patch does not; without a patch each FAIL_TO_PASS
-    test is seen failing, and each PASS_TO_PASS test passes. Every run has a fresh sandbox without network. And nothing
-    in the image gives the answer away (:func:`.find_leaks`).
+    Valid means, in every run: the reference resolves it, the empty patch does not, and without a patch FAIL_TO_PASS
+    tests are seen failing: of a benchmark's row (one with a ``test_parser``) at least one, of others all. Of others
+    every PASS_TO_PASS test passes without a patch, too, and no test wavers; of a benchmark's row these are notes. Every
+    run has a fresh sandbox without network. And nothing in the image gives the answer away (:func:`.find_leaks`).
 
     Args:
         task: the task.
@@ -116,16 +121,31 @@ def validate(
     else:
         found = _finding(task, reference, empty, flaky) or _about_leaks(find_leaks(task, image))
         if found is None:
-            return Validation(task.instance_id, Status.VALID, reference=reference, empty=empty)
+            notes = _notes(task, empty, flaky) if task.test_parser else ()
+            return Validation(
+                task.instance_id, Status.VALID, flaky=flaky, reference=reference, empty=empty, notes=notes
+            )
         status, finding = Status.INVALID, found
     return Validation(task.instance_id, status, finding.cause, finding.detail, finding.tests, flaky, reference, empty)
 
 
 def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], flaky: tuple[str, ...]) -> _Finding | None:
     """Return the first thing that is wrong with a task, or None."""
-    if flaky or len({one.resolved for one in reference}) > 1:
+    if (found := _about_runner(task, reference[0])) is not None:
+        return found
+    if len({one.resolved for one in reference}) > 1 or len({one.resolved for one in empty}) > 1:
+        return _Finding(Cause.FLAKY, "the same code resolves it in one run and not in another", flaky)
+    if flaky and not task.test_parser:
         return _Finding(Cause.FLAKY, f"{len(flaky)} tests change from run to run", flaky)
-    return _about_reference(reference[0]) or _about_empty(task, empty[0])
+    return _about_reference(reference[0]) or _about_empty(task, empty)
+
+
+def _about_runner(task: Task, reference: Grade) -> _Finding | None:
+    """Tell of a runner that nothing here can listen to; a command that is not there is the image's fault."""
+    unknown = task.test_runner != "pytest" and reference.reason is Reason.NOT_STARTED
+    if not unknown or reference.exit_code in (126, 127):
+        return None
+    return _Finding(Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.test_command!r}: {reference.detail}")
 
 
 def _about_leaks(leaks: Sequence[Leak]) -> _Finding | None:
@@ -149,29 +169,59 @@ def _about_reference(graded: Grade) -> _Finding | None:
     return _Finding(Cause.REFERENCE_FAILS, f"the reference: {graded.reason}: {graded.detail}", failed)
 
 
-def _about_empty(task: Task, empty: Grade) -> _Finding | None:
-    if empty.resolved:
+def _about_empty(task: Task, empty: Sequence[Grade]) -> _Finding | None:
+    """Tell what is wrong with the untouched code's runs.
+
+    A benchmark's rows have the lists that its own validation left: of theirs one FAIL_TO_PASS test that is seen failing
+    is enough, and what else is odd is a note.
+    """
+    if empty[0].resolved:
         return _Finding(Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS)
-    if empty.reason not in (_BELIEVED | _ENDED_EARLY if task.test_parser else _BELIEVED):
-        detail = f"without a patch no test was seen: {empty.reason}: {empty.detail}"
-        return _Finding(Cause.F2P_NOT_FAILING, detail, task.FAIL_TO_PASS)
-    seen = dict(empty.outcomes)
-    unseen = tuple(t for t in task.FAIL_TO_PASS if not _seen_failing(task, seen.get(t, MISSING), empty))
-    if unseen:
-        detail = f"without a patch {len(unseen)} FAIL_TO_PASS tests were not seen failing"
-        return _Finding(Cause.F2P_NOT_FAILING, detail, unseen)
-    broken = empty.failed_pass_to_pass
-    if broken:
-        return _Finding(Cause.P2P_NOT_PASSING, f"without a patch {len(broken)} PASS_TO_PASS tests do not pass", broken)
+    for run in empty:
+        unseen = _unseen(task, run)
+        if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not task.test_parser):
+            return _not_failing(run, unseen)
+        if run.failed_pass_to_pass and not task.test_parser:
+            return _Finding(Cause.P2P_NOT_PASSING, _broken(run), run.failed_pass_to_pass)
     return None
 
 
-def _seen_failing(task: Task, outcome: str, empty: Grade) -> bool:
-    """Whether a test failed.
+def _not_failing(run: Grade, unseen: tuple[str, ...]) -> _Finding:
+    if run.reason in _BELIEVED:
+        detail = f"without a patch {len(unseen)} FAIL_TO_PASS tests were not seen failing"
+    else:
+        detail = f"without a patch no test was seen: {run.reason}: {run.detail}"
+    return _Finding(Cause.F2P_NOT_FAILING, detail, unseen)
+
+
+def _broken(run: Grade) -> str:
+    return f"without a patch {len(run.failed_pass_to_pass)} PASS_TO_PASS tests do not pass"
+
+
+def _notes(task: Task, empty: Sequence[Grade], flaky: tuple[str, ...]) -> tuple[str, ...]:
+    """Say what is odd about a valid row of a benchmark."""
+    unseen = tuple(dict.fromkeys(test for run in empty for test in _unseen(task, run)))
+    broken = tuple(dict.fromkeys(test for run in empty for test in run.failed_pass_to_pass))
+    odd = {
+        "FAIL_TO_PASS tests were not seen failing without a patch": unseen,
+        "PASS_TO_PASS tests do not pass without a patch": broken,
+        "tests change from run to run": flaky,
+    }
+    return tuple(
+        f"{len(tests)} {what}: {', '.join(tests[:3])}{', ...' if len(tests) > 3 else ''}"
+        for what, tests in odd.items()
+        if tests
+    )
+
+
+def _unseen(task: Task, run: Grade) -> tuple[str, ...]:
+    """Return the FAIL_TO_PASS tests that were not seen failing.
 
     A benchmark's log does not say which tests a module would have had that cannot be imported: there a test that is
-    missing counts, if the command's own exit status says that something failed.
+    missing counts as failing, if the command's own exit status says that something failed.
     """
-    if outcome == MISSING and task.test_parser:
-        return empty.exit_code not in (0, None)
-    return outcome in _SEEN_FAILING
+    seen = dict(run.outcomes)
+    believed = run.reason in (_BELIEVED | _ENDED_EARLY if task.test_parser else _BELIEVED)
+    missing_fails = bool(task.test_parser) and run.exit_code not in (0, None)
+    failing = _SEEN_FAILING | {MISSING} if missing_fails else _SEEN_FAILING
+    return tuple(test for test in task.FAIL_TO_PASS if not believed or seen.get(test, MISSING) not in failing)

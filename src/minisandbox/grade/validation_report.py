@@ -61,6 +61,7 @@ def validation_report(found: Sequence[Validated], total: int) -> dict[str, objec
         "counts": {status.value: sum(one.status is status for one in found) for status in Status},
         "causes": dict(sorted(Counter(str(one.cause) for one in found if one.cause).items())),
         "flaky": sum(bool(one.flaky) for one in found),
+        "noted": sum(bool(one.notes) for one in found),
         "measured": {
             "layer_bytes": sum(layer.bytes for layer in layers.values()),
             "build_seconds": sum(layer.seconds for layer in layers.values()),
@@ -79,6 +80,7 @@ def _row(one: Validated, uses: Mapping[str, int]) -> dict[str, object]:
         "detail": one.detail,
         "tests": list(one.tests),
         "flaky": list(one.flaky),
+        "notes": list(one.notes),
         "python": one.python,
         "image_key": one.image_key,
         "reference": [[run.verdict, run.reason] for run in one.reference],
@@ -133,7 +135,7 @@ def validation_table(found: Sequence[Validated], total: int) -> str:
 
 
 def _cells(one: Validated, uses: Mapping[str, int]) -> tuple[str, ...]:
-    cause = f"{one.cause}: {one.detail}" if one.cause else ""
+    cause = f"{one.cause}: {one.detail}" if one.cause else "; ".join(f"note: {note}" for note in one.notes)
     return (
         one.instance_id,
         one.python,

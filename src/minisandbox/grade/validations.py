@@ -93,6 +93,7 @@ class Validated:
         empty: the runs without a patch.
         seconds: what validating it took, without building.
         log: what the runs printed, where the task is not valid.
+        notes: what is odd about a task that is valid by its benchmark's rules.
     """
 
     instance_id: str
@@ -109,6 +110,7 @@ class Validated:
     empty: tuple[RunUse, ...] = ()
     seconds: float = 0.0
     log: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -133,6 +135,7 @@ class Validated:
             cause=Cause(cause) if cause else None,
             tests=texts_of(body, "tests"),
             flaky=texts_of(body, "flaky"),
+            notes=texts_of(body, "notes"),
             layers=tuple(LayerUse(key, int(size), float(took)) for key, size, took in _rows(body, "layers")),
             reference=_runs(body, "reference"),
             empty=_runs(body, "empty"),
@@ -272,6 +275,7 @@ def _kept(task: Task, image: Image, found: Validation) -> Validated:
         tuple(RunUse(one.verdict, one.reason, one.duration) for one in found.reference),
         tuple(RunUse(one.verdict, one.reason, one.duration) for one in found.empty),
         log="" if found.valid else _logs(found),
+        notes=found.notes,
     )
 
 

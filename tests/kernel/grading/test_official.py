@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from minisandbox.grade import Verdict, grade, grade_reference
+from minisandbox.grade import Verdict, grade, grade_reference, validate
 from minisandbox.images import Image
 from minisandbox.tasks import Task, harness
 
@@ -65,6 +65,39 @@ def test_a_submission_that_solves_it_resolves_it(official: Task, image: Image) -
     graded = grade(official, image, official.patch.encode())
     assert graded.verdict is Verdict.RESOLVED, graded
     assert dict(graded.outcomes)[official.FAIL_TO_PASS[0]] == "passed"
+
+
+CUT = """\
+diff --git a/tests/test_cut.py b/tests/test_cut.py
+new file mode 100644
+--- /dev/null
++++ b/tests/test_cut.py
+@@ -0,0 +1,9 @@
++import pytest
++from calc import core
++
++
++@pytest.mark.parametrize("what", ["a new", "a old", "a skipped"])
++def test_cut(what):
++    if what == "a skipped":
++        pytest.skip("not here")
++    assert what == "a old" or core.triple
+"""
+
+
+def test_an_id_that_is_cut_off_and_names_several_tests(official: Task, images: Callable[[Task], Image]) -> None:
+    """One of them is skipped, one fails without the patch: what the benchmark's rules accept is accepted."""
+    cut = "tests/test_cut.py::test_cut[a"
+    odd = replace(
+        official,
+        instance_id="calc__official-cut",
+        test_patch=official.test_patch + CUT,
+        test_command=official.test_command + " tests/test_cut.py",
+        PASS_TO_PASS=(*official.PASS_TO_PASS, cut),
+    )
+    found = validate(odd, images(odd))
+    assert found.valid, found
+    assert found.notes == (f"1 PASS_TO_PASS tests do not pass without a patch: {cut}",)
 
 
 def test_a_test_that_only_the_log_calls_passed_is_not_believed(official: Task, image: Image) -> None:
