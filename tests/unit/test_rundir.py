@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import signal
@@ -185,3 +186,16 @@ def test_one_that_stays_locked_is_an_error_that_says_so(tmp_path: Path) -> None:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(RunError, match="end the program that has it open"):
             mine.put(pack(TRAJECTORY))
+
+
+def test_a_run_under_way_is_read_where_its_directory_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not yet in the main file counts: readers take part in the locking where a writer's files are there."""
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with RunDirectory.open(tmp_path, CONFIG) as run:
+        run.write(TRAJECTORY)
+        with RunReader(tmp_path) as reader:
+            assert [one.attempt for one in reader.summaries()] == [0]
+            run.write(replace(TRAJECTORY, attempt=1))
+            assert [one.attempt for one in reader.summaries()] == [0, 1]

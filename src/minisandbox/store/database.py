@@ -39,9 +39,7 @@ class Database:
         self._path = path or Path(":memory:")
         with self._faults():
             # one thread at a time uses it, but not always the same
-            self._database = sqlite3.connect(
-                _address(path, readonly), timeout=wait, isolation_level=None, check_same_thread=False, uri=True
-            )
+            self._database = _connect(path, wait, readonly)
             try:
                 self.journal = "" if readonly else _journal(self._database)
                 """How a transaction is made durable: ``wal``; ``delete`` where the file system cannot do that (NFS)."""
@@ -95,12 +93,25 @@ class Database:
             ) from error
 
 
-def _address(path: Path | None, readonly: bool) -> str:
-    if path is None:
-        return "file::memory:"
-    # immutable: a file system that cannot be written has no place for the files beside it that readers share
-    mode = ("?mode=ro" if os.access(path.parent, os.W_OK) else "?immutable=1") if readonly else ""
-    return f"{path.absolute().as_uri()}{mode}"
+def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connection:
+    """Open a file.
+
+    A reader takes part in the locking where it can: while a run is written, ``immutable`` would show it rows that are
+    stale or half written. A directory that cannot be written has no place for the files that readers share, if a writer
+    has not made them there; then nobody writes, and ``immutable`` is right (sqlite.org/wal.html#read_only_databases).
+    """
+    options = {"timeout": wait, "isolation_level": None, "check_same_thread": False, "uri": True}
+    uri = "file::memory:" if path is None else path.absolute().as_uri()
+    made = sqlite3.connect(f"{uri}?mode=ro" if readonly else uri, **options)
+    if readonly and path is not None:
+        try:
+            made.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError:
+            made.close()
+            if os.access(path.parent, os.W_OK) or path.with_name(f"{path.name}-wal").exists():
+                raise
+            made = sqlite3.connect(f"{uri}?immutable=1", **options)
+    return made
 
 
 def _journal(database: sqlite3.Connection) -> str:
