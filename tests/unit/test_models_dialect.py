@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -252,6 +253,65 @@ def test_an_engine_without_tokens_is_noticed_once(caplog: pytest.LogCaptureFixtu
 
     run(body)
     assert sum("no token ids" in one.message for one in caplog.records) == 1
+
+
+WARM = replace(ASK, sampling=Sampling(temperature=0.7))
+
+
+def test_raw_log_probabilities_are_no_training_data() -> None:
+    """vLLM without processed_logprobs gives -0.19 where top_k=1 leaves one token: its probability is 1."""
+
+    async def body() -> None:
+        raw = ScriptedServer(["a", "b", "c"], processed=False)
+        async with raw as server, opened(server.url, tokens="yes") as model:
+            assert (await model.complete(ASK)).tokens is not None, "at temperature 1 they are the same"
+            with pytest.raises(ModelRefused, match="raw model") as caught:
+                await model.complete(WARM)
+            assert "--logprobs-mode processed_logprobs" in str(caught.value)
+        async with ScriptedServer(["a", "b"]) as server, opened(server.url, tokens="yes") as model:
+            assert (await model.complete(WARM)).tokens is not None
+
+    run(body)
+
+
+def test_raw_log_probabilities_are_left_out_where_tokens_are_not_insisted_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        raw = ScriptedServer(["a", "b", "c"], processed=False)
+        async with raw as server, opened(server.url, tokens="auto") as model:
+            found = await asyncio.gather(model.complete(WARM), model.complete(WARM))
+            assert [one.tokens for one in found] == [None, None]
+            cold = await model.complete(replace(ASK, sampling=Sampling(temperature=0)))
+            assert cold.tokens is not None
+
+    run(body)
+    assert sum("processed_logprobs" in one.message for one in caplog.records) == 1
+
+
+FORCING: list[dict[str, object]] = [
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "bash"}}},
+    {"response_format": {"type": "json_schema", "json_schema": {}}},
+    {"structured_outputs": {"regex": "a*"}},
+]
+
+
+@pytest.mark.parametrize("extra", FORCING, ids=str)
+def test_what_is_forced_is_no_training_data(extra: dict[str, object]) -> None:
+    forced = replace(ASK, sampling=Sampling(extra=extra))
+
+    async def body() -> None:
+        async with ScriptedServer(["a", "b", "c"]) as server:
+            async with opened(server.url, tokens="yes") as model:
+                with pytest.raises(InvalidValue, match=f"{next(iter(extra))} with tokens to train on"):
+                    await model.complete(forced)
+            async with opened(server.url, tokens="auto") as model:
+                assert (await model.complete(forced)).tokens is None
+                free = replace(ASK, sampling=Sampling(extra={"tool_choice": "auto"}))
+                assert (await model.complete(free)).tokens is not None
+
+    run(body)
 
 
 def token_answer(**changes: object) -> dict[str, object]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import BadAnswer, InvalidValue, ModelError, ModelRefused, ModelUnavailable
-from minisandbox.models.dialect import Fields, TokensWanted, read_answer, read_usage, request_fields
+from minisandbox.models.dialect import PROBE, Fields, TokensWanted, read_answer, read_usage, request_fields
 from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.gate import Gate, Turns, spread
 from minisandbox.models.metering import Budget, Meter, Prices
-from minisandbox.models.protocol import Completion, Request
+from minisandbox.models.protocol import Completion, Request, Sampling
 from minisandbox.models.refusals import (
     REPEATS_KEY,
     Again,
@@ -38,6 +38,9 @@ _LONGEST_WAIT = 600.0
 LARGEST_ANSWER = 8 * 1024 * 1024
 _SHOWN = 200
 _TOKENS_TAKE = 8  # bytes of JSON about the tokens of a text, for each of the text
+_EXACT = 1e-4
+_RAW = "{} gives log-probabilities of the raw model, not of the distribution that it samples from"
+_RAW_HINT = "start vLLM with --logprobs-mode processed_logprobs, or sample with temperature 1 without top_p and top_k"
 _NO_TOKENS = "vLLM 0.10.2 or later answers them; --tokens no goes without, and nothing can be trained on it"
 
 
@@ -90,6 +93,8 @@ class OpenAIModel:
         self._transport = Transport(api_base, self._key, timeouts or Timeouts(), bound)
         self._left_out: frozenset[str] = frozenset()
         self._length_field = "max_tokens"
+        self._probing = asyncio.Lock()
+        self._processed: bool | None = None
 
     def __repr__(self) -> str:
         return f"OpenAIModel({self._model!r} at {self._transport.server!r})"
@@ -101,6 +106,27 @@ class OpenAIModel:
 
     async def complete(self, request: Request) -> Completion:
         """Answer a conversation (:meth:`Model.complete`)."""
+        found = await self._answer(request)
+        if found.tokens is None or await self._are_of_the_sampling(request.sampling):
+            return found
+        if self._tokens == "yes":
+            raise ModelRefused(_RAW.format(self._transport.server), hint=_RAW_HINT)
+        return replace(found, tokens=None)
+
+    async def _are_of_the_sampling(self, sampling: Sampling) -> bool:
+        """Whether log-probabilities are of the distribution that is sampled from; asked once, where it matters."""
+        if sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0):
+            return True  # the raw ones are the same
+        async with self._probing:
+            if self._processed is None:
+                tokens = (await self._answer(PROBE)).tokens
+                self._processed = tokens is None or min(tokens.logprobs) > -_EXACT
+                if not self._processed and self._tokens != "yes":
+                    _LOG.warning("%s; tokens are not kept; %s", _RAW.format(self._transport.server), _RAW_HINT)
+        return self._processed
+
+    async def _answer(self, request: Request) -> Completion:
+        """Answer a conversation, after as many tries as it may have."""
         call = _Call(self._left_out, self._length_field)
         began = time.monotonic()
         while True:

@@ -25,6 +25,9 @@ TokensWanted = Literal["no", "auto", "yes"]
 TOKEN_FIELDS: Mapping[str, object] = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
 """What asks vLLM for ids and log-probabilities; without ``top_logprobs`` it gives none."""
 
+PROBE = Request((Message("user", "Name any word."),), sampling=Sampling(top_k=1, max_tokens=4))
+"""Tells whether a server's log-probabilities are of the distribution that it samples from: all of these are 0 then."""
+
 # Engines have defaults of their own for these (vLLM takes them from the model's generation_config.json), with which
 # tokens come from another distribution than the one that Sampling describes.
 _NEUTRAL: Mapping[str, object] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -37,6 +40,23 @@ _FINISH: Mapping[object, FinishReason] = {
 }
 _LONGEST_NAME = 200
 _MOST_TOKENS = 1 << 31  # ids are counted in arrays; a database has no room for any number
+
+
+_FORCING = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+
+
+def constraint_in(body: Mapping[str, object]) -> str | None:
+    """Return the field of a request that forces what may be sampled, or None.
+
+    The log-probabilities of such answers are of the constrained distribution, up to 19 nats from the model's own, which
+    a trainer computes.
+    """
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        return "tool_choice"
+    how = body.get("response_format")
+    if isinstance(how, Mapping) and how.get("type") != "text":
+        return "response_format"
+    return next((name for name in _FORCING if body.get(name) is not None), None)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -89,6 +109,13 @@ def request_fields(request: Request, model: str, tokens: TokensWanted) -> Fields
     drawn = request.sampling
     if clash := sorted(_OURS & drawn.extra.keys()):
         raise InvalidValue(f"Sampling.extra has {', '.join(clash)}", hint="these are set from the request itself")
+    constraint = constraint_in(drawn.extra)
+    if constraint is not None and tokens == "yes":
+        raise InvalidValue(
+            f"{constraint} with tokens to train on",
+            reason="the server's log-probabilities would be of the constrained distribution, not of the model's",
+            hint=f"leave out {constraint}, or give tokens=no",
+        )
     needed: dict[str, object] = {"model": model, "messages": [message.to_json() for message in request.messages]}
     optional: dict[str, object] = dict(_NEUTRAL)
     if request.tools:
@@ -100,7 +127,7 @@ def request_fields(request: Request, model: str, tokens: TokensWanted) -> Fields
     given = {"max_tokens": drawn.max_tokens, "seed": drawn.seed, "stop": list(drawn.stop) or None}
     needed |= {name: value for name, value in given.items() if value is not None}
     needed |= drawn.extra
-    if tokens != "no":
+    if tokens != "no" and constraint is None:
         (needed if tokens == "yes" else optional).update(TOKEN_FIELDS)
     return Fields(needed, {name: value for name, value in optional.items() if name not in needed})
 

@@ -20,7 +20,8 @@ class TokenRow:
     Attributes:
         ids: the tokens (``array('i')``).
         logprobs: natural logarithms of the probabilities they were sampled with; 0.0 for context (``array('d')``).
-        mask: for each token 1 where it carries loss, else 0: context, and what an earlier row has trained already.
+        mask: for each token 1 where it carries loss, else 0: context, what an earlier row has trained already, and what
+            a model was forced to sample.
         turns: the numbers of the answers in it, in order, from 0.
     """
 
@@ -45,6 +46,7 @@ class _Node:
     sampled: array[int]
     logprobs: array[float]
     before: _Node | None
+    trained: bool
     after: list[_Node] = field(default_factory=list)
 
     def is_at(self, prompt: array[int], start: int) -> int:
@@ -67,10 +69,15 @@ class TokenGraph:
         self._roots: list[_Node] = []
         self._count = 0
 
-    def add(self, tokens: Tokens) -> int:
-        """Take an answer; returns its number, from 0."""
+    def add(self, tokens: Tokens, *, trained: bool = True) -> int:
+        """Take an answer; returns its number, from 0.
+
+        Args:
+            tokens: what was read and sampled.
+            trained: whether it carries loss; not where the model was forced to sample it.
+        """
         before, start = self._latest_before(tokens.prompt)
-        node = _Node(self._count, tokens.prompt[start:], tokens.sampled, tokens.logprobs, before)
+        node = _Node(self._count, tokens.prompt[start:], tokens.sampled, tokens.logprobs, before, trained)
         (self._roots if before is None else before.after).append(node)
         self._count += 1
         self.held += len(node.context) + len(node.sampled)
@@ -113,7 +120,9 @@ def _row(leaf: _Node, trained: set[int]) -> TokenRow:
     ids, logprobs, mask = array("i"), array("d"), bytearray()
     for one in reversed(path):
         ids += one.context + one.sampled
-        logprobs += array("d", bytes(8 * len(one.context))) + one.logprobs
-        mask += bytes(len(one.context)) + bytes([one.turn not in trained]) * len(one.sampled)
+        values = one.logprobs if one.trained else array("d", bytes(8 * len(one.sampled)))
+        logprobs += array("d", bytes(8 * len(one.context))) + values
+        carries = one.trained and one.turn not in trained
+        mask += bytes(len(one.context)) + bytes([carries]) * len(one.sampled)
         trained.add(one.turn)
     return TokenRow(ids, logprobs, bytes(mask), tuple(one.turn for one in reversed(path)))

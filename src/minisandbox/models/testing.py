@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import sys
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,11 +32,11 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelError
-from minisandbox.models.dialect import answer_body, read_request, wants_tokens
+from minisandbox.models.dialect import PROBE, answer_body, read_request, wants_tokens
 from minisandbox.models.endpoint import SESSION_HEADER
 from minisandbox.models.faults import FAULTS, Fault
 from minisandbox.models.misbehaving import Orders, answer, error, misbehave
-from minisandbox.models.protocol import Request
+from minisandbox.models.protocol import Completion, Message, Request, Tokens, TokenUsage
 from minisandbox.models.scripted import Answerer, Reply, Script, ScriptedModel
 from minisandbox.models.serving import LARGEST_REQUEST
 
@@ -44,6 +45,12 @@ _KEPT = 1000
 
 Scripted = Answerer | Script | Sequence[object] | Mapping[str, Sequence[object]]
 """What :class:`ScriptedModel` takes as a script."""
+
+
+def _probed(logprob: float) -> dict[str, object]:
+    """The answer to the client's question whether log-probabilities are those of the sampling."""
+    tokens = Tokens(array("i", [1, 2]), array("i", [3]), array("d", [logprob]))
+    return answer_body(Completion(Message("assistant", "word"), "length", TokenUsage(2, 1), tokens), tokens=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,7 @@ class ScriptedServer:
         latency: seconds until an answer, or a function of the request that tells them.
         context: tokens that prompt and answer may have together.
         tokens: whether it tells token ids where they are asked for.
+        processed: whether its log-probabilities are of the distribution that it samples from.
         models: the names that it knows; None for every name.
         port: where it listens; 0 for any free port.
     """
@@ -89,12 +97,14 @@ class ScriptedServer:
         latency: float | Callable[[Request], float] = 0.0,
         context: int | None = None,
         tokens: bool = True,
+        processed: bool = True,
         models: Sequence[str] | None = None,
         port: int = 0,
     ) -> None:
         self._answer: Answerer = script if callable(script) else Script.of(script)
         self._model = ScriptedModel(self._reply, latency=latency, context=context)
         self._tokens = tokens
+        self._processed = processed
         self._models = models
         self._port = port
         self._faults: dict[str | None, deque[Fault | None]] = {}
@@ -160,6 +170,8 @@ class ScriptedServer:
 
     async def _answered(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
+        if body.get("messages") == [one.to_json() for one in PROBE.messages]:
+            return web.json_response(_probed(0.0 if self._processed else -0.19))
         session = _session(http, body)
         fault = self._next_fault(session)
         number = self.count

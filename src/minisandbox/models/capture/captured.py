@@ -138,7 +138,9 @@ class CaptureSession:
         """Return what to train on: a row for each conversation that nothing went on with."""
         return self._graph.rows()
 
-    def add(self, messages: Sequence[object], answer: object, completion: Completion, began: float) -> None:
+    def add(
+        self, messages: Sequence[object], answer: object, completion: Completion, began: float, *, trained: bool = True
+    ) -> None:
         """Take an answer.
 
         Args:
@@ -146,13 +148,14 @@ class CaptureSession:
             answer: the answer's message.
             completion: the same, read; with tokens.
             began: :attr:`elapsed` at the request.
+            trained: whether its tokens carry loss; not where the request forced what may be sampled.
         """
         assert completion.tokens is not None
         texts = tuple(self._text(message) for message in messages)
         seconds = self.elapsed - began
         turn = CapturedTurn(texts, _json(answer), completion.finish_reason, completion.usage, began, seconds)
         before = self._graph.held
-        self._graph.add(completion.tokens)
+        self._graph.add(completion.tokens, trained=trained)
         self.turns.append(turn)
         self._held += (
             (self._graph.held - before) * _TOKEN_BYTES + sys.getsizeof(turn.answer) + 8 * len(texts) + _TURN_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from aiohttp import web
 
 from minisandbox.errors import BadAnswer, InvalidValue, NotFound
 from minisandbox.models.capture.captured import CaptureSession
-from minisandbox.models.dialect import TOKEN_FIELDS, read_answer, wants_tokens
+from minisandbox.models.dialect import TOKEN_FIELDS, constraint_in, read_answer, wants_tokens
 from minisandbox.models.endpoint import Timeouts
 from minisandbox.models.graph import TokenRow
 from minisandbox.models.protocol import Completion
@@ -24,6 +25,7 @@ from minisandbox.models.refusals import REPEATS_KEY, Failed, answer_repeats_key,
 from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, has_key, key_of, stream_of
 from minisandbox.models.transport import Answer, Transport
 
+_LOG = logging.getLogger("minisandbox.models")
 _PREFIX = "ms-"
 _FOREIGN = "key:"
 """Sessions of keys that begin otherwise have names that do."""
@@ -111,6 +113,7 @@ class CaptureProxy(HttpServer):
         self._sessions: dict[str, CaptureSession] = {}
         self._places: dict[str, _Place] = {}
         self._made = 0
+        self._told_of_forcing = False
         self.route("POST", "/v1/chat/completions", self._complete)
         self.route("GET", "/v1/models", self._models)
         self.route("GET", "/health", self._health)
@@ -224,8 +227,12 @@ class CaptureProxy(HttpServer):
             raise _refusal(401, "the session was closed", "authentication_error")
         messages = asked["messages"]
         assert isinstance(messages, list)
+        forced = constraint_in(asked)
+        if forced is not None and not self._told_of_forcing:
+            self._told_of_forcing = True
+            _LOG.warning("requests have %s: what models are forced to sample is captured, and carries no loss", forced)
         for message, completion in completions:
-            session.add(messages, message, completion, began)
+            session.add(messages, message, completion, began, trained=forced is None)
         return answer
 
     def _read(self, got: Answer) -> Mapping[str, object]:
