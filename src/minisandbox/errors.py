@@ -197,6 +197,12 @@ class MissingExtra(MiniSandboxError, ImportError):
     exit_code = 18
 
 
+class PackageError(MiniSandboxError):
+    """Another package (TRL, vLLM, Ray, an agent of your own) raised an exception."""
+
+    exit_code = 19
+
+
 class WaitTimeout(MiniSandboxError, TimeoutError):
     """A process had not ended when its waiter's time was over; it runs on."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from array import array
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,15 +13,16 @@ from typing import Any
 
 import pytest
 from tests.unit.tiny_model import tiny_model, tiny_tokenizer
-from tests.unit.toy_setting import toy_config
+from tests.unit.toy_setting import ToySetting, toy_config
 
-from minisandbox.errors import InvalidValue, ModelUnavailable
+from minisandbox.errors import InvalidValue, MissingExtra, ModelUnavailable
 from minisandbox.models import Message, OpenAIModel, Request, Sampling, TokenGraph
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
 from minisandbox.models.engine.decoding import Decoder, Row
 from minisandbox.models.engine.vllm import VllmDecoder
 from minisandbox.train.config import RlConfig, Vllm
 from minisandbox.train.engines import OwnEngine, ServedEngine, check_engine, open_engine, vllm_arguments
+from minisandbox.train.rl import train_rl
 
 pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("default")]
 
@@ -127,6 +129,14 @@ def test_what_vllm_cannot_do_is_refused_before_anything_begins(config: RlConfig)
         check_engine(replace(config, deterministic=True))
     with pytest.raises(InvalidValue, match="cpu"):
         check_engine(replace(config, device="cpu"))
+
+
+def test_a_missing_vllm_is_named_before_anything_begins(config: RlConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl", reason="the extra [train] is not installed")
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(MissingExtra, match=r"engine=vllm needs the package vllm.*pip install 'trl\[vllm\]'"):
+        train_rl(config, ToySetting())
+    assert not Path(config.out).exists()
 
 
 class Trainer:

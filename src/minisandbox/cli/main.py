@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _refused(error, debug)
     except Exception as error:  # noqa: BLE001 - the outermost frame: a mistake of ours ends in a message, not a trace
-        return _mistaken(error, debug)
+        return _unexpected(error, debug)
     finally:
         if previous is not None:
             signal.signal(signal.SIGTERM, previous)
@@ -181,7 +181,12 @@ def _refused(error: OSError, debug: bool) -> int:
     return exits.SYSTEM
 
 
-def _mistaken(error: Exception, debug: bool) -> int:
+def _unexpected(error: Exception, debug: bool) -> int:
+    from minisandbox.cli.foreign_errors import translate  # noqa: PLC0415 - only after a failure
+
+    foreign = translate(error)
+    if foreign is not None:
+        return _failed(foreign, debug)
     _trace(debug)
     say(
         f"minisandbox: a mistake of MiniSandbox: {type(error).__name__}: {error}",

@@ -94,8 +94,10 @@ def run_rl(args: argparse.Namespace) -> int:
         return exits.OK
     from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - loads what only this needs
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
+    from minisandbox.train.running import require_training  # noqa: PLC0415 - the same
     from minisandbox.train.sandboxes import SandboxSetting  # noqa: PLC0415 - the same
 
+    require_training(curve=bool(config.evaluation.tasks), vllm=config.engine == "vllm")
     with Progress() as progress:
         tasks, held_out = (_tasks(names, args) for names in (config.tasks, config.evaluation.tasks))
         if both := sorted(set(tasks) & set(held_out)):

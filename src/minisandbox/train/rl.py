@@ -116,7 +116,7 @@ def train_rl(config: RlConfig, setting: Setting, *, tell: Tell = lambda _: None)
         RunError: the directory belongs to another experiment, or another process trains there.
         DiskFull: a checkpoint cannot be written.
     """
-    require_training()
+    require_training(vllm=config.engine == "vllm")
     check_engine(config)
     if len(setting.tasks) < config.groups.tasks:
         raise InvalidValue(

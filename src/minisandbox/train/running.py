@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -170,21 +171,34 @@ class TrainingRun:
         self.close()
 
 
-def require_training() -> None:
+def require_training(*, curve: bool = False, vllm: bool = False) -> None:
     """Check that what training needs is installed.
 
+    Args:
+        curve: also what draws learning curves.
+        vllm: also vLLM, which is in no extra.
+
     Raises:
-        MissingExtra: it is not.
+        MissingExtra: a package is not installed; the message says which, and how to install it.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func may change: the tests watch it
     try:
         import datasets  # noqa: PLC0415 - extras
         import peft  # noqa: F401, PLC0415 - the same
         import trl  # noqa: F401, PLC0415 - the same
+
+        if curve:
+            import matplotlib as _  # noqa: F401, ICN001, PLC0415 - the same; hours later is too late to miss it
     except ImportError as error:
         raise MissingExtra(
             f"the package {error.name} is not installed", reason=str(error), hint="pip install 'swe-minisandbox[train]'"
         ) from error
+    if vllm and find_spec("vllm") is None:
+        raise MissingExtra(
+            "engine=vllm needs the package vllm, which is not installed in this environment",
+            reason="TRL imports it in the trainer's process, also where a server draws the answers",
+            hint="pip install 'trl[vllm]': it takes a vLLM that TRL supports",
+        )
     from transformers.utils import logging  # noqa: PLC0415 - the same
 
     logging.disable_progress_bar()
