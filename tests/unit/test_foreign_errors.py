@@ -105,6 +105,15 @@ def test_a_module_without_its_package_names_the_extra(tmp_path: Path) -> None:
     assert "pip install 'swe-minisandbox[mini]'" in done.stderr
 
 
+def test_a_missing_skyrl_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisandbox.integrations.skyrl"],
+        capture_output=True, text=True, check=False, env=without(tmp_path, "skyrl"), timeout=120,
+    )  # fmt: skip
+    assert "SkyRL is not installed in this environment" in done.stderr
+    assert "pip install 'skyrl[fsdp]==0.4.0'" in done.stderr
+
+
 def missing(name: str, by: str = "minisandbox.models") -> MissingExtra | HostError | PackageError | None:
     code = f"def call():\n    raise ModuleNotFoundError('No module named {name}', name={name!r})"
     found = translate(raised_in(by, code))
@@ -145,6 +154,7 @@ def test_what_is_missing_where(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NotImplementedError('Weight synchronization needs a CUDA device')", "needs a CUDA device"),
         ("RuntimeError('start the server with VLLM_SERVER_DEV_MODE=1')", "VLLM_SERVER_DEV_MODE=1"),
         ("ImportError('vLLM is not available')", "vLLM is not available"),
+        ("ConnectionError('the vLLM server cannot be reached')", "the vLLM server cannot be reached"),
     ],
 )
 def test_an_error_of_another_package_is_passed_on(

@@ -173,6 +173,8 @@ def _drop_output() -> None:
 
 
 def _refused(error: OSError, debug: bool) -> int:
+    if error.errno is None:  # not the operating system's: packages raise such errors, too
+        return _unexpected(error, debug)
     _trace(debug)
     _drop_output()
     where = f"{error.filename}: " if error.filename else ""

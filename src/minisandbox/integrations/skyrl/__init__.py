@@ -4,9 +4,22 @@
 imported before that.
 """
 
+from minisandbox.errors import MissingExtra
+
 
 def main() -> None:
-    """Train, as the command line of SkyRL's own entry point says."""
-    from minisandbox.integrations.skyrl.entry import main as run  # noqa: PLC0415 - loads SkyRL and Ray
+    """Train, as the command line of SkyRL's own entry point says.
+
+    Raises:
+        MissingExtra: SkyRL is not installed.
+    """
+    try:
+        from minisandbox.integrations.skyrl.entry import main as run  # noqa: PLC0415 - loads SkyRL and Ray
+    except ImportError as error:
+        raise MissingExtra(
+            f"minisandbox.integrations.skyrl: {error}",
+            reason="SkyRL is not installed in this environment, or is another version than 0.4",
+            hint="pip install 'skyrl[fsdp]==0.4.0', with Python 3.12: docs/how-to/train-on-a-cluster.md",
+        ) from error
 
     run()
