@@ -14,3 +14,7 @@ needs_swerex = pytest.mark.skipif(
     importlib.util.find_spec("swerex") is None,
     reason="SWE-ReX is not installed: pip install 'swe-minisandbox[swerex]'",
 )
+needs_inspect = pytest.mark.skipif(
+    importlib.util.find_spec("inspect_ai") is None,
+    reason="inspect-ai is not installed: pip install 'swe-minisandbox[inspect]'",
+)

@@ -340,7 +340,7 @@ RECIPES = {
 
 @pytest.mark.parametrize(("text", "complaint"), RECIPES.items())
 def test_recipe_files(text: str, complaint: str | None, tmp_path: Path) -> None:
-    from minisandbox.cli.image import read_recipe  # noqa: PLC0415 - loads the sandbox
+    from minisandbox.tasks import read_recipe  # noqa: PLC0415 - loads the sandbox
 
     path = tmp_path / "recipe.toml"
     path.write_text(text, encoding="utf-8")

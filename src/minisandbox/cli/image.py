@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,10 +25,10 @@ from minisandbox.cli.output import (
     say,
 )
 from minisandbox.cli.task_sets import add_tasks_arguments, load
-from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.errors import InvalidValue
 from minisandbox.images import Budget, Image, Lock, Recipe, image_sizes, load_image, read_lock, total_size
 from minisandbox.store import LayerRecord, Store
-from minisandbox.tasks import build_spec
+from minisandbox.tasks import read_recipe
 from minisandbox.types import parse_size
 
 KEPT = "finished layers are kept; the same command goes on from there"
@@ -152,29 +151,6 @@ def _directory(path: Path) -> Path:
     if not path.is_dir():
         raise InvalidValue(f"{path} is not a directory", hint="give one that holds clones: OWNER/NAME or OWNER__NAME")
     return path.absolute()
-
-
-def read_recipe(path: Path) -> Recipe:
-    """Read a recipe file: the keys of a task's ``build``, as TOML.
-
-    Args:
-        path: the file; relative paths in it are below its directory.
-
-    Raises:
-        InvalidValue: it cannot be read, or a key or value in it cannot be used.
-    """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return build_spec(table, base=path.absolute().parent).recipe()
-    except OSError as error:
-        raise InvalidValue(f"{path}: {error.strerror}", hint="give a recipe (.toml) or a task set") from error
-    except ValueError as error:
-        if isinstance(error, InvalidValue):
-            raise error.about(str(path)) from error
-        if isinstance(error, TaskFileError):
-            what = error.what.replace("'build.", "'")
-            raise InvalidValue(f"{path}: {what}", reason=error.reason, hint=error.hint) from error
-        raise InvalidValue(f"{path} is not TOML", reason=str(error)) from error
 
 
 def run_show(args: argparse.Namespace) -> int:

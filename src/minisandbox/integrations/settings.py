@@ -18,9 +18,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound
-from minisandbox.images import BuildEvent, Image, StepState, build, host_image, load_image
+from minisandbox.images import BuildEvent, Image, Recipe, StepState, build, host_image, load_image
 from minisandbox.store import Store
-from minisandbox.tasks import Task, TaskSet
+from minisandbox.tasks import Task, TaskSet, read_recipe
 from minisandbox.types import Limits, Network
 
 TASKS_VARIABLE = "MINISANDBOX_TASKS"
@@ -38,7 +38,7 @@ class SandboxSettings(BaseModel):
 
     Attributes:
         image: an image of the store, an ``instance_id`` of ``tasks``, SWE-bench's name of that instance's docker image,
-            or ``host`` for nothing but the host's ``/usr``.
+            a recipe file (``.toml``), or ``host`` for nothing but the host's ``/usr``.
         tasks: what every command of ours takes as TASKS: the images of these tasks are built when they are asked for.
             ``$MINISANDBOX_TASKS`` if it is not given; "" for none.
         layout: the layout of their rows, where the columns do not say it.
@@ -89,7 +89,7 @@ class SandboxSettings(BaseModel):
         return Network.allow(*self.allow, private=self.allow_private)
 
     def find(self, name: str) -> Found:
-        """Find an image; that of a task is built if it is not there.
+        """Find an image; that of a task or a recipe is built if it is not there.
 
         Args:
             name: what :attr:`image` can be.
@@ -99,6 +99,9 @@ class SandboxSettings(BaseModel):
             MiniSandboxError: the tasks cannot be read, or the image cannot be built; the message names the task.
         """
         store = Store.open()
+        if name.endswith(".toml"):
+            recipe, called = read_recipe(Path(name)), Path(name).stem
+            return Found(_build(recipe, store, called, self.repo_mirrors), None)
         if self.tasks:
             tasks = _task_set(self.tasks, self.layout, self.pins, self.repo_mirrors, self.allow_local_sources)
             if instance_id := _match(name, tasks.ids):
@@ -134,9 +137,12 @@ class Found:
 
 def _built(task: Task, store: Store, mirrors: Path | None) -> Found:
     """As the commands do it: every layer that is there is used, and several threads or processes may want the same."""
-    name = task.instance_id
+    return Found(_build(task.recipe(), store, task.instance_id, mirrors), task)
+
+
+def _build(recipe: Recipe, store: Store, name: str, mirrors: Path | None) -> Image:
     try:
-        return Found(build(task.recipe(), store=store, name=name, progress=_tell, mirrors=mirrors), task)
+        return build(recipe, store=store, name=name, progress=_tell, mirrors=mirrors)
     except MiniSandboxError as error:
         raise error.about(name) from None
 

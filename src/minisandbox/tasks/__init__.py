@@ -4,6 +4,7 @@ from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import DIALECTS, task_from_row
 from minisandbox.tasks.documents import Layout
 from minisandbox.tasks.loading import read_tasks
+from minisandbox.tasks.recipe_file import read_recipe
 from minisandbox.tasks.rows import build_spec
 from minisandbox.tasks.statuses import STATUSES_NAME, read_statuses, write_statuses
 from minisandbox.tasks.task import BuildSpec, Form, Reference, SourceSpec, Task, file_of, node_id
@@ -24,6 +25,7 @@ __all__ = [
     "bundled_sets",
     "file_of",
     "node_id",
+    "read_recipe",
     "read_statuses",
     "read_tasks",
     "task_from_row",
