@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 pytestmark = [pytest.mark.kernel, pytest.mark.index]
 
@@ -18,19 +19,21 @@ BLOCK = re.compile(r"```python\n(.*?)```", flags=re.DOTALL)
 ASKING = re.compile(r"```py\n(.*?)```", flags=re.DOTALL)
 """What needs a server or other people's packages: it is read, not run."""
 IMAGE = re.compile(r"load_image\(.*\"([^\"]+)\"\)")
-SLOW = re.compile(IMAGE.pattern + "|quickstart")
-"""What builds images with packages of the index."""
+SLOW = re.compile(IMAGE.pattern + r"|quickstart|\bbuild\(")
+"""What builds images."""
+
+
+def param(block: str, name: str) -> ParameterSet:
+    return pytest.param(block, id=name, marks=[pytest.mark.slow] * bool(SLOW.search(block)))
+
+
 BLOCKS = [
-    pytest.param(
-        block,
-        id=f"{path.relative_to(ROOT)}-{number}",
-        marks=[pytest.mark.slow] * bool(SLOW.search(block)),
-    )
+    param(block, f"{path.relative_to(ROOT)}-{number}")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     for number, block in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), 1)
     if "import" in block and "minisandbox" in block  # others are fragments
 ] + [
-    pytest.param(path.read_text(encoding="utf-8"), id=str(path.relative_to(ROOT)))
+    param(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
     for path in sorted((ROOT / "examples").glob("*.py"))
 ]
 
