@@ -60,12 +60,11 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Place:
     """Where the first run has been made."""
-    if not request.config.getoption("--slow"):
-        names, tasks = TWO, 2
-    else:
-        names, tasks = (SIX, 6) if os.geteuid() == 0 else ((), 14)
+    names: tuple[str, ...] = TWO
+    if request.config.getoption("--slow"):
+        names = SIX if os.geteuid() == 0 else ()
     only = tuple(word for name in names for word in ("--only", name))
-    made = Place(tmp_path_factory.mktemp("quickstart"), only, tasks)
+    made = Place(tmp_path_factory.mktemp("quickstart"), only, len(names) or 14)
     (made.root / "first.json").write_text(made.run("quickstart", *only, "--json"), encoding="utf-8")
     return made
 
