@@ -18,7 +18,7 @@ from minisandbox.images.failures import Failures
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 METADATA = "Metadata-Version: 2.1\nName: tiny-demo\nVersion: 1.0\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py2.py3-none-any\n"

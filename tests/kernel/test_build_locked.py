@@ -32,7 +32,7 @@ from minisandbox.images.image import Image
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 
 @dataclass
