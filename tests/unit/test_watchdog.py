@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
-from minisandbox.launch import watchdog
+from minisandbox.launch import init, maker, watchdog
+from minisandbox.launch.ledger import Ledger
+from minisandbox.launch.tracing import Tracing
 
 KB = 1024
 
@@ -44,6 +49,22 @@ def test_who_keeps_it_looking_counts_as_a_whole(tmp_path: Path, monkeypatch: pyt
     places = [process(tmp_path / str(number), own=400, share=100) for number in range(4)]
     monkeypatch.setattr(watchdog, "_LONGEST_LOOK", -1.0)
     assert watchdog._held(places, 500 * KB) == 1600 * KB
+
+
+def test_looks_are_no_more_frequent_than_they_are_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pid 1 has something to do at each end of a process; a look at 200 of them takes 5 ms."""
+    looks: list[object] = []
+    monkeypatch.setattr(watchdog, "enforce", lambda *_: looks.append(time.monotonic()))
+    numbers = {maker.LIFETIME: 0, maker.MEMORY: 1}
+    control, other = socket.socketpair()
+    with control, other:
+        first = init.Init(control, other, numbers, Ledger(None), Tracing(-1))
+        signal.set_wakeup_fd(-1)
+        end = time.monotonic() + 3 * watchdog.INTERVAL
+        while time.monotonic() < end:
+            first._watch_memory()
+    assert 1 <= len(looks) <= 4
+    assert [watchdog.pause_after(cost) for cost in (0.001, 0.005, 0.1)] == [0.05, 0.1, 0.2]
 
 
 def test_who_has_ended_since_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,7 @@ class Init:
         self._ledger = ledger
         self._tracing = tracing
         self._memory = numbers.pop(maker.MEMORY, 0)
+        self._watch_due = 0.0
         kernel_memory = numbers.pop(maker.KERNEL_MEMORY, 0)
         objects = ledger.hold.objects if ledger.hold else None
         self._kernel = KernelMemory(kernel_memory, watched, locks, objects) if kernel_memory else None
@@ -228,15 +229,17 @@ class Init:
 
     def _watch_memory(self) -> None:
         ours = self._workers | {os.getpid()}
-        if self._memory:
+        if self._memory and time.monotonic() >= self._watch_due:
+            begun = time.process_time()
             watchdog.enforce(self._memory, ours, self._ledger)
+            self._watch_due = time.monotonic() + watchdog.pause_after(time.process_time() - begun)
         if self._kernel and self._workers - self._waiting:
             self._kernel.enforce(ours, self._ledger)
 
     def _patience(self) -> float | None:
         """Milliseconds that the next wait may take; there is none after the end of the sandbox's lifetime."""
         busy = self._workers - self._waiting
-        waits = [watchdog.INTERVAL] if self._memory and busy else []
+        waits = [max(0.0, self._watch_due - time.monotonic())] if self._memory and busy else []
         if self._kernel and busy:
             waits.append(self._kernel.wait())
         if self._ends_at is not None:

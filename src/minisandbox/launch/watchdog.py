@@ -19,7 +19,9 @@ from .descendants import every_pid, stat_fields
 from .ledger import Ledger
 
 INTERVAL = 0.05
-"""Seconds between two looks while commands run."""
+"""Seconds between two looks while commands run, if looking is cheap."""
+_SHARE, _LONGEST_INTERVAL = 20, 0.2
+"""Looking takes this part of a processor; but seconds between two looks, however many processes there are."""
 _LENT, _PAUSE = 0.5, 0.01
 """Seconds for which memory may be shown twice, and between two looks at it."""
 _LONGEST_STOP = 0.2
@@ -33,6 +35,11 @@ _MESSAGE, _SEMAPHORE = 64, 64
 
 What it makes room for is a power of two, and so up to twice a message.
 """
+
+
+def pause_after(cost: float) -> float:
+    """Seconds until the next look, after one that took ``cost`` seconds of a processor."""
+    return min(max(INTERVAL, _SHARE * cost), _LONGEST_INTERVAL)
 
 
 def enforce(limit: int, spared: Collection[int], ledger: Ledger) -> None:
