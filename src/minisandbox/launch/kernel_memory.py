@@ -239,9 +239,13 @@ def _shown_directories(tables: Iterable[str], enough: int) -> tuple[int, list[st
     """How many directories some tables show, as far as they are counted, and the tables that do not show any."""
     count = looked_at = 0
     closed: list[str] = []
+    last: tuple[str, list[str]] = ("", [])
     for table in tables:
         try:
             names = os.listdir(table)
+            before, last = last, (table.partition("/task/")[0], names)
+            if before == last:  # a thread of the same process that shares the table, as most do
+                continue
             looked_at += len(names)
             count += len(names) if looked_at > _MOST_LOOKED_AT else sum(_directories(table, name) for name in names)
         except (FileNotFoundError, ProcessLookupError):  # it has ended
