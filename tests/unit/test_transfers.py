@@ -238,7 +238,7 @@ HOSTILE_TREES: list[list[Frame]] = [
 @pytest.mark.parametrize("number", range(len(HOSTILE_TREES)))
 def test_hostile_trees(tmp_path: Path, number: int) -> None:
     (tmp_path / "in").mkdir()
-    with pytest.raises(SandboxGone, match="nonsense"):
+    with pytest.raises(SandboxGone, match=r"malformed"):
         answer(transfers.download("t", tmp_path / "in/t", cwd="/", limit=LIMIT), as_bytes(HOSTILE_TREES[number]))
     assert os.listdir(tmp_path) == ["in"]
     assert os.listdir(tmp_path / "in") == []
@@ -320,7 +320,7 @@ HOSTILE_CONTENT: list[list[Frame]] = [
 @pytest.mark.parametrize("number", range(len(HOSTILE_CONTENT)))
 def test_hostile_content(number: int) -> None:
     sink = io.BytesIO()
-    with pytest.raises(SandboxGone, match="nonsense"):
+    with pytest.raises(SandboxGone, match=r"malformed"):
         answer(read_into(sink), as_bytes(HOSTILE_CONTENT[number]))
     assert len(sink.getvalue()) <= LIMIT
 
@@ -342,10 +342,10 @@ HOSTILE_ENTRIES: list[object] = [
 @pytest.mark.parametrize("number", range(len(HOSTILE_ENTRIES)))
 def test_hostile_entries(number: int) -> None:
     page: Frame = {"event": "entries", "entries": [HOSTILE_ENTRIES[number]]}
-    with pytest.raises(SandboxGone, match="nonsense"):
+    with pytest.raises(SandboxGone, match=r"malformed"):
         answer(transfers.list_directory("/", cwd="/"), as_bytes([page, {"event": "end"}]))
     if HOSTILE_ENTRIES[number] != ["", *ENTRY[1:]]:
-        with pytest.raises(SandboxGone, match="nonsense"):
+        with pytest.raises(SandboxGone, match=r"malformed"):
             answer(transfers.stat("/", cwd="/"), as_bytes([page]))
 
 
@@ -356,7 +356,7 @@ def test_a_list_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
         answer(transfers.list_directory("/", cwd="/"), as_bytes([page, page]))
     with pytest.raises(SandboxGone, match="more entries"):
         answer(transfers.stat("/", cwd="/"), as_bytes([page]))
-    with pytest.raises(SandboxGone, match="nonsense"):
+    with pytest.raises(SandboxGone, match=r"malformed"):
         answer(transfers.stat("/", cwd="/"), as_bytes([{"event": "entries", "entries": []}]))
 
 
@@ -369,7 +369,7 @@ def test_a_list_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_hostile_usage(usage: Header) -> None:
     honest: Header = {"event": "usage", "cpu": 0.5, "memory": 1, "disk": 2, "processes": 3}
-    with pytest.raises(SandboxGone, match="nonsense"):
+    with pytest.raises(SandboxGone, match=r"malformed"):
         answer(transfers.usage(), as_bytes([{**honest, **usage}]))
 
 
@@ -403,7 +403,7 @@ def test_every_verb_says_what_went_wrong(tmp_path: Path, verb: str) -> None:
         answer(VERBS[verb](tmp_path), as_bytes([{"event": "error", "errno": "x", "message": None}]))
     assert caught.value.errno is None
     for data in (b"\xff" * 100, as_bytes([{"event": "nonsense"}]), as_bytes([{}]), b"\0\0\0\2\0\0\0\0[]"):
-        with pytest.raises(SandboxGone, match="nonsense"):
+        with pytest.raises(SandboxGone, match=r"malformed"):
             answer(VERBS[verb](tmp_path), data)
     assert os.listdir(tmp_path) == ["file"]
 

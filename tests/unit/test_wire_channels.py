@@ -251,7 +251,7 @@ NONSENSE = [
 
 @pytest.mark.parametrize("data", NONSENSE)
 def test_nonsense_of_a_process_ends_the_trust(data: bytes) -> None:
-    with pytest.raises(SandboxGone, match="nonsense"):
+    with pytest.raises(SandboxGone, match=r"malformed.*create another"):
         process().feed(data)
 
 
@@ -368,7 +368,7 @@ def test_nonsense_of_a_shell_ends_the_trust(data: bytes) -> None:
     channel = shell()
     channel.start()
     channel.run("one", timeout=None)
-    with pytest.raises(SandboxGone, match="nonsense"):
+    with pytest.raises(SandboxGone, match=r"malformed.*create another"):
         channel.feed(data)
 
 

@@ -317,7 +317,12 @@ class Core:
         """Forget what was written; see :meth:`minisandbox.Sandbox.reset`."""
         trees = self._origin if to is None else to.trees()
         if to is not None and to.image != self._request.image:
-            raise InvalidValue(f"snapshot {to.id} is of image {to.image.name}, this sandbox of {self.image.name}")
+            raise InvalidValue(
+                f"cannot reset sandbox {self.id} to snapshot {to.id}: it is of image {to.image.name}, "
+                f"and the sandbox of {self.image.name}",
+                reason="the image was built again since, where the names are the same",
+                hint="reset to a snapshot of this sandbox or of its forks, or create a sandbox from the snapshot",
+            )
         with self._changing:
             life = self._living("reset")
             check_room(trees, self.limits.disk, f"reset of sandbox {self.id}")

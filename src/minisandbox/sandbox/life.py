@@ -103,7 +103,11 @@ class Life:
         except TimeoutError:
             if time.monotonic() < begun + _READY_TIMEOUT:  # of a signal's handler
                 raise
-            raise SandboxCreationError(f"sandbox {self._name} was not ready after {_READY_TIMEOUT:.0f} s") from None
+            raise SandboxCreationError(
+                f"sandbox {self._name} was not ready after {_READY_TIMEOUT:.0f} s",
+                reason="the machine is overloaded, or the disk of the image store hangs",
+                hint="create fewer sandboxes at once, and look at the load and at 'sudo dmesg | tail'",
+            ) from None
         answer = json.loads(data or b'{"event":"gone"}')
         assert isinstance(answer, dict)
         if ancillary:

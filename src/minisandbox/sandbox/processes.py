@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Literal
 
-from minisandbox.errors import InvalidValue, NotFound, SandboxGone
+from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.launch import frames
 from minisandbox.launch.capture import Capture
 from minisandbox.launch.frames import STDIN_CREDIT
@@ -60,7 +60,7 @@ class _Channel:
                 else:
                     self._take(header, payload)
         except wire.NONSENSE as error:
-            raise SandboxGone(f"the sandbox answered nonsense: {error!r}") from error
+            raise wire.malformed("a started process or shell", error) from error
 
     def _take(self, header: frames.Header, payload: bytes) -> None:
         raise NotImplementedError

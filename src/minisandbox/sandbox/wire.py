@@ -61,7 +61,7 @@ class Call:
             for header, payload in self._decoder.feed(data):
                 self._take(header, payload)
         except NONSENSE as error:
-            raise SandboxGone(f"the sandbox answered nonsense: {error!r}") from error
+            raise malformed(f"verb {self._request.get('verb')!r}", error) from error
 
     def hung_up(self) -> None:
         """The peer closed before it had answered, while the sandbox lives.
@@ -84,6 +84,20 @@ class Call:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise_error(self._error)
+
+
+def malformed(what: str, error: Exception) -> SandboxGone:
+    """The error for an answer that breaks the protocol.
+
+    Args:
+        what: the request that it answers.
+        error: what taking it apart raised.
+    """
+    return SandboxGone(
+        f"the sandbox's answer to {what} is malformed: {error!r}",
+        reason="a command inside took over the process that answers, or it runs another version of MiniSandbox",
+        hint="stop the sandbox and create another; report a bug if nothing hostile ran in it",
+    )
 
 
 T = TypeVar("T")
