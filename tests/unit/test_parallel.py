@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from minisandbox import errors
 from minisandbox.pool import as_finished
+from minisandbox.pool.threads import Threads
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3, 50])
@@ -66,3 +68,31 @@ def test_who_stops_asking_gets_nothing_more() -> None:
     for worker in [thread for thread in threading.enumerate() if thread.name.startswith("worker-")]:
         worker.join(60)
     assert {*begun} <= {0, 1}
+
+
+def test_a_call_is_made_although_the_threads_are_closed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing between a call's two steps put the threads' end before it, and nobody ever made the call."""
+    threads = Threads(1, "test")
+    threads.submit(int).result(60)
+    put, closing = threads._calls.put, threading.Thread(target=threads.close)
+
+    def close_first(call: object) -> None:
+        monkeypatch.undo()
+        closing.start()
+        closing.join(0.2)  # it waits, where the two steps are one
+        put(call)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(threads, "_calls", Calls(threads._calls, close_first))
+    assert threads.submit(int, "7").result(60) == 7
+    closing.join(60)
+
+
+class Calls:
+    """A queue whose next call is put by a function of ours."""
+
+    def __init__(self, calls: object, put: Callable[[object], None]) -> None:
+        self._calls = calls
+        self.put = put
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._calls, name)

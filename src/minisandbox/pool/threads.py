@@ -64,7 +64,7 @@ class Threads:
                 thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        self._calls.put(call)
+            self._calls.put(call)  # with the lock: after close() no thread would take it
         return future
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
