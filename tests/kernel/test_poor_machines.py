@@ -45,6 +45,11 @@ NO_NETWORK_NAMESPACES = """
 enter_outer_namespace()
 Path("/proc/sys/user/max_net_namespaces").write_text("0")
 """
+NO_CAPABILITIES = """
+for number in range(41):
+    sc.prctl(sc.PR_CAPBSET_DROP, number)
+sc.capset(0)
+"""
 # What Docker's filter does without CAP_SYS_ADMIN: unshare(CLONE_NEWUSER) is EPERM (linux/filter.h, linux/seccomp.h).
 FILTERED = """
 import ctypes, os, struct
@@ -170,7 +175,8 @@ def path_without_newuidmap(tmp_path: Path) -> str:
         pytest.param(NO_USER_NAMESPACES, "sudo sysctl -w user.max_user_namespaces=65536", id="switched off"),
         pytest.param(
             APPARMOR,
-            "sudo sysctl -w user.max_user_namespaces=65536 kernel.apparmor_restrict_unprivileged_userns=0",
+            "sudo sysctl -w user.max_user_namespaces=65536 && "
+            + fixes._PROFILE.format(program=Path(sys.executable).resolve()),
             id="AppArmor",
         ),
     ],
@@ -183,6 +189,26 @@ def test_without_user_namespaces(tmp_path: Path, bend: str, fix: str) -> None:
     refused = typed(bend, tmp_path / "store", "sandbox", "run", "--", "true")
     assert refused.status in (HostError.exit_code, 11), refused.text
     assert "minisandbox doctor" in refused.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only uid 0 needs the capability")
+def test_root_without_capabilities(tmp_path: Path) -> None:
+    said = typed(NO_CAPABILITIES, tmp_path, "doctor")
+    assert said.status == HostError.exit_code, said.text
+    assert "without CAP_SETFCAP" in said.text
+    assert said.fix("user-namespaces") == fixes._CAPABILITY
+    refused = typed(NO_CAPABILITIES, tmp_path / "store", "sandbox", "run", "--", "true")
+    assert "without CAP_SETFCAP" in refused.text
+    assert "user namespaces are refused" not in refused.text
+
+
+@pytest.mark.parametrize(("release", "fix"), [("6.1.0-49-amd64", "boot a kernel >= 6.6"), ("6.12.1", "CONFIG_USER_NS")])
+def test_what_an_old_kernel_lacks(monkeypatch: pytest.MonkeyPatch, release: str, fix: str) -> None:
+    """There /proc and devices cannot be laid out in a tmpfs: user namespaces have nothing to do with it."""
+    monkeypatch.setattr("platform.release", lambda: release)
+    monkeypatch.setattr(fixes, "in_container", lambda: False)
+    assert fix in fixes.fix_for("private-proc")
+    assert (surroundings.kernel().status == "degraded") == ("6.6" in fix)
 
 
 def test_without_network_namespaces(tmp_path: Path) -> None:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import getpass
 import os
+import platform
+import re
 import shutil
+import sys
 from pathlib import Path
+
+from minisandbox.launch import syscalls
 
 _SYSCTLS = (
     # name, value that is in the way, value that is not
     ("kernel.unprivileged_userns_clone", "0", "1"),  # Debian, Arch
     ("user.max_user_namespaces", "0", "65536"),  # RHEL 7, hardened set-ups
-    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),  # Ubuntu from 23.10 on
+)
+_APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"  # Ubuntu from 23.10 on
+_PROFILE = (
+    "printf 'abi <abi/4.0>,\\nprofile minisandbox {program} flags=(unconfined) {{ userns, }}\\n' | "
+    "sudo tee /etc/apparmor.d/minisandbox && sudo apparmor_parser -r /etc/apparmor.d/minisandbox"
+)
+_SETFCAP = 1 << 31
+_CAPABILITY = (
+    "start the container with --cap-add SETFCAP (Kubernetes: capabilities: {add: [SETFCAP]}), or as an ordinary user"
 )
 _NETWORK = ("user.max_net_namespaces", "0", "65536")
 _CONTAINER = (
@@ -19,6 +32,16 @@ _CONTAINER = (
     "--security-opt apparmor=unconfined ... (Kubernetes: procMount: Unmasked, seccompProfile: Unconfined)"
 )
 _KERNEL = "boot a kernel >= {version} (see: uname -r)"
+
+
+IN_MEMORY = (6, 6)
+"""From here on tmpfs has user.* attributes and, for root, can be idmapped: what takes a sandbox's writes needs both."""
+
+
+def kernel_version() -> tuple[int, int]:
+    """The kernel's version; (0, 0) where the release does not begin with one."""
+    numbers = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def fix_for(name: str) -> str:
@@ -38,6 +61,8 @@ def fix_for(name: str) -> str:
         return _CONTAINER
     if name == "id-ranges":
         return _id_ranges()
+    if name in ("private-proc", "devices") and kernel_version() < IN_MEMORY:
+        return _KERNEL.format(version="6.6")
     return _FIXED.get(name, _CONTAINER if in_container() else _user_namespaces())
 
 
@@ -57,8 +82,13 @@ _FIXED = {
 
 def _user_namespaces() -> str:
     closed = [f"{name}={good}" for name, bad, good in _SYSCTLS if read_sysctl(name) == bad]
-    if closed:
-        return f"sudo sysctl -w {' '.join(closed)}"
+    lines = [f"sudo sysctl -w {' '.join(closed)}"] if closed else []
+    if read_sysctl(_APPARMOR) == "1":  # for this interpreter alone: the sysctl would lift it for every program
+        lines.append(_PROFILE.format(program=Path(sys.executable).resolve()))
+    if lines:
+        return " && ".join(lines)
+    if os.geteuid() == 0 and not syscalls.capget()[0] & _SETFCAP:
+        return _CAPABILITY
     if in_container():
         return _CONTAINER
     return "boot a kernel built with CONFIG_USER_NS, or ask what forbids it: sudo dmesg | tail"

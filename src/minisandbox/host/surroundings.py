@@ -17,7 +17,6 @@ from . import fixes, reaper
 
 _GIB = 1 << 30
 _OLDEST = (5, 12)  # mount_setattr(2), idmapped mounts
-_COMFORTABLE = (6, 6)  # user.* attributes on tmpfs
 _FILES = 4096  # what one sandbox's commands get by default
 _OWN_PROCESSES = 1024  # what one sandbox may have by default
 _PROCESSES = 4 * _OWN_PROCESSES
@@ -52,15 +51,12 @@ class Finding:
 
 def kernel() -> Finding:
     """The kernel's release."""
-    release = platform.release()
-    numbers = re.match(r"(\d+)\.(\d+)", release)
-    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-    detail = f"{platform.system()} {release} ({platform.machine()})"
+    version, detail = fixes.kernel_version(), f"{platform.system()} {platform.release()} ({platform.machine()})"
     newer = "boot a kernel >= 6.6"
     if platform.system() != "Linux" or version < _OLDEST:
         return Finding("missing", f"{detail}; at least Linux 5.12 is needed", newer)
-    if version < _COMFORTABLE:
-        return Finding("degraded", f"{detail}; from 6.6 on, writes can be kept in memory", newer)
+    if version < fixes.IN_MEMORY:
+        return Finding("degraded", f"{detail}; sandboxes keep what they write in memory, which needs 6.6", newer)
     return Finding("ok", detail)
 
 

@@ -134,6 +134,9 @@ def enter_outer_namespace(mappers: Sequence[str] = ()) -> int:
     for kind, number in (("uid", uid), ("gid", gid)):
         with contextlib.suppress(PermissionError):  # one of the two programs may have done its part
             sc.write_setting(f"/proc/self/{kind}_map", f"{OUTER_ID} {number} 1")
+    with open("/proc/self/uid_map", encoding="ascii") as table:
+        if not table.read() and uid == 0:  # an EPERM would count as a refusal of user namespaces
+            raise OSError(errno.EACCES, "uid 0 cannot be mapped into a user namespace without CAP_SETFCAP")
     return 1
 
 
