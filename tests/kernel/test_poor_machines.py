@@ -231,6 +231,7 @@ def test_a_refusal_that_only_a_sandbox_meets(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.kernel("sandbox")  # what it lacks is all it lacks
 def test_without_newuidmap(tmp_path: Path, path_without_newuidmap: str) -> None:
     said = typed(ORDINARY, tmp_path, "doctor", PATH=path_without_newuidmap)
     assert "there is no newuidmap" in said.text
@@ -246,6 +247,7 @@ def test_without_subordinate_ids(tmp_path: Path) -> None:
     assert said.fix("id-ranges") == "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 somebody"
 
 
+@pytest.mark.kernel("sandbox")  # what it lacks is all it lacks
 def test_without_control_groups(tmp_path: Path) -> None:
     said = typed(NO_CGROUPS, tmp_path, "doctor")
     assert "there are no groups for memory and pids at /sys/fs/cgroup" in said.text
