@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-kernels fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -44,6 +44,7 @@ help:
 	@echo "make soak-cluster  the same ten times"
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
+	@echo "make test-kernels  what depends on the kernel, on Debian's 6.12 in QEMU; as root; KERNELS='6.12', KERNELS_CACHE=DIR"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
 	@echo "make adversarial  270 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
@@ -153,6 +154,11 @@ test-skyrl: $(SKYRL_VENV)/.made
 
 $(SKYRL_VENV)/.made: tools/make-skyrl-venv
 	@tools/make-skyrl-venv "$(SKYRL_VENV)" "$(SKYRL_PYTHON)"
+
+# KERNELS: Debian 12 has 6.1 and 6.12. KERNELS_CACHE: where disks are kept. KERNELS_ARGS: --users, --tests, --pytest-args ...
+KERNELS ?= 6.12
+test-kernels: $(VENV)/.dev
+	@$(if $(KERNELS_CACHE),KERNELS_CACHE="$(KERNELS_CACHE)") "$(BIN)/python" -m tools.kernels $(KERNELS_ARGS) -- $(KERNELS)
 
 fuzz: $(VENV)/.dev
 	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/conformance/test_fuzz.py
