@@ -59,6 +59,12 @@ def test_parts_that_need_each_other() -> None:
             Recipe(**changes)
 
 
+@pytest.mark.parametrize(("name", "version"), [("a b", "1"), ("", "1"), ("attrs", ""), ("attrs", "1 0")])
+def test_archives_that_are_none_say_how_to_name_one(name: str, version: str) -> None:
+    with pytest.raises(InvalidValue, match=r"is not a (project's name|version of attrs).*write it"):
+        SdistSource(name, version, "0" * 64)
+
+
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../b", ".git/config", "a\0b", "a\nb"])
 def test_hidden_paths_stay_inside(path: str) -> None:
     with pytest.raises(InvalidValue, match="not a path in the repository"):
@@ -145,7 +151,7 @@ def test_files_that_together_are_too_large_are_no_source(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("url", [" {}", "\n{}", "{}\t", "\x1f{}", "{}\x7f", "fi\nle://{}", " file://{}", "{}\u00a0"])
 def test_an_address_means_one_thing(url: str) -> None:
     """What urllib drops of it would have it named like another one, of which there may be a mirror."""
-    with pytest.raises(InvalidValue, match="is not a repository's URL or path"):
+    with pytest.raises(InvalidValue, match=r"is not a repository's URL or path.*write https://HOST/OWNER/NAME"):
         GitSource(url.format("/mine/private"), "0" * 40)
     assert GitSource("/mine/of two words", "0" * 40).url == "/mine/of two words"
 

@@ -43,9 +43,11 @@ class SdistSource:
     def __post_init__(self) -> None:
         """Check the fields."""
         if _PROJECT.fullmatch(self.name) is None:
-            raise InvalidValue(f"{self.name!r} is not a project's name")
+            raise InvalidValue(
+                f"{self.name!r} is not a project's name", hint="write it as the package index has it, like 'attrs'"
+            )
         if not self.version or any(c.isspace() or c == "/" for c in self.version):
-            raise InvalidValue(f"{self.version!r} is not a version of {self.name}")
+            raise InvalidValue(f"{self.version!r} is not a version of {self.name}", hint="write it like '23.1.0'")
         if _SHA256.fullmatch(self.sha256) is None:
             raise InvalidValue(
                 f"{self.sha256!r} is not the sha256 of {self.name} {self.version}",
@@ -70,7 +72,10 @@ class GitSource:
         # urllib drops blanks at its beginning, and tabs and newlines anywhere: it would be another address to some
         odd = self.url != self.url.strip() or any(not sign.isprintable() for sign in self.url)
         if not self.url or odd or self.url.startswith("-") or "::" in self.url:
-            raise InvalidValue(f"{shown(self.url)!r} is not a repository's URL or path")
+            raise InvalidValue(
+                f"{shown(self.url)!r} is not a repository's URL or path",
+                hint="write https://HOST/OWNER/NAME, ssh://HOST/PATH or a path, without blanks around it",
+            )
         if _COMMIT.fullmatch(self.commit) is None:
             raise InvalidValue(
                 f"{self.commit!r} is not a full commit", hint="give all 40 hexadecimal digits: git rev-parse NAME"

@@ -139,9 +139,9 @@ git ls-files --others --directory --exclude-from=.git/info/exclude -z | sed -z -
 [ ! -s /tmp/build/ignored ] || cat /tmp/build/ignored >> .git/info/exclude
 rm -rf .git/logs .git/COMMIT_EDITMSG .git/ORIG_HEAD .git/FETCH_HEAD
 
-# One commit, everything reachable, nothing changed: or there is no image.
+# One commit, everything reachable, nothing changed: or there is no image. (Git itself wrote the blobs: none is read again.)
 git status --porcelain > /tmp/build/status
-git fsck --unreachable --no-reflogs --no-progress > /tmp/build/unreachable
+git fsck --connectivity-only --unreachable --no-reflogs --no-progress > /tmp/build/unreachable
 if [ "$(git rev-list --all --count)" != 1 ] || [ "$(git for-each-ref | wc -l)" != 1 ] ||
     [ -s /tmp/build/status ] || [ -s /tmp/build/unreachable ] || [ -n "$(git remote)" ]; then
     echo "the repository is not one clean commit:"
