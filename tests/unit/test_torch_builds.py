@@ -45,7 +45,7 @@ def interpreter() -> Interpreter:
 def test_it_is_part_of_the_hash_where_it_can_matter(interpreter: Interpreter) -> None:
     def definitions(recipe: Recipe) -> list[object]:
         steps = python_step(interpreter, recipe), requirements_step(recipe, interpreter)
-        return [one.definition for one in (*steps, install_step(recipe, interpreter, str))]
+        return [one.definition for one in (*steps, install_step(recipe, interpreter, ""))]
 
     plain = Recipe(python="3.11", requirements=("torch==2.3.1",))
     one, other = definitions(plain), definitions(replace(plain, torch_backend="cpu"))
