@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -142,6 +145,7 @@ def test_the_benchmarks_parser_and_rules_judge_a_log() -> None:
 
 
 def test_a_parser_that_hangs_is_ended_and_the_next_one_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.parse("swebench:pallets/flask", "PASSED a\n")  # a process that is new has more time
     monkeypatch.setattr(harness, "PARSE_TIMEOUT", 0.0)
     with pytest.raises(HarnessError, match="too long"):
         harness.judge("swebench:pallets/flask", "x" * 10_000_000, [], [])
@@ -191,3 +195,53 @@ def test_what_pytest_prints_of_a_test_is_not_always_what_it_calls_it() -> None:
     assert node_id("tests/test_x.py::test_y[../z/]") == "tests/test_x.py::test_y[../z/]"
     assert file_of("../dev/tests/test_x.py::test_y") == "tests/test_x.py"
     assert file_of("test_x (tests.test_y.Case)") == ""
+
+
+def test_a_log_that_stalls_its_parser_holds_no_other_grading_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was one process under one lock: every grading waited until the stalled one had taken its minute."""
+    monkeypatch.setattr(harness, "PATIENCE", 0.1)
+    harness.parse("swebench:pallets/flask", "PASSED a\n")  # a process that is ready
+    stalled, ended = threading.Event(), threading.Event()
+    exchange = harness._Server.exchange
+
+    def slow(server: harness._Server, request: bytes, timeout: float) -> bytes:
+        if b"stall" in request:
+            stalled.set()
+            assert ended.wait(300)
+        return exchange(server, request, timeout)
+
+    monkeypatch.setattr(harness._Server, "exchange", slow)
+    with ThreadPoolExecutor() as threads:
+        late = threads.submit(harness.parse, "swebench:pallets/flask", "PASSED stall\n")
+        assert stalled.wait(300)
+        others = [threads.submit(harness.parse, "swebench:pallets/flask", f"PASSED t{n}\n") for n in range(3)]
+        assert [one.result(300) for one in others] == [{f"t{n}": "PASSED"} for n in range(3)]
+        assert not late.done()
+        ended.set()
+        assert late.result(300) == {"stall": "PASSED"}
+    harness.close()
+
+
+def test_no_more_processes_are_started_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that are no longer needed are ended."""
+    monkeypatch.setattr(harness, "PATIENCE", 0.0)
+    monkeypatch.setattr(harness, "MOST", 3)
+    at_once, most, lock = 0, 0, threading.Lock()
+
+    def exchange(_: harness._Server, request: bytes, timeout: float) -> bytes:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.02)
+        with lock:
+            at_once -= 1
+        return request
+
+    monkeypatch.setattr(harness._Server, "exchange", exchange)
+    pool = harness._Pool()
+    with ThreadPoolExecutor(12) as threads:
+        assert list(threads.map(lambda n: pool.exchange(b"%d" % n, 1.0), range(60))) == [b"%d" % n for n in range(60)]
+    assert most == 3
+    assert len(pool._idle) <= 2
+    assert pool._busy == []

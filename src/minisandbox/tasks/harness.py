@@ -1,7 +1,8 @@
 """The benchmarks' own packages (``swebench``, ``swesmith``): how their rows are built and tested, and what a log says.
 
-They run in a process of their own, made when it is first needed and kept until this one ends: importing them takes
-seconds and reads tokens, and the logs that their parsers read were written by whoever is graded.
+They run in processes of their own, made when they are first needed and kept until this one ends: importing them takes
+seconds and reads tokens, and the logs that their parsers read were written by the code that is graded. One process is
+enough as a rule. While a log stalls it, other gradings get another one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ from minisandbox.tasks.languages import not_python
 
 START_TIMEOUT = 120.0
 PARSE_TIMEOUT = 60.0
+PATIENCE = 5.0
+"""Seconds to wait for a busy process before another one is started: more than most logs take."""
+MOST = 8
+"""Processes at once; so many stalled logs hold all gradings, until the first of them has taken its time."""
+_KEPT = 2
 _EXTRA = "swe"
 
 
@@ -107,7 +113,7 @@ def specification(repo: str, version: str, test_patch: str) -> Specification:
         MissingExtra: the package is not installed.
         HarnessError: it could not say.
     """
-    answer = _the_server().ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
+    answer = _ask("specification", START_TIMEOUT, repo=repo, version=version, test_patch=test_patch)
     found = answer["specification"]
     if found is None:
         known = ", ".join(answer["versions"]) or "none at all"
@@ -141,8 +147,8 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
         HarnessError: it could not say.
     """
     row = {"instance_id": instance_id, "FAIL_TO_PASS": list(fail_to_pass), "PASS_TO_PASS": list(pass_to_pass)}
-    found = _the_server().ask("profile", START_TIMEOUT, row=row)
-    if found is None:
+    found = _ask("profile", START_TIMEOUT, row=row)
+    if not found:
         raise NotFound(f"swesmith has no profile for {instance_id!r}")
     if not found["python"]:
         raise not_python("instance_id", f"is {instance_id!r}, whose repository swesmith does not test with Python")
@@ -171,7 +177,7 @@ def judge(parser: str, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequ
         MissingExtra: the package is not installed.
         HarnessError: the parser could not read the log, or needed longer than :data:`PARSE_TIMEOUT`.
     """
-    answer = _the_server().ask(
+    answer = _ask(
         "judge",
         PARSE_TIMEOUT,
         parser=parser,
@@ -187,44 +193,92 @@ def judge(parser: str, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequ
 
 def parse(parser: str, log: str) -> dict[str, str]:
     """Return every test that a log tells of, with the parser's word; arguments and errors as for :func:`judge`."""
-    return dict(_the_server().ask("parse", PARSE_TIMEOUT, parser=parser, log=log)["statuses"])
+    return dict(_ask("parse", PARSE_TIMEOUT, parser=parser, log=log)["statuses"])
 
 
 def close() -> None:
-    """End the process of the benchmarks' own code, if there is one; the next question starts another."""
-    for server in _servers.values():
-        server.end()
+    """End the processes of the benchmarks' own code that are idle; the next question starts another."""
+    for pool in _pools.values():
+        pool.end_idle()
+
+
+def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
+    """Have the other side do something; returns its answer, an object."""
+    request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
+    answer = json.loads(_the_pool().exchange(request, timeout))
+    if "error" not in answer:
+        return dict(answer["answer"])
+    if answer["kind"] == "missing":
+        raise MissingExtra(
+            "SWE-bench and SWE-smith tasks need the benchmarks' own packages",
+            reason=answer["error"],
+            hint=f"pip install 'swe-minisandbox[{_EXTRA}]'",
+        )
+    raise HarnessError(f"the benchmark's own code failed at {operation!r}", reason=answer["error"])
+
+
+class _Pool:
+    """The other processes. Each serves one request at a time."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._idle: list[_Server] = []
+        self._busy: list[_Server] = []
+
+    def exchange(self, request: bytes, timeout: float) -> bytes:
+        """Return the answer to a request, each a line; it may take so many seconds once a process is free."""
+        server = self._take()
+        try:
+            return server.exchange(request, timeout)
+        finally:
+            self._give_back(server)
+
+    def end_idle(self) -> None:
+        with self._changed:
+            idle, self._idle = self._idle, []
+        for server in idle:
+            server.end()
+
+    def end(self) -> None:
+        for server in (*self._idle, *self._busy):
+            server.end()
+
+    def _take(self) -> _Server:
+        with self._changed:
+            if self._busy:
+                self._changed.wait_for(lambda: self._idle, PATIENCE)
+            self._changed.wait_for(lambda: self._idle or len(self._busy) < MOST)  # each of those has a deadline
+            server = self._idle.pop() if self._idle else _Server()
+            self._busy.append(server)
+        return server
+
+    def _give_back(self, server: _Server) -> None:
+        with self._changed:
+            self._busy.remove(server)
+            surplus = len(self._idle) >= _KEPT
+            if not surplus:
+                self._idle.append(server)
+            self._changed.notify()
+        if surplus:
+            server.end()
 
 
 class _Server:
-    """The other process; one request at a time."""
+    """One other process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting = bytearray()
 
-    def ask(self, operation: str, timeout: float, **arguments: Any) -> Any:
-        request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
-        with self._lock:
-            fresh = self._process is None or self._process.poll() is not None
-            if fresh:
-                self._start()
-            try:
-                line = self._exchange(request, time.monotonic() + timeout + (START_TIMEOUT if fresh else 0))
-            except BaseException:  # an answer that comes later must not be taken for another request's
-                self.end()
-                raise
-        answer = json.loads(line)
-        if "error" not in answer:
-            return answer["answer"]
-        if answer["kind"] == "missing":
-            raise MissingExtra(
-                "SWE-bench and SWE-smith tasks need the benchmarks' own packages",
-                reason=answer["error"],
-                hint=f"pip install 'swe-minisandbox[{_EXTRA}]'",
-            )
-        raise HarnessError(f"the benchmark's own code failed at {operation!r}", reason=answer["error"])
+    def exchange(self, request: bytes, timeout: float) -> bytes:
+        fresh = self._process is None or self._process.poll() is not None
+        if fresh:
+            self._start()
+        try:
+            return self._exchange(request, time.monotonic() + timeout + (START_TIMEOUT if fresh else 0))
+        except BaseException:  # an answer that comes later must not be taken for another request's
+            self.end()
+            raise
 
     def end(self) -> None:
         process, self._process = self._process, None
@@ -286,13 +340,12 @@ def _write(target: int, data: memoryview) -> int:
         raise HarnessError("the process of the benchmark's own code ended") from error
 
 
-_servers: dict[int, _Server] = {}
+_pools: dict[int, _Pool] = {}
 
 
-def _the_server() -> _Server:
-    """The process of this one; a fork of this one has its own."""
-    server = _servers.get(os.getpid())
-    if server is None:
-        server = _servers[os.getpid()] = _Server()
-        atexit.register(server.end)
-    return server
+def _the_pool() -> _Pool:
+    """The processes of this one; a fork of this one has its own."""
+    pool = _Pool()
+    if (found := _pools.setdefault(os.getpid(), pool)) is pool:
+        atexit.register(pool.end)
+    return found

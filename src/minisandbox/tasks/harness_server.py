@@ -47,12 +47,12 @@ def _specification(repo: str, version: str, test_patch: str) -> dict[str, Any]:
     }
 
 
-def _profile(row: dict[str, Any]) -> dict[str, Any] | None:
-    """What SWE-smith says of how a row is built and tested; None where it does not know its repository."""
+def _profile(row: dict[str, Any]) -> dict[str, Any]:
+    """What SWE-smith says of how a row is built and tested; nothing where it does not know its repository."""
     registry = importlib.import_module("swesmith.profiles").registry
     name = row["instance_id"].rsplit(".", 1)[0]
     if name not in registry.keys():  # noqa: SIM118 - it is no dict
-        return None
+        return {}
     profile = registry.get(name)
     if not getattr(profile, "python_version", ""):
         return {"python": ""}
