@@ -158,9 +158,13 @@ class Network:
         if self.mode not in ("off", "allow", "host"):
             raise InvalidValue(f"network {self.mode!r}", hint="use Network.off(), Network.allow(...) or Network.host()")
         if (self.mode == "allow") != bool(self.hosts):
-            raise InvalidValue("hosts and Network.allow() go together", hint="name at least one host, or use off()")
+            what = "Network.allow() has no host" if self.mode == "allow" else f"network {self.mode!r} has hosts"
+            raise InvalidValue(what, hint="Network.allow('example.org') for some hosts, Network.off() for none")
         if len(self.hosts) > _MOST_HOSTS:
-            raise InvalidValue(f"{len(self.hosts)} hosts", hint=f"give at most {_MOST_HOSTS}; '*.suffix' is one")
+            raise InvalidValue(
+                f"Network.allow() has {len(self.hosts)} hosts, more than {_MOST_HOSTS}",
+                hint="replace names below one domain by '*.example.org', which counts as one",
+            )
         object.__setattr__(self, "hosts", tuple(dict.fromkeys(map(_checked_host, self.hosts))))
 
     @classmethod

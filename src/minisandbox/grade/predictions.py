@@ -171,7 +171,11 @@ def _prediction(entry: object, place: str, *, key: str | None = None) -> Predict
             f"{place}: it has no instance_id", reason="it is not a prediction", hint="each names its task"
         )
     if not _is_text(name):
-        raise PredictionError(f"{place}: its instance_id has half of a surrogate pair", reason="no task has such an id")
+        raise PredictionError(
+            f"{place}: its instance_id {name!a} has an unpaired surrogate",
+            reason="it is not valid Unicode, so it is no task's id",
+            hint="write the id as the task set has it",
+        )
     if isinstance(entry, dict) and key is not None and name != key:
         raise PredictionError(f"{place}: its instance_id is {name!r}", reason="it was put under another task's id")
     problem, data = _problem(entry, fields), b""
@@ -195,7 +199,7 @@ def _problem(entry: object, fields: Mapping[str, object]) -> str:
             return f"has a {field} of type {type(fields[field]).__name__}, not text"
     model = fields.get("model_name_or_path")
     if isinstance(model, str) and not _is_text(model):
-        return "has a model_name_or_path with half of a surrogate pair"
+        return "has a model_name_or_path with an unpaired surrogate, which is not valid Unicode"
     return ""
 
 

@@ -252,7 +252,12 @@ def _tokens(body: Mapping[str, object], choice: Mapping[str, object]) -> Tokens 
     except (TypeError, KeyError, OverflowError) as error:
         raise InvalidValue(f"the answer's tokens cannot be read: {error}") from None
     if not math.isfinite(sum(values)) or max(values, default=0.0) > 1e-3:
-        raise InvalidValue("the answer has a log-probability that is none")
+        wrong = next((value for value in values if not math.isfinite(value) or value > 1e-3), math.inf)
+        raise InvalidValue(
+            f"the answer has {wrong} as a log-probability",
+            reason="the engine computed NaN or infinity, or reports something else: log-probabilities are 0 or less",
+            hint="look at the engine's log; a wrong dtype or broken weights cause this",
+        )
     return tokens
 
 
