@@ -111,7 +111,7 @@ def grade_cases(
         base = workspace_for(task, image, timeout)
         place = Recorded(base.image, base.task, base.files, base.timeout, base.limits, references=recorded)
         case = _graded(place, variant, patch, key, out)
-        if case.verdict != Verdict.INFRA_ERROR:
+        if case.verdict not in (Verdict.UNCONFIRMED, Verdict.INFRA_ERROR):
             write_whole(file, json.dumps(asdict(case), indent=1).encode() + b"\n")
         yield case
 
