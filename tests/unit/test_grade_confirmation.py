@@ -165,7 +165,7 @@ def test_forgery_in_a_confirming_run_is_tampering(place: Place, reason: Reason) 
     assert (found.verdict, found.reason) == (Verdict.TAMPERED, reason), found
 
 
-@pytest.mark.parametrize("reason", ACCIDENTS)
+@pytest.mark.parametrize("reason", [*ACCIDENTS, Reason.INTERNAL_ERROR])
 def test_a_forged_pass_earns_nothing_where_the_reference_cannot_be_run(place: Place, reason: Reason) -> None:
     """Whoever slows the machine down so that the control fails too gets no reward for it."""
     forged = replace(place, add=lambda *_: Equal())

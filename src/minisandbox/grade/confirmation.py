@@ -95,9 +95,7 @@ class Confirmation:
         """Look whether functions that judge the tests were replaced while they ran, which the reference does not do."""
         if not run.report.changed:
             return
-        control = self._twice(reference_change(self._task), None)
-        if control.doubt is not None:
-            raise _UnconfirmedError("the reference's own run", control.doubt)
+        control = self._control("the run of the tests", None)
         foreign = tuple(name for name in run.report.changed if name not in control.report.changed)
         if foreign:
             raise _TamperedError(Reason.RUNNER_CHANGED, f"while the tests ran, it changed {_some(foreign)}")
@@ -124,7 +122,7 @@ class Confirmation:
         if not spared:
             return True
         control = self._control(what, files)
-        without = tests if control is None else _not_seen(_FAILING, control, tests)
+        without = _not_seen(_FAILING, control, tests)
         foreign = tuple(test for test in spared if test not in without)
         if foreign and not _seen(_PASSING, run, foreign):  # skipped or missing, perhaps by chance
             again = self._run(what, files)
@@ -143,7 +141,7 @@ class Confirmation:
             if not lost:
                 return
         control = self._control(what, files)
-        foreign = () if control is None else _seen(_PASSING, control, lost)
+        foreign = _seen(_PASSING, control, lost)
         if foreign:
             detail = f"tests that passed did not under other names: {_some(foreign)}"
             raise _TamperedError(Reason.SENTINEL_WRONG, detail)
@@ -160,8 +158,7 @@ class Confirmation:
             failed = () if run is None else self._failed(run, failed)
             if not failed:
                 return
-        control = self._control(what, compared)
-        allowed = failed if control is None else self._failed(control, failed)
+        allowed = self._failed(self._control(what, compared), failed)
         foreign = tuple(test for test in failed if test not in allowed)
         if foreign:
             detail = f"these pass only where its own values say what they are equal to or near: {_some(foreign)}"
@@ -186,21 +183,28 @@ class Confirmation:
         if run.doubt is None:
             return run
         doubt = run.doubt
+        if doubt.reason in ACCIDENTS:
+            raise _UnconfirmedError(what, doubt)
         if doubt.reason is not Reason.REPORT_DAMAGED:  # the submission alone can do that
-            if doubt.reason in ACCIDENTS:
-                raise _UnconfirmedError(what, doubt)
-            if self._control(what, edited) is None:
+            control = self._twice(reference_change(self._task), edited)
+            if control.doubt is not None and control.doubt.reason not in ACCIDENTS:
                 return None
+            if control.doubt is not None:
+                raise _UnconfirmedError(f"{what}, made with the reference,", control.doubt)
         if doubt.reason.verdict is Verdict.TAMPERED:
             raise _TamperedError(doubt.reason, f"{what}: {doubt.detail}")
         raise _UnconfirmedError(what, doubt)
 
-    def _control(self, what: str, edited: Mapping[str, bytes]) -> SuiteRun | None:
-        """Run the reference on edited test files; returns as :meth:`_run`."""
+    def _control(self, what: str, edited: Mapping[str, bytes] | None) -> SuiteRun:
+        """Run the reference on edited test files, to compare it with a run of the submission.
+
+        Raises:
+            _UnconfirmedError: it is not believed, twice.
+        """
         run = self._twice(reference_change(self._task), edited)
-        if run.doubt is not None and run.doubt.reason in ACCIDENTS:
+        if run.doubt is not None:
             raise _UnconfirmedError(f"{what}, made with the reference,", run.doubt)
-        return run if run.doubt is None else None
+        return run
 
     def _twice(self, change: Change, edited: Mapping[str, bytes] | None) -> SuiteRun:
         """Run once, and once more if that is not believed; after a timeout with three times the time."""
