@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,17 @@ from typing import cast
 import pytest
 from tests.unit.training_tools import trajectory
 
+from minisandbox.agents import open_agent
 from minisandbox.cli.main import main
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import Evaluated, Evaluation, Grade, Prediction, Reason, Verdict, evaluation_report
 from minisandbox.grade.evaluation_report import harness_report, write_evaluation_reports
+from minisandbox.images import Image
 from minisandbox.integrations.skyrl.config import SandboxOptions
 from minisandbox.integrations.skyrl.output import Ended, metrics_of, output_of
 from minisandbox.rollouts import KnownGrades, RunDirectory, RunReader, Setup
+from minisandbox.rollouts.draft import Draft
+from minisandbox.rollouts.rollout import finish
 from minisandbox.rollouts.sweagent import report as sweagent_report
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.train.config import Groups, Policy
@@ -63,6 +68,23 @@ def test_training_data_has_it_neither_as_solved_nor_as_failed() -> None:
     exported = sweagent_report(ROLLOUT)
     assert (exported["resolved"], exported["reward"], exported["verdict"]) == (None, None, "unconfirmed")
     assert reward_of(exported) is None
+
+
+def test_a_rollout_that_ends_so_is_no_failure_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is graded once, and no phase is said to have failed."""
+    asked: list[bytes] = []
+
+    def grade(_task: Task, _image: object, submission: bytes, **_: object) -> Grade:
+        asked.append(submission)
+        return GRADE
+
+    monkeypatch.setattr(sys.modules["minisandbox.rollouts.rollout"], "grade", grade)
+    task = next(iter(TaskSet.load("quickstart")))
+    draft = Draft(task, ("image", "key"), Setup(agent=open_agent("oracle")), 0)
+    draft.submission = b"diff"
+    found = finish(draft, cast("Image", None), tries=3)
+    assert (found.unconfirmed, found.reward, found.failure, found.tries) == (True, None, None, ())
+    assert asked == [b"diff"]
 
 
 def test_equal_submissions_do_not_share_it() -> None:
