@@ -73,8 +73,8 @@ def test_each_prediction_gets_what_it_is_worth(smith: Task, smith_image: Image, 
     assert report["error_ids"] == ["calc__b1", "calc__gone"]
     assert report["incomplete_ids"] == ["calc__b3"]
     repos = json.loads((tmp_path / "r" / "evaluation.json").read_text())["repos"]
-    assert repos["example/a"] == {"tasks": 2, "predictions": 2, "resolved": 1, "accuracy": 0.5}
-    assert repos["example/b"] == {"tasks": 3, "predictions": 2, "resolved": 0, "accuracy": 0.0}
+    assert repos["example/a"] == {"tasks": 2, "predictions": 2, "resolved": 1, "unconfirmed": 0, "accuracy": 0.5}
+    assert repos["example/b"] == {"tasks": 3, "predictions": 2, "resolved": 0, "unconfirmed": 0, "accuracy": 0.0}
 
     logs = tmp_path / "r" / "logs"
     assert (logs / "calc__a1" / "patch.diff").read_text() == FIX
