@@ -35,7 +35,7 @@ from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.types import Limits, MiB
 
-_BUSY = "while True: pass"
+_BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 _ALLOWED = (Verdict.RESOLVED, Verdict.UNCONFIRMED, Verdict.INFRA_ERROR)
 _MEMORY = tuple(int(16 * MiB * 1.25**step) for step in range(26))  # up to 4 GiB
 
