@@ -100,9 +100,12 @@ def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connecti
     stale or half written. A directory that cannot be written has no place for the files that readers share, if a writer
     has not made them there; then nobody writes, and ``immutable`` is right (sqlite.org/wal.html#read_only_databases).
     """
-    options = {"timeout": wait, "isolation_level": None, "check_same_thread": False, "uri": True}
     uri = "file::memory:" if path is None else path.absolute().as_uri()
-    made = sqlite3.connect(f"{uri}?mode=ro" if readonly else uri, **options)
+
+    def opened(mode: str) -> sqlite3.Connection:
+        return sqlite3.connect(f"{uri}{mode}", timeout=wait, isolation_level=None, check_same_thread=False, uri=True)
+
+    made = opened("?mode=ro" if readonly else "")
     if readonly and path is not None:
         try:
             made.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -110,7 +113,7 @@ def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connecti
             made.close()
             if os.access(path.parent, os.W_OK) or path.with_name(f"{path.name}-wal").exists():
                 raise
-            made = sqlite3.connect(f"{uri}?immutable=1", **options)
+            made = opened("?immutable=1")
     return made
 
 
