@@ -24,8 +24,8 @@ from minisandbox.train.running import (
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import Trainer
+    from peft import LoraConfig, PeftModel
+    from transformers import PreTrainedModel, Trainer
     from trl import SFTTrainer
 
 MAY_CHANGE = frozenset(
@@ -245,13 +245,28 @@ def lora_of(lora: Lora) -> LoraConfig | None:
 
 
 def save_policy(trainer: Trainer, run: TrainingRun) -> None:
-    """Save the trained model whole; of LoRA also the adapter alone."""
+    """Save the trained model whole; of LoRA also the adapter alone.
+
+    Every process calls it: where processes share the weights (FSDP, ZeRO-3), the first one gathers them from all.
+    """
+    accelerator = trainer.accelerator
+    weights = accelerator.get_state_dict(trainer.model_wrapped)
     if not trainer.is_world_process_zero():
         return
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = accelerator.unwrap_model(trainer.model)
     if hasattr(model, "merge_and_unload"):
-        model.save_pretrained(run.path / "adapter")
-        model = model.merge_and_unload()
+        model.save_pretrained(run.path / "adapter", state_dict=weights)
+        sharded = accelerator.distributed_type.value in ("FSDP", "DEEPSPEED")
+        model = _merged(model, run.path / "adapter") if sharded else model.merge_and_unload()
+        weights = model.state_dict()
     with run.new_model() as place:
-        model.save_pretrained(place)
+        model.save_pretrained(place, state_dict=weights)
         trainer.processing_class.save_pretrained(place)
+
+
+def _merged(model: PeftModel, adapter: Path) -> PreTrainedModel:
+    """Return a model's base, opened anew and whole, with its adapter merged into the weights."""
+    from peft import PeftModel  # noqa: PLC0415 - an extra
+
+    base, _ = open_policy(model.peft_config["default"].base_model_name_or_path)
+    return PeftModel.from_pretrained(base, adapter).merge_and_unload()
