@@ -22,17 +22,22 @@ class Score:
         step: optimiser steps before it.
         reward: the mean reward: the resolve rate.
         rollouts: how many had a reward.
-        failed: how many we failed at; they count nowhere.
+        failed: how many we failed at, also when they were done again; they count nowhere.
+        task_error: the standard error of the mean reward, clustered by task: rollouts of a task are alike. None where
+            there is one task, and in runs of earlier versions.
     """
 
     step: int
     reward: float
     rollouts: int
     failed: int
+    task_error: float | None = None
 
     @property
     def error(self) -> float:
-        """The standard error of a rate of so many rollouts."""
+        """The standard error of the mean reward; without that of tasks, as if rollouts were independent."""
+        if self.task_error is not None:
+            return self.task_error
         return math.sqrt(self.reward * (1 - self.reward) / self.rollouts) if self.rollouts else math.nan
 
 
@@ -66,28 +71,52 @@ class Evaluator:
         return bool(self._tasks) and all(one.step != step for one in self.scores())
 
     async def evaluate(self, step: int) -> None:
-        """Do the rollouts and keep their score."""
-        wanted = [
-            self._gatherer.wanted(task, attempt) for task in self._tasks for attempt in range(self._options.attempts)
-        ]
-        rewards = [one.reward for one in await self._gatherer.do(wanted)]
-        known = [one for one in rewards if one is not None]
+        """Do the rollouts, those that we failed at again, and keep their score."""
+        attempts = self._options.attempts
+        wanted = [self._gatherer.wanted(task, attempt) for task in self._tasks for attempt in range(attempts)]
+        results = await self._gatherer.do(wanted)
+        await self._gatherer.do_again(
+            results, lambda place, again: results[place].wanted.attempt % attempts + again * attempts
+        )
+        known = [(one.wanted.task, one.reward) for one in results if one.reward is not None]
         if not known:
-            self._tell(f"step {step}: not one of {len(rewards)} held-out rollouts has a reward")
+            self._tell(f"step {step}: not one of {len(results)} held-out rollouts has a reward")
             return
-        score = Score(step, sum(known) / len(known), len(known), len(rewards) - len(known))
+        reward = sum(one for _, one in known) / len(known)
+        score = Score(step, reward, len(known), len(results) - len(known), clustered_error(known))
         self._run.append(asdict(score), file=_FILE)
         lost = f"; {score.failed} failed on our side" if score.failed else ""
         self._tell(f"step {step}: {score.reward:.1%} of {score.rollouts} held-out rollouts resolved{lost}")
 
 
+def clustered_error(rewards: Sequence[tuple[str, float]]) -> float | None:
+    """Return the standard error of a mean reward whose rollouts are clustered by task; None for less than two tasks.
+
+    The sandwich estimator of a mean: arXiv 2411.00640, section 2.2, with G / (G - 1) for G clusters.
+
+    Args:
+        rewards: of each rollout, its task and its reward.
+    """
+    mean = sum(reward for _, reward in rewards) / len(rewards)
+    sums: dict[str, float] = {}
+    for task, reward in rewards:
+        sums[task] = sums.get(task, 0.0) + reward - mean
+    if len(sums) < 2:
+        return None
+    square = sum(one * one for one in sums.values()) * len(sums) / (len(sums) - 1)
+    return math.sqrt(square) / len(rewards)
+
+
 def scores_of(run: TrainingRun) -> list[Score]:
     """Return a run's evaluations."""
-    found = run.lines(_FILE)
-    return [
-        Score(int(str(o["step"])), float(str(o["reward"])), int(str(o["rollouts"])), int(str(o["failed"])))
-        for o in found
-    ]
+    return [score_from(line) for line in run.lines(_FILE)]
+
+
+def score_from(line: Mapping[str, object]) -> Score:
+    """Return the evaluation that a line of ``scores.jsonl`` stands for."""
+    step, reward, rollouts, failed = (str(line[name]) for name in ("step", "reward", "rollouts", "failed"))
+    error = line.get("task_error")
+    return Score(int(step), float(reward), int(rollouts), int(failed), None if error is None else float(str(error)))
 
 
 def draw_curve(curves: Mapping[str, Sequence[Score]], path: Path) -> None:

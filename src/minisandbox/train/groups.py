@@ -214,7 +214,7 @@ class Gatherer:
         rollouts: does them.
         groups: which make a step.
         workers: rollouts at once.
-        deadline: seconds of each.
+        deadline: seconds of each; one that takes longer has failed on our side. An agent is cut off before, and graded.
         seed: of all draws, where that is to be so; None: every draw is another.
         notice: is told what failed.
     """
@@ -267,17 +267,30 @@ class Gatherer:
         """Do the groups of tasks; returns them, and how many rollouts were done again."""
         size, first = self.groups.size, number * self.groups.size * (1 + self.groups.redo)
         results = await self.do([self.wanted(task, first + one) for task in tasks for one in range(size)])
-        redone = 0
+        redone = await self.do_again(results, lambda place, again: first + again * size + place % size)
+        parts = [tuple(results[start : start + size]) for start in range(0, len(results), size)]
+        return [Group(task, part) for task, part in zip(tasks, parts, strict=True)], redone
+
+    async def do_again(self, results: list[Result], attempt: Callable[[int, int], int]) -> int:
+        """Do those rollouts again that we failed at; what comes of them takes their places.
+
+        Args:
+            results: of all rollouts.
+            attempt: returns the number of a new attempt, by its place in them and how often it is done again.
+
+        Returns:
+            How many were done again.
+        """
+        count = 0
         for again in range(1, 1 + self.groups.redo):
             lost = [place for place, one in enumerate(results) if one.reward is None]
             if not lost:
                 break
-            redone += len(lost)
-            attempts = [(results[place].wanted.task, first + again * size + place % size) for place in lost]
-            for place, one in zip(lost, await self.do([self.wanted(*each) for each in attempts]), strict=True):
+            count += len(lost)
+            wanted = [self.wanted(results[place].wanted.task, attempt(place, again)) for place in lost]
+            for place, one in zip(lost, await self.do(wanted), strict=True):
                 results[place] = one
-        parts = [tuple(results[start : start + size]) for start in range(0, len(results), size)]
-        return [Group(task, part) for task, part in zip(tasks, parts, strict=True)], redone
+        return count
 
     def wanted(self, task: str, attempt: int) -> Wanted:
         """Return a rollout that is to be done."""
