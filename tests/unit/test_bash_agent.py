@@ -30,6 +30,7 @@ from minisandbox.agents import (
     View,
 )
 from minisandbox.agents.actions import MAX_TEXT
+from minisandbox.agents.observation import warning
 from minisandbox.errors import ModelRefused, ModelUnavailable
 from minisandbox.models import Completion, Message, Request, ScriptedModel, Tokens, ToolCall
 
@@ -295,6 +296,13 @@ def test_steps() -> None:
 def test_warnings_stand_in_corrections_too() -> None:
     _, record = reached(NOTHING, NOTHING, limits=AgentLimits(steps=2))
     assert observed(record)[0].endswith("\n[only 1 step left: submit before that]")
+
+
+def test_no_clock_is_read_into_the_policy() -> None:
+    """How much time is left depends on this machine's load."""
+    assert warning({"seconds": 1.0}, AgentLimits(seconds=100.0)) == ""
+    told = warning({"seconds": 1.0, "steps": 2.0}, AgentLimits(seconds=100.0, steps=75))
+    assert told == "[only 2 steps left: submit before that]"
 
 
 def test_tokens_context_and_cost() -> None:

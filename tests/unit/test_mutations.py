@@ -18,6 +18,7 @@ from minisandbox.grade import mutants as grade_mutants
 from minisandbox.grade.measurement import Measurement
 from minisandbox.grade.mutants import Mutating, Survey, clean_task, mutated_tasks
 from minisandbox.rollouts import KnownGrades
+from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.tasks import Form, Task, TaskSet, mutations
 from minisandbox.tasks.mutations import (
     Function,
@@ -205,6 +206,24 @@ def test_equal_submissions_are_graded_once_also_at_the_same_time() -> None:
     for other in (("j", "t", b"p"), ("i", "u", b"p"), ("i", "t", b"q")):
         known.of(*other, make)
     assert len(made) == 4
+
+
+def test_waiting_for_another_threads_grade_can_be_called_off() -> None:
+    known, began, go, cancellation = KnownGrades(), threading.Event(), threading.Event(), Cancellation()
+
+    def make() -> Grade:
+        began.set()
+        assert go.wait(30)
+        return graded(Reason.RESOLVED)
+
+    first = threading.Thread(target=lambda: known.of("i", "t", b"p", make))
+    first.start()
+    assert began.wait(30)
+    threading.Timer(0.1, cancellation.cancel).start()
+    with pytest.raises(CancelledError):
+        known.of("i", "t", b"p", make, cancellation)
+    go.set()
+    first.join(30)
 
 
 def test_a_failure_of_ours_is_not_kept() -> None:

@@ -9,7 +9,6 @@ from minisandbox.types import ExecResult, Outcome
 
 _UNITS: Mapping[LimitName, str] = {
     "steps": "{:.0f} steps",
-    "seconds": "{:.0f} seconds",
     "tokens": "{:.0f} tokens",
     "context": "{:.0f} tokens of context",
     "cost": "{:.2f} dollars",
@@ -60,7 +59,10 @@ def shortened(text: str, limit: int) -> str:
 
 
 def warning(left: Mapping[LimitName, float], limits: AgentLimits) -> str:
-    """Return a line that tells of the limits that are nearly reached, or "" where none is."""
+    """Return a line that tells of the limits that are nearly reached, or "" where none is.
+
+    Seconds are not told: a policy would read the load of this machine, and no rollout could be repeated.
+    """
     told = [_UNITS[name].format(amount) for name, amount in left.items() if _is_little(name, amount, limits)]
     told = ["1 step" if one == "1 steps" else one for one in told]
     return f"[only {', '.join(told)} left: submit before that]" if told else ""
@@ -68,4 +70,4 @@ def warning(left: Mapping[LimitName, float], limits: AgentLimits) -> str:
 
 def _is_little(name: LimitName, amount: float, limits: AgentLimits) -> bool:
     whole = getattr(limits, name)
-    return whole is not None and amount <= max(_SHARE * whole, _LAST_STEPS if name == "steps" else 0)
+    return name in _UNITS and whole is not None and amount <= max(_SHARE * whole, _LAST_STEPS if name == "steps" else 0)

@@ -31,7 +31,8 @@ class AgentLimits:
         steps: answers of the model.
         seconds: wall time of the agent's loop.
         tokens: sampled tokens, all answers together.
-        context: tokens of prompt and answer together, of one request.
+        context: tokens of prompt and answer together, of one request. They are known when the answer is there: what was
+            said since counts from the next answer on. An engine that has the same bound keeps it exactly.
         cost: US dollars.
     """
 

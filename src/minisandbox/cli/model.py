@@ -122,7 +122,9 @@ async def _serve(engine: TransformersEngine, args: argparse.Namespace) -> None:
 def run_proxy(args: argparse.Namespace) -> int:
     """Capture until interrupted, then write the rows."""
     if args.out is not None and not args.out.parent.is_dir():
-        raise InvalidValue(f"--out {args.out}: {args.out.parent} is no directory")
+        raise InvalidValue(
+            f"--out {args.out}: there is no directory {args.out.parent}", hint=f"mkdir -p {args.out.parent}"
+        )
     admin = os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(24)
     proxy = CaptureProxy(
         args.api_base,

@@ -46,7 +46,7 @@ def check_base(base: str) -> str:
         parts = urlsplit(base)
         parts.port  # noqa: B018 - the property raises where it is no number
     except ValueError as error:
-        raise InvalidValue(f"--api-base: {error}", hint=hint) from None
+        raise InvalidValue(f"--api-base is not an address: {error}", hint=hint) from None
     if "@" in parts.netloc or parts.query or parts.fragment:  # not shown: it may be a secret
         raise InvalidValue(
             "--api-base has a name, a password or a query in it",

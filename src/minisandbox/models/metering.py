@@ -50,7 +50,7 @@ class Budget:
     def __init__(self, dollars: float | None = None, tokens: int | None = None) -> None:
         for name, value in (("dollars", dollars), ("tokens", tokens)):
             if value is not None and not value > 0:
-                raise InvalidValue(f"a budget of {value!r} {name}", hint="give more than 0, or None for no limit")
+                raise InvalidValue(f"the budget in {name} is {value!r}", hint="give more than 0, or None for no limit")
         self._dollars = dollars
         self._tokens = tokens
         self._spent_dollars = 0.0

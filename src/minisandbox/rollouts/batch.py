@@ -231,8 +231,19 @@ class Batch:
 
     async def ended(self, job: Job, packed: Packed) -> None:
         """Keep a rollout that has ended; a cancellation does not keep it from being written."""
-        kept = await asyncio.shield(asyncio.wrap_future(self._writer.submit(self._run.keep, packed)))
+        keeping = self._writer.submit(self._run.keep, packed)
+        try:
+            kept = await asyncio.shield(asyncio.wrap_future(keeping))
+        except asyncio.CancelledError:
+            keeping.add_done_callback(self._kept_late)
+            raise
         self._note(job, kept)
+
+    def _kept_late(self, keeping: Future[Summary]) -> None:
+        """Let the batch end by what went wrong in writing a rollout that nobody waits for; in the writer's thread."""
+        error = None if keeping.cancelled() else keeping.exception()
+        if isinstance(error, Exception):
+            self._fault = self._fault or error
 
     def _note(self, job: Job, summary: Summary) -> None:
         job.stage, job.image = "ended", None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from minisandbox.grade import Grade
+from minisandbox.sandbox.cancellation import Cancellation
+
+_LOOK = 0.2
+"""Seconds between two looks whether waiting was called off."""
 
 
 class KnownGrades:
@@ -24,7 +29,14 @@ class KnownGrades:
         """Pickle an empty one: each node of a cluster has its own."""
         return KnownGrades, ()
 
-    def of(self, image: str, task: str, submission: bytes, make: Callable[[], Grade]) -> Grade:
+    def of(
+        self,
+        image: str,
+        task: str,
+        submission: bytes,
+        make: Callable[[], Grade],
+        cancellation: Cancellation | None = None,
+    ) -> Grade:
         """Return the grade of a submission, made if it is not known.
 
         Args:
@@ -32,6 +44,10 @@ class KnownGrades:
             task: the task's id.
             submission: the patch.
             make: grades; whatever it raises is raised.
+            cancellation: calls off the wait for the grade that another thread makes.
+
+        Raises:
+            CancelledError: it was called off.
         """
         key = (image, task, submission)
         with self._lock:
@@ -40,7 +56,7 @@ class KnownGrades:
             if known is None:
                 known = self._known[key] = Future()
         if not ours:
-            return known.result() or make()
+            return _awaited(known, cancellation) or make()
         found = None
         try:
             found = make()
@@ -52,3 +68,11 @@ class KnownGrades:
                 known.set_result(None)
             else:
                 known.set_result(found)
+
+
+def _awaited(known: Future[Grade | None], cancellation: Cancellation | None) -> Grade | None:
+    while True:
+        if cancellation is not None:
+            cancellation.check()
+        with contextlib.suppress(TimeoutError):
+            return known.result(_LOOK if cancellation is not None else None)

@@ -105,7 +105,9 @@ class RunReader:
     def __init__(self, path: Path) -> None:
         if not is_run(path):
             raise NotFound(
-                f"{path} has no rollouts", reason=f"there is no {NAME} in it", hint="give the directory of a run"
+                f"{path} is not the directory of a run",
+                reason=f"it has no {NAME}",
+                hint="give the directory that minisandbox rollout --out or train rl wrote: RUN/rollouts",
             )
         self.path = path
         self._database = RolloutDatabase(path / NAME, readonly=True) if (path / NAME).is_file() else None

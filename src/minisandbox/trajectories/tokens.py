@@ -32,6 +32,9 @@ def row_to_json(row: TokenRow) -> dict[str, object]:
     }
 
 
+_KEYS = {"turns", "length", "ids", "logprobs", "loss"}
+
+
 def row_from_json(value: object, place: str) -> TokenRow:
     """Return the row that JSON stands for.
 
@@ -42,8 +45,13 @@ def row_from_json(value: object, place: str) -> TokenRow:
     Raises:
         TrajectoryError: it is damaged.
     """
-    if not isinstance(value, dict) or set(value) != {"turns", "length", "ids", "logprobs", "loss"}:
-        raise TrajectoryError(f"{place} is no row of tokens")
+    if not isinstance(value, dict) or set(value) != _KEYS:
+        has = ", ".join(sorted(map(str, value))) if isinstance(value, dict) else type(value).__name__
+        raise TrajectoryError(
+            f"{place} is not a row of tokens",
+            reason=f"it must have {', '.join(sorted(_KEYS))}, and has {has or 'nothing'}",
+            hint="the file is damaged, or another program wrote it: export the run again",
+        )
     turns, length, loss = value["turns"], value["length"], value["loss"]
     if not isinstance(turns, list) or not all(type(turn) is int for turn in turns):
         raise TrajectoryError(f"{place}.turns are not numbers of turns")

@@ -1,6 +1,6 @@
 """vLLM in this process, in the place of the decoding loop: it draws, the engine around it knows the conversations.
 
-Not run with vLLM itself: that takes a GPU. What it calls is ``LLMEngine.add_request``, ``step`` and ``abort_request``.
+Tried with vLLM 0.32 on processors, not on a GPU. It calls ``LLMEngine.add_request``, ``step`` and ``abort_request``.
 """
 
 from __future__ import annotations
