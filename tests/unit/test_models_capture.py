@@ -106,24 +106,6 @@ def test_an_agent_sees_an_ordinary_api_and_everything_is_captured() -> None:
     asyncio.run(run())
 
 
-def test_what_a_model_was_forced_to_sample_carries_no_loss() -> None:
-    """Its log-probabilities are of the constrained distribution."""
-
-    async def run() -> None:
-        async with world() as (_, proxy, client):
-            access = proxy.session()
-            agent = Foreign(client, access)
-            await agent.post([USER], tool_choice="required")
-            (row,) = proxy.rows(access.key)
-            assert len(row.ids) > 0
-            assert not any(row.mask)
-            assert not any(row.logprobs)
-            await agent.post([USER], tool_choice="auto")
-            assert [any(row.mask) for row in proxy.rows(access.key)] == [False, True]
-
-    asyncio.run(run())
-
-
 def test_what_the_agent_asks_for_it_gets() -> None:
     async def run() -> None:
         async with world() as (_, proxy, client):

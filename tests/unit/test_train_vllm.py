@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
+from tests.unit.model_servers import answering
 from tests.unit.tiny_model import tiny_model, tiny_tokenizer
 from tests.unit.toy_setting import ToySetting, toy_config
 
@@ -20,8 +22,16 @@ from minisandbox.models import Message, OpenAIModel, Request, Sampling, TokenGra
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
 from minisandbox.models.engine.decoding import Decoder, Row
 from minisandbox.models.engine.vllm import VllmDecoder
+from minisandbox.train import engines
 from minisandbox.train.config import RlConfig, Vllm
-from minisandbox.train.engines import OwnEngine, ServedEngine, check_engine, open_engine, vllm_arguments
+from minisandbox.train.engines import (
+    OwnEngine,
+    ServedEngine,
+    check_engine,
+    open_engine,
+    served_name,
+    vllm_arguments,
+)
 from minisandbox.train.rl import train_rl
 
 pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("default")]
@@ -123,12 +133,60 @@ def test_trl_is_told_of_vllm(config: RlConfig) -> None:
     assert colocated["use_vllm"] is served["use_vllm"] is True
 
 
-def test_what_vllm_cannot_do_is_refused_before_anything_begins(config: RlConfig) -> None:
-    check_engine(config)
+@pytest.mark.parametrize(
+    ("platform", "cuda", "device", "mode", "said"),
+    [
+        ("cuda", True, "auto", "colocate", None),
+        ("cuda", True, "auto", "server", None),
+        ("cuda", True, "cpu", "colocate", "built for cuda"),
+        ("cuda", False, "auto", "colocate", "built for cuda"),
+        ("cuda", False, "auto", "server", "over NCCL"),
+        ("cpu", False, "auto", "colocate", None),
+        ("cpu", False, "cpu", "colocate", None),
+        ("cpu", False, "cpu", "server", "over NCCL"),
+        (None, True, "auto", "server", "not installed in the trainer's environment"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_before_anything_begins(
+    config: RlConfig, monkeypatch: pytest.MonkeyPatch, platform: str | None, cuda: bool, device: str, mode: str,
+    said: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(engines, "_vllm_platform", lambda: platform)
+    monkeypatch.setattr(engines, "_has_cuda", lambda: cuda)
+    config = replace(config, device=device, vllm=Vllm(mode=mode))
     with pytest.raises(InvalidValue, match="deterministic"):
         check_engine(replace(config, deterministic=True))
-    with pytest.raises(InvalidValue, match="cpu"):
-        check_engine(replace(config, device="cpu"))
+    if said is None:
+        check_engine(config)
+        return
+    with pytest.raises((InvalidValue, MissingExtra), match=said):
+        check_engine(config)
+
+
+@pytest.mark.parametrize(
+    ("models", "name"),
+    [
+        ([{"id": "policy", "root": "models/policy"}], "policy"),
+        ([{"id": "policy"}], "policy"),  # --served-model-name
+        ([{"id": "adapter"}, {"id": "models/policy"}], "models/policy"),
+        ([{"id": "a"}, {"id": "b"}], None),
+    ],
+)
+def test_a_server_may_know_the_model_by_another_name(models: list[dict[str, str]], name: str | None) -> None:
+    async def listed(_request: web.Request) -> web.Response:
+        return web.json_response({"data": models})
+
+    async def body() -> None:
+        app = web.Application()
+        app.router.add_get("/v1/models", listed)
+        async with answering(app) as url:
+            if name is not None:
+                assert await asyncio.to_thread(served_name, f"{url}/v1", "models/policy") == name
+                return
+            with pytest.raises(InvalidValue, match="does not serve models/policy; likely reason: it serves a, b"):
+                await asyncio.to_thread(served_name, f"{url}/v1", "models/policy")
+
+    asyncio.run(body())
 
 
 def test_a_missing_vllm_is_named_before_anything_begins(config: RlConfig, monkeypatch: pytest.MonkeyPatch) -> None:
