@@ -362,9 +362,9 @@ class TokenMismatch(TrainingError):
     """What is trained on is not what was sampled: the trainer's log-probabilities are not the sampler's.
 
     Attributes:
-        rollout: whose row it is.
-        position: the token's index in the row.
-        gap: how far they differ there.
+        rollout: whose row it is; empty where all rows of a step are compared together.
+        position: the index of the token that differs most; -1 for all rows together.
+        excess: the difference, over the one that is allowed.
     """
 
     exit_code = 51
@@ -375,14 +375,14 @@ class TokenMismatch(TrainingError):
         *,
         rollout: str = "",
         position: int = -1,
-        gap: float = math.inf,
+        excess: float = math.inf,
         reason: str | None = None,
         hint: str | None = None,
     ) -> None:
         super().__init__(what, reason=reason, hint=hint)
         self.rollout = rollout
         self.position = position
-        self.gap = gap
+        self.excess = excess
 
 
 # --- clusters (60) ----------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_settings_come_after_the_file(file: Path) -> None:
         ("precision: float8", "precision is 'float8'"),
         ("held_out_share: 1", "held_out_share is 1.0"),
         ("optimizer: {learning_rate: 0}", "learning_rate is 0"),
-        ("[1", "is no YAML"),
+        ("[1", "is not valid YAML"),
         ("epochs: 2\nepochs: 3", "epochs is there twice"),
         ("optimizer: {beta2: 0.9, beta2: 0.95}", "beta2 is there twice"),
     ],

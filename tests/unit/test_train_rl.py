@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import subprocess
 import sys
 from array import array
@@ -129,8 +128,8 @@ def test_failures_and_stragglers_do_not_end_a_step(config: RlConfig) -> None:
             return await self.inner.run(wanted)
 
     said: list[str] = []
-    config = replace(config, steps=1, policy=replace(config.policy, deadline=5.0), groups=Groups(tasks=2, size=6))
-    config = replace(config, micro_batch=6)
+    config = replace(config, steps=1, policy=replace(config.policy, deadline=4.0), rollout_deadline=5.0)
+    config = replace(config, groups=Groups(tasks=2, size=6), micro_batch=6)
     result = train_rl(config, ToySetting(wrap=Faulty), tell=said.append)
     assert result.steps == 1
     (line,) = lines(config)
@@ -339,7 +338,5 @@ def test_places_without_a_row_carry_no_loss() -> None:
         "prompt_ids": [[4], [0]], "completion_ids": [[5, 6], [0]],
         "logprobs": [[-1.0, 0.0], [0.0]], "env_mask": [[1, 0], [0]],
     }  # fmt: skip
-    assert weights([row], 4, "dr_grpo") == [2.0, 0.0, 0.0, 0.0]
-    assert weights([row], 4, "dapo") == [0.5, 0.0, 0.0, 0.0]
-    assert weights([], 2, "grpo") == [0.0, 0.0]
-    assert not any(math.isnan(one) for one in weights([row], 4, "grpo"))
+    assert weights([row], 4) == [0.5, 0.0, 0.0, 0.0], "the denominator is the same in every step"
+    assert weights([], 2) == [0.0, 0.0]

@@ -11,7 +11,17 @@ import pytest
 
 from minisandbox.errors import InvalidValue, TaskFileError, TokenMismatch, TrainingError
 from minisandbox.models import Message, Request, Sampling, TokenGraph
-from minisandbox.train.rows import TrainingRow, check_tokens, choose, collate, held_out, read_rows, shown_mask
+from minisandbox.train.rows import (
+    BFLOAT16,
+    FLOAT32,
+    TrainingRow,
+    check_tokens,
+    choose,
+    collate,
+    held_out,
+    read_rows,
+    shown_mask,
+)
 from minisandbox.trajectories.writing import write_rows
 
 
@@ -75,6 +85,54 @@ def test_another_context_shows(sampled: tuple[Any, TrainingRow]) -> None:
     ids[2] += 1
     with pytest.raises(TokenMismatch):
         check_tokens(model, [replace(one, ids=ids)], temperature=0.7)
+
+
+def bfloat16_rows() -> tuple[Any, list[TrainingRow]]:
+    """A model in bfloat16, and rows that it has sampled, several at once and with a cache."""
+    from tests.unit.tiny_model import tiny_engine  # noqa: PLC0415 - it skips where torch is not installed
+
+    engine = tiny_engine(scale=0.1)
+    engine.model.bfloat16()
+
+    async def sample(seed: int) -> list[TrainingRow]:
+        sampling = Sampling(max_tokens=40, seed=seed)
+        answer = await engine.complete(Request((Message("user", f"the tests fail {seed}"),), sampling=sampling))
+        assert answer.tokens is not None
+        graph = TokenGraph()
+        graph.add(answer.tokens)
+        return [TrainingRow.of(one, rollout=f"task__{seed}") for one in graph.rows()]
+
+    async def all_of_them() -> list[TrainingRow]:
+        found = await asyncio.gather(*map(sample, range(8)))
+        await engine.close()
+        return [one for rows in found for one in rows]
+
+    return engine.model, asyncio.run(all_of_them())
+
+
+def shifted(one: TrainingRow) -> TrainingRow:
+    """The row with each log-probability at the token after its own."""
+    assert one.logprobs is not None
+    moved = array("d", (0.0, *one.logprobs[:-1]))
+    return replace(one, logprobs=array("d", (value if m else 0.0 for value, m in zip(moved, one.mask, strict=True))))
+
+
+def test_bfloat16_passes_by_its_statistics_and_what_is_wrong_does_not() -> None:
+    from tests.unit.tiny_model import tiny_model  # noqa: PLC0415 - it skips where torch is not installed
+
+    model, rows = bfloat16_rows()
+    assert check_tokens(model, rows, tolerance=BFLOAT16) > 1e-4
+    with pytest.raises(TokenMismatch):
+        check_tokens(model, rows, tolerance=FLOAT32)
+    with pytest.raises(TokenMismatch):
+        check_tokens(model, map(shifted, rows), tolerance=BFLOAT16)
+    with pytest.raises(TokenMismatch):  # a template that says one token otherwise
+        check_tokens(model, [replace(one, ids=array("i", [7, *one.ids[:-1]])) for one in rows], tolerance=BFLOAT16)
+    with pytest.raises(TokenMismatch):
+        check_tokens(model, rows, temperature=0.7, tolerance=BFLOAT16)
+    other = tiny_model(model.config.vocab_size, seed=1, scale=0.1).bfloat16()
+    with pytest.raises(TokenMismatch):
+        check_tokens(other, rows, tolerance=BFLOAT16)
 
 
 @pytest.mark.parametrize(

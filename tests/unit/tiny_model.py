@@ -52,18 +52,21 @@ def tiny_tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def tiny_model(vocabulary: int, kind: str = "qwen2", seed: int = 0) -> PreTrainedModel:
+def tiny_model(vocabulary: int, kind: str = "qwen2", seed: int = 0, scale: float = 0.3) -> PreTrainedModel:
     torch.manual_seed(seed)
     sizes = {
         "vocab_size": vocabulary, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
-        "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.3,
+        "bos_token_id": None, "eos_token_id": 1, "initializer_range": scale,
     }  # fmt: skip
     if kind == "qwen2":
         return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 
 
-def tiny_engine(kind: str = "qwen2", *, max_batch: int = 8, kept: int = 1 << 30) -> TransformersEngine:
+def tiny_engine(
+    kind: str = "qwen2", *, max_batch: int = 8, kept: int = 1 << 30, scale: float = 0.3
+) -> TransformersEngine:
     tokenizer = tiny_tokenizer()
-    return TransformersEngine(tiny_model(len(tokenizer), kind), tokenizer, name="tiny", max_batch=max_batch, kept=kept)
+    model = tiny_model(len(tokenizer), kind, scale=scale)
+    return TransformersEngine(model, tokenizer, name="tiny", max_batch=max_batch, kept=kept)

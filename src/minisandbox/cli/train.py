@@ -104,7 +104,7 @@ def run_rl(args: argparse.Namespace) -> int:
             raise InvalidValue(
                 f"{both[0]} is trained on and held out", hint="divide the tasks: minisandbox tasks filter"
             )
-        place = _place(args, progress)
+        place = _place(args, progress, config.gradings or None)
         setting = SandboxSetting(config, tasks, held_out, place)
         result = train_rl(config, setting, tell=progress.note)
     if result.scores:
@@ -120,11 +120,11 @@ def run_rl(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _place(args: argparse.Namespace, progress: Progress) -> ImageOf | TrainingNodes:
+def _place(args: argparse.Namespace, progress: Progress, gradings: int | None) -> ImageOf | TrainingNodes:
     """Where the sandboxes are: on this machine, or on a cluster's nodes."""
     if args.cluster is None:
         return Builder(Store.open(), progress, args.repo_mirrors).image_of
-    return TrainingNodes(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note))
+    return TrainingNodes(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), gradings)
 
 
 def _tasks(names: Iterable[str], args: argparse.Namespace) -> dict[str, Task]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import wait
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from minisandbox.errors import (
 )
 from minisandbox.grade import MAX_SUBMISSION, Grade, Reason, Verdict, grade
 from minisandbox.pool import Threads
+from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.draft import Draft
 from minisandbox.rollouts.setup import Setup
 from minisandbox.sandbox import AsyncSandbox
@@ -77,7 +79,9 @@ def rollout(
     return asyncio.run(rollout_async(task, image, setup, attempt=attempt))
 
 
-async def rollout_async(task: Task, image: Image, setup: Setup, *, attempt: int = 0) -> Trajectory:
+async def rollout_async(
+    task: Task, image: Image, setup: Setup, *, attempt: int = 0, graders: Threads | None = None
+) -> Trajectory:
     """Let an agent work on a task once, and grade what it submits.
 
     The agent's sandbox has ended, with every process in it, before grading begins. A cancellation leaves no sandbox
@@ -88,25 +92,39 @@ async def rollout_async(task: Task, image: Image, setup: Setup, *, attempt: int 
         image: its image.
         setup: who works, with what model, within which bounds.
         attempt: which rollout of this task it is.
+        graders: the threads that grade, shared by rollouts that run at once; a thread of its own if None.
 
     Returns:
         The record. Whatever fails on our side is in its ``failure``; then ``finished`` is False.
     """
     draft = Draft(task, (image.name, image.key), setup, attempt)
     await work(draft, lambda: make_box(image, setup.limits))
-    grader, cancellation = Threads(1, "grade"), Cancellation()
+    cancellation = Cancellation()
+    # a rollout without anything to grade does not queue behind those that have
+    grader = graders if graders is not None and draft.failure is None else Threads(1, "grade")
     grading = grader.submit(finish, draft, image, cancellation=cancellation)
-    grader.close()
+    if grader is not graders:
+        grader.close()
 
     def end() -> None:
         cancellation.cancel()
-        grader.join(_ENDING)
+        if not grading.cancelled():  # it has begun
+            wait([grading], _ENDING)
 
     try:
         return await asyncio.wrap_future(grading)
     except asyncio.CancelledError:
         await in_thread(end)
         raise
+
+
+def graders(count: int | None = None) -> Threads:
+    """Return the threads that grade for rollouts that run at once; whoever makes them closes them.
+
+    Args:
+        count: how many submissions are graded at once; one for each CPU if None.
+    """
+    return Threads(Budgets().gradings if count is None else count, "grade")
 
 
 def unreached(
@@ -268,4 +286,6 @@ def _grade(draft: Draft, image: Image, cancellation: Cancellation | None) -> Gra
             task, image, submission, timeout=setup.timeout, limits=setup.limits, cancellation=cancellation
         )  # fmt: skip
 
-    return make() if setup.grades is None else setup.grades.of(image.key, task.instance_id, submission, make)
+    return (
+        make() if setup.grades is None else setup.grades.of(image.key, task.instance_id, submission, make, cancellation)
+    )

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from minisandbox.agents import FORMATS
 from minisandbox.errors import InvalidValue
 from minisandbox.train.options import option, positive, required, reward_or_none
+from minisandbox.train.rows import BFLOAT16, Tolerance
 
 REPORTS = ("none", "tensorboard", "trackio", "wandb")
 SCHEDULES = ("constant", "constant_with_warmup", "cosine", "linear")
 CHECKS = ("all", "sample", "off")
+COMPARISONS = ("auto", "token", "statistics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,9 @@ class Policy:
     max_tokens: int = option(4096, help="tokens of one answer at most")
     temperature: float = option(1.0, help="of the sampling; the trained distribution is the same one")
     seconds: float = option(300.0, help="seconds of the agent's loop; what it has done until then is graded")
-    deadline: float = option(1800.0, help="seconds of a whole rollout with its grading; then it has no reward")
+    deadline: float = option(
+        1800.0, help="seconds after which an agent is cut off, whatever it waits for; it is graded"
+    )
 
     def __post_init__(self) -> None:
         positive(steps=self.steps, max_tokens=self.max_tokens, temperature=self.temperature, seconds=self.seconds,
@@ -157,6 +161,20 @@ class Vllm:
 
 
 @dataclass(frozen=True, slots=True)
+class Agreement:
+    """How a trainer's log-probabilities are compared with the sampler's (docs/design/tokens.md)."""
+
+    by: str = option("auto", help="each token within `tolerance`, or a step's statistics, for bfloat16; auto: as "
+                     "`precision` says. For vLLM in bfloat16: statistics", choices=COMPARISONS)  # fmt: skip
+    mean: float = option(BFLOAT16.mean, help="statistics: the mean difference of a step's tokens, in nats")
+    p99: float = option(BFLOAT16.p99, help="statistics: the 99th percentile of these differences")
+    row_kl: float = option(BFLOAT16.row_kl, help="statistics: a row's KL divergence per token")
+
+    def __post_init__(self) -> None:
+        positive(mean=self.mean, p99=self.p99, row_kl=self.row_kl)
+
+
+@dataclass(frozen=True, slots=True)
 class RlConfig:
     """On-policy reinforcement learning (GRPO) with rewards from hidden tests."""
 
@@ -167,7 +185,12 @@ class RlConfig:
     groups: Groups = Groups()
     policy: Policy = Policy()
     optimizer: Optimizer = Optimizer(learning_rate=1e-6, schedule="constant_with_warmup", weight_decay=0.0)
-    loss: str = option("dr_grpo", help="how tokens add up, in TRL's words", choices=("dr_grpo", "grpo", "dapo"))
+    loss: str = option(
+        "dr_grpo",
+        help="how tokens add up, in TRL's words: dr_grpo and grpo divide by all rollouts of "
+        "a step, silent groups included, dapo by the tokens with loss",
+        choices=("dr_grpo", "grpo", "dapo"),
+    )
     loss_length: int = option(4096, help="dr_grpo divides a rollout's sum of tokens by this")
     kl: float = option(0.0, help="weight of the divergence from the first model; 0: that model is not loaded")
     entropy: float = option(0.0, help="weight of the policy's entropy, which is rewarded")
@@ -177,16 +200,23 @@ class RlConfig:
     gradient_checkpointing: bool = option(False, help="compute activations twice instead of keeping them")
     device: str = option("auto", help="cpu, or what accelerate finds", choices=("auto", "cpu"))
     workers: int = option(8, help="sandboxes with an agent at once")
+    gradings: int = option(0, help="submissions that are graded at once; 0: one for each CPU")
+    rollout_deadline: float = option(7200.0, help="seconds of a whole rollout with its grading and the wait for it; "
+                                     "later it has no reward")  # fmt: skip
     engine: str = option("transformers", help="what draws answers: the trainer's own module, or vLLM",
                          choices=("transformers", "vllm"))  # fmt: skip
     engine_batch: int = option(8, help="answers that transformers draws at once")
+    engine_cache: int = option(1 << 30, help="bytes of keys and values that transformers keeps of conversations "
+                               "that go on: one of 20,000 tokens takes about 0.7 GB with a model of 3B")  # fmt: skip
     vllm: Vllm = Vllm()
     reuse_grades: bool = option(False, help="grade equal submissions to a task once in a run: right where its tests "
                                 "always do the same")  # fmt: skip
     check_tokens: str = option("sample", help="which rows' log-probabilities are computed a second time, alone and "
                                "without padding, and compared with the sampler's", choices=CHECKS)  # fmt: skip
     check_rows: int = option(4, help="how many rows of a step `sample` takes")
-    tolerance: float = option(1e-4, help="how far log-probabilities may differ; float32 keeps 1e-4, bfloat16 does not")
+    tolerance: float = option(1e-4, help="how far one token's log-probabilities may differ where both sides compute in "
+                              "float32")  # fmt: skip
+    agreement: Agreement = Agreement()
     deterministic: bool = option(False, help="seed every draw by run, rollout and turn, and draw answers one by one: "
                                  "a resumed run's next step is what the undisturbed run's would have been")  # fmt: skip
     evaluation: Evaluation = Evaluation()
@@ -199,6 +229,16 @@ class RlConfig:
             steps=self.steps, loss_length=self.loss_length, micro_batch=self.micro_batch, workers=self.workers,
             engine_batch=self.engine_batch, tolerance=self.tolerance, check_rows=self.check_rows,
         )  # fmt: skip
+        if self.engine_cache < 0:
+            raise InvalidValue(f"engine_cache is {self.engine_cache}", hint="give bytes, or 0 to keep nothing")
+        if self.gradings < 0:
+            raise InvalidValue(f"gradings is {self.gradings}", hint="give how many at once, or 0 for one for each CPU")
+        if self.rollout_deadline <= self.policy.deadline:
+            raise InvalidValue(
+                f"rollout_deadline {self.rollout_deadline:g} is not longer than policy.deadline",
+                reason="an agent that is cut off could not be graded",
+                hint=f"give more than {self.policy.deadline:g}",
+            )
         if self.lora.dropout:  # TRL would turn it off without a word
             raise InvalidValue(
                 f"lora.dropout is {self.lora.dropout!r}",
@@ -210,3 +250,13 @@ class RlConfig:
                 f"micro_batch {self.micro_batch} does not divide the {self.groups.tasks * self.groups.size} rollouts "
                 "of a step"
             )
+
+    @property
+    def allowed_gaps(self) -> Tolerance:
+        """How far the loss's log-probabilities may differ from the sampler's."""
+        if self.check_tokens == "off":
+            return Tolerance()
+        by = self.agreement.by
+        if by == "token" or (by == "auto" and self.precision == "float32"):
+            return Tolerance(token=self.tolerance)
+        return Tolerance(mean=self.agreement.mean, p99=self.agreement.p99, row_kl=self.agreement.row_kl)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import urllib.request
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import InvalidValue, MissingExtra
 from minisandbox.models import Model, OpenAIModel
+from minisandbox.models.endpoint import check_base, proxy_for
 from minisandbox.train.config import RlConfig, Vllm
 
 if TYPE_CHECKING:
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
     from minisandbox.models.engine import TransformersEngine
+
+_ASKING = 20.0
 
 
 class PolicyEngine(Protocol):
@@ -117,13 +122,15 @@ def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
 
     module = trainer.accelerator.unwrap_model(trainer.model)
     if config.engine == "transformers":
-        batch, kept = (1, 0) if config.deterministic else (config.engine_batch, 1 << 30)
-        own = TransformersEngine(module, trainer.processing_class, name=config.model, max_batch=batch, kept=kept)
+        batch, kept = (1, 0) if config.deterministic else (config.engine_batch, config.engine_cache)
+        own = TransformersEngine(
+            module, trainer.processing_class, name=config.model, max_batch=batch, context=config.policy.context,
+            kept=kept,
+        )  # fmt: skip
         return OwnEngine(own)
     if config.vllm.mode == "server":
-        return ServedEngine(
-            OpenAIModel(trainer.model.name_or_path, f"{config.vllm.url.rstrip('/')}/v1", tokens="yes"), trainer
-        )
+        base = f"{config.vllm.url.rstrip('/')}/v1"
+        return ServedEngine(OpenAIModel(served_name(base, trainer.model.name_or_path), base, tokens="yes"), trainer)
     from minisandbox.models.engine.vllm import VllmDecoder  # noqa: PLC0415 - for this alone
 
     llm = trainer.vllm_generation.llm
@@ -132,6 +139,33 @@ def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
         decoder=lambda ends: VllmDecoder(llm.llm_engine, ends),
     )  # fmt: skip
     return OwnEngine(inner, trainer)
+
+
+def served_name(base: str, model: str) -> str:
+    """Return the name that a server knows a model by: with ``--served-model-name`` it is not the model's own.
+
+    Args:
+        base: the address of the server's API.
+        model: the model's own name or directory; it is also returned where the server does not tell its models.
+
+    Raises:
+        InvalidValue: the server has several models, and none of this name.
+    """
+    try:
+        address = f"{check_base(base)}/models"
+        proxies = urllib.request.ProxyHandler(None if proxy_for(address) else {})
+        with urllib.request.build_opener(proxies).open(address, timeout=_ASKING) as answer:
+            listed = [one for one in json.load(answer)["data"] if isinstance(one, dict) and one.get("id")]
+    except (OSError, ValueError, KeyError, TypeError):
+        return model  # the first request says what is wrong
+    names = [str(one["id"]) for one in listed]
+    same = [str(one["id"]) for one in listed if model in (one["id"], one.get("root"))]
+    if not (same or len(names) == 1):
+        raise InvalidValue(
+            f"{base} does not serve {model}", reason=f"it serves {', '.join(names) or 'nothing'}",
+            hint=f"vllm serve {model}",
+        )  # fmt: skip
+    return (same or names)[0]
 
 
 def vllm_arguments(config: RlConfig) -> dict[str, object]:
@@ -159,11 +193,47 @@ def check_engine(config: RlConfig) -> None:
 
     Raises:
         InvalidValue: it is not.
+        MissingExtra: vLLM is not installed.
     """
-    if config.engine == "vllm" and config.deterministic:
+    if config.engine != "vllm":
+        return
+    if config.deterministic:
         raise InvalidValue(
             "deterministic with the engine vllm", reason="what shares its batches changes its sums",
             hint="engine=transformers",
         )  # fmt: skip
-    if config.engine == "vllm" and config.device == "cpu":
-        raise InvalidValue("the engine vllm with the device cpu", hint="device=auto, on a machine with a GPU")
+    platform = _vllm_platform()
+    if platform is None:
+        raise MissingExtra(
+            "the engine vllm, and vLLM is not installed in the trainer's environment",
+            reason="TRL imports it, also where a server draws the answers",
+            hint="pip install 'vllm>=0.22,<0.32' (what TRL 1.16 supports), or engine=transformers",
+        )
+    if _has_cuda() and config.device == "auto":
+        return
+    if config.vllm.mode == "server":
+        raise InvalidValue(
+            "the engine vllm in server mode, without a CUDA device for the trainer",
+            reason="the weights go to the server over NCCL",
+            hint="a machine with a GPU and device=auto, or engine=transformers",
+        )
+    if platform != "cpu":
+        raise InvalidValue(
+            f"the engine vllm without a CUDA device: this vLLM is built for {platform}",
+            hint="a machine with a GPU and device=auto, vLLM's build for CPUs, or engine=transformers",
+        )
+
+
+def _has_cuda() -> bool:
+    import torch  # noqa: PLC0415 - an extra
+
+    return bool(torch.cuda.is_available())
+
+
+def _vllm_platform() -> str | None:
+    """What the vLLM that is installed computes on: ``cuda``, ``cpu`` ...; None where there is none."""
+    try:
+        from vllm.platforms import current_platform  # noqa: PLC0415 - not ours to install
+    except ImportError:
+        return None
+    return str(current_platform.device_type)

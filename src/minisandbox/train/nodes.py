@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 
 from minisandbox.models import Model, ModelOptions
-from minisandbox.rollouts import Setup
+from minisandbox.rollouts import Budgets, Setup
 from minisandbox.rollouts.cluster import Cluster, ClusterRollouts, NodeReport
 from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
@@ -27,13 +27,15 @@ class TrainingNodes:
 
     Args:
         cluster: which; its ``model`` is not looked at.
+        gradings: submissions that a node grades at once; one for each of its CPUs if None.
 
     Raises:
         MissingExtra: Ray is not installed.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, gradings: int | None = None) -> None:
         cluster.check()
+        self._budgets = None if gradings is None else Budgets(gradings=gradings)
         self._cluster = cluster
         self._server: _Server | None = None
         self._rollouts: ClusterRollouts | None = None
@@ -60,7 +62,7 @@ class TrainingNodes:
             self._server = _Server(setup.model, own_address())
             options = ModelOptions(POLICY, self._server.base_url, tokens="yes")
             cluster = replace(cluster, model=options, api_key=self._server.key)
-        self._rollouts = ClusterRollouts(cluster, setup)
+        self._rollouts = ClusterRollouts(cluster, setup, self._budgets)
 
     async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
         """As :meth:`.Place.rollout`."""

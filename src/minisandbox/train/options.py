@@ -105,7 +105,9 @@ def load(kind: type[T], name: str, settings: Sequence[str] = ()) -> T:
     if values is None:
         values = {}
     if not isinstance(values, dict):
-        raise InvalidValue(f"{place} is no table", reason="a configuration is keys with values")
+        raise InvalidValue(
+            f"{place} is no table", reason="a configuration is keys with values", hint="write key: value"
+        )
     for setting in settings:
         _set(kind, values, setting)
     return from_mapping(kind, values, place=place)
@@ -142,7 +144,9 @@ def _parsed(text: str, what: str) -> object:
     try:
         value: object = yaml.load(text, Loader)  # noqa: S506 - derived from SafeLoader
     except yaml.YAMLError as error:
-        raise InvalidValue(f"{what} is no YAML", reason=str(error)) from error
+        raise InvalidValue(
+            f"{what} is not valid YAML", reason=str(error), hint="correct the line that is named"
+        ) from error
     return value
 
 
@@ -162,7 +166,10 @@ def _set(kind: type, values: Values, setting: str) -> None:
         section = typing.cast("type", inner)
         below = table.setdefault(parent, {})
         if not isinstance(below, dict):
-            raise InvalidValue(f"--set {setting}: {parent} is no section in the file")
+            raise InvalidValue(
+                f"--set {setting}: {parent} has the value {below!r} in the file",
+                hint=f"make it a section: {parent}.{last}",
+            )
         table = below
     if last not in _hints(section):
         raise _unknown(f"--set {setting}", last, section)

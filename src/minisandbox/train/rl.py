@@ -24,7 +24,7 @@ from minisandbox.train.config import RlConfig
 from minisandbox.train.engines import check_engine, open_engine, vllm_arguments
 from minisandbox.train.evaluation import Evaluator, Score
 from minisandbox.train.groups import Gatherer, Rollouts, Step, tasks_of_step
-from minisandbox.train.rows import Rounding, TrainingRow, check_tokens, choose, compare
+from minisandbox.train.rows import Gaps, Rounding, TrainingRow, check_tokens, choose
 from minisandbox.train.running import (
     TrainingRun,
     open_policy,
@@ -45,6 +45,8 @@ MAY_CHANGE = frozenset(
         "out",
         "steps",
         "workers",
+        "gradings",
+        "engine_cache",
         "checkpoints.every",
         "checkpoints.keep",
         "report_to",
@@ -158,7 +160,8 @@ class Loop:
     ) -> None:
         self.config, self.run, self._setting, self._runner, self.tell = config, run, setting, runner, tell
         self.rows: list[TrainingRow] = []
-        self.rounding = Rounding(0, config.tolerance)
+        self.rounding = Rounding(0)
+        self.gaps = Gaps(config.allowed_gaps)
         with contextlib.ExitStack() as closing:  # what fails leaves no node and no run directory open
             closing.callback(setting.close)
             self.trainer = _bridge(self)
@@ -178,7 +181,7 @@ class Loop:
     def _gathering(self, *, held_out: bool, seed: int | None) -> Gatherer:
         config = self.config
         rollouts = self._setting.rollouts(self.engine.model, held_out=held_out)
-        return Gatherer(rollouts, config.groups, config.workers, config.policy.deadline, seed, self.tell)
+        return Gatherer(rollouts, config.groups, config.workers, config.rollout_deadline, seed, self.tell)
 
     def step(self, number: int) -> Step:
         """Do the rollouts of a step; its rows are checked and kept.
@@ -191,7 +194,8 @@ class Loop:
         with self.engine.drawing():
             step = self._runner.run(self._gatherer.gather(number, tasks, spare))
             self.rows = step.rows(groups.scale)
-            self.rounding = Rounding(len(self.rows), self.config.tolerance)
+            self.rounding = Rounding(len(self.rows))
+            self.gaps = Gaps(self.config.allowed_gaps)
             self._check(number)
         for row in self.rows:
             line = {"step": number + 1, "rollout": row.rollout, "advantage": row.weight, "tokens": row.loss_tokens}
@@ -199,14 +203,14 @@ class Loop:
         return step
 
     def _check(self, number: int) -> None:
-        """Compute what is said of some rows once more, and leave out those in which float32 is not enough."""
-        options = {"temperature": self.config.policy.temperature, "tolerance": self.config.tolerance}
-        for row in choose(self.rows, self.config.check_tokens, self.config.check_rows, number):
-            try:
-                check_tokens(self.engine.module, [row], **options)
-            except TokenMismatch as error:
-                self.leave_out(error)
-                self.rows = [one for one in self.rows if one is not row]
+        """Compute some rows' log-probabilities once more, and leave out the rows in which only rounding differs."""
+        config = self.config
+        chosen = choose(self.rows, config.check_tokens, config.check_rows, number)
+        check_tokens(
+            self.engine.module, chosen, temperature=config.policy.temperature, tolerance=config.allowed_gaps,
+            leave_out=self.leave_out,
+        )  # fmt: skip
+        self.rows = [one for one in self.rows if one.rollout not in self.rounding.rollouts]
 
     def leave_out(self, error: TokenMismatch) -> None:
         """Count a row as left out, and say so; raises the error where it may not be."""
@@ -273,16 +277,17 @@ def as_trl_takes_them(rows: Sequence[TrainingRow], slots: int) -> dict[str, list
     }
 
 
-def weights(rows: Sequence[TrainingRow], slots: int, loss: str) -> list[float]:
-    """Return the advantages of all places, such that the loss is a mean over the rows and not over the places.
+def weights(rows: Sequence[TrainingRow], slots: int) -> list[float]:
+    """Return the advantages of all places.
+
+    Places without a row have 0.0 and count in the denominator, which is the same in every step, as Dr. GRPO has it
+    (arXiv 2503.20783): a step of 2 informative groups out of 16 is an eighth as large as one of 16, not as large.
 
     Args:
         rows: those that there are.
         slots: how many places there are.
-        loss: in TRL's words. ``dapo`` is a mean over tokens with loss, which places without a row have not.
     """
-    factor = 1.0 if loss == "dapo" or not rows else slots / len(rows)
-    return [factor * row.weight for row in rows] + [0.0] * (slots - len(rows))
+    return [row.weight for row in rows] + [0.0] * (slots - len(rows))
 
 
 def _bridge(loop: Loop) -> GRPOTrainer:
@@ -330,7 +335,7 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
         def _generate_and_score_completions(self, inputs: object) -> dict[str, torch.Tensor]:
             found: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
             device = found["advantages"].device
-            found["advantages"] = torch.tensor(weights(loop.rows, places, loop.config.loss), device=device)
+            found["advantages"] = torch.tensor(weights(loop.rows, places), device=device)
             found["number"] = torch.arange(places, device=device)  # TRL shuffles them
             return found
 
@@ -355,7 +360,7 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
             if "loss" in logs:  # TRL's rewards are of places, ours of rollouts
                 for key in [key for key in self._metrics["train"] if "reward" in key]:
                     del self._metrics["train"][key]
-                logs = logs | self.stats
+                logs = logs | self.stats | {"logprob_gap_mean": loop.gaps.mean}
             super().log(logs, *args, **kwargs)
 
     return Bridge
@@ -392,12 +397,11 @@ def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor]
     """Compare the loss's own log-probabilities with the sampler's, row by row.
 
     Returns:
-        Which rows may carry loss: all but those in which float32 is not enough.
+        Which rows may carry loss: all but those left out for rounding.
 
     Raises:
         TokenMismatch: they differ.
     """
-    tolerance = math.inf if loop.config.check_tokens == "off" else loop.config.tolerance
     kept = [True] * len(logprobs)
     for number, (place, values) in enumerate(zip(batch["number"].tolist(), logprobs.float().tolist(), strict=True)):
         if place >= len(loop.rows):
@@ -406,7 +410,7 @@ def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor]
         start = row.prompt_length
         again = [0.0] * start + values[: len(row.ids) - start]
         try:
-            gap = compare(row, again, tolerance)
+            gap = loop.gaps.add(row, again)
         except TokenMismatch as error:
             loop.leave_out(error)
             kept[number] = False
@@ -429,6 +433,7 @@ def _pacer(loop: Loop) -> object:
                 loop.evaluate(state.global_step)
 
         def on_pre_optimizer_step(self, *_args: object, model: torch.nn.Module, **_: object) -> None:
+            loop.gaps.check()  # before the weights change
             if not loop.rows:  # AdamW would go on by its momentum
                 model.zero_grad(set_to_none=True)
 

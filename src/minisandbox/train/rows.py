@@ -6,7 +6,7 @@ import math
 import random
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """The label of a token without loss, as PyTorch's cross entropy has it."""
+_EXPORT_AGAIN = "export the rows again: minisandbox trajectories export --to tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +80,32 @@ class TrainingRow:
             TrainingError: they do not; the message names the rollout and, where there is one, the position.
         """
         if len(self.ids) != len(self.mask) or (self.logprobs is not None and len(self.logprobs) != len(self.ids)):
-            raise TrainingError(f"{self.rollout}: its tokens, mask and log-probabilities are not of one length")
+            counts = f"{len(self.ids)} tokens, {len(self.mask)} mask bytes"
+            if self.logprobs is not None:
+                counts += f", {len(self.logprobs)} log-probabilities"
+            raise TrainingError(f"{self.rollout}: {counts}: not of one length", hint=_EXPORT_AGAIN)
         if not any(self.mask):
-            raise TrainingError(f"{self.rollout}: none of its {len(self.ids)} tokens carries loss")
+            raise TrainingError(
+                f"{self.rollout}: none of its {len(self.ids)} tokens carries loss",
+                reason="the row has no token that a model sampled",
+                hint="leave the row out",
+            )
         if self.mask[0]:
             raise TrainingError(f"{self.rollout}: token 0 carries loss", reason="nothing predicts a first token")
         for position, (token, carries) in enumerate(zip(self.ids, self.mask, strict=True)):
             if token < 0 or carries not in (0, 1):
-                raise TrainingError(f"{self.rollout}, token {position}: the id {token} with the mask {carries}")
+                raise TrainingError(
+                    f"{self.rollout}, token {position}: the id {token} with the mask {carries} is invalid",
+                    reason="an id is 0 or more, and a mask is 0 or 1",
+                    hint=_EXPORT_AGAIN,
+                )
             logprob = self.logprobs[position] if self.logprobs is not None and carries else 0.0
             if not (math.isfinite(logprob) and logprob <= 1e-6):  # float32 rounds 1.0 a little up
-                raise TrainingError(f"{self.rollout}, token {position}: the log-probability {logprob}")
+                raise TrainingError(
+                    f"{self.rollout}, token {position}: the log-probability {logprob} is invalid",
+                    reason="it must be a finite natural logarithm of at most 0",
+                    hint="check that the server returns log-probabilities of sampled tokens, and sample again",
+                )
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -183,10 +199,139 @@ def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
+_FEW = 32
+"""Fewer tokens count as so many, the missing ones as equal: one token's rounding says little about a short row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far a trainer's log-probabilities may differ from the sampler's. docs/design/tokens.md has the reasons.
+
+    Attributes:
+        token: the largest difference of one token.
+        mean: the mean difference of a step's tokens.
+        p99: the 99th percentile of the differences of a step's tokens.
+        row_kl: a row's divergence from the trainer's policy to the sampler's, estimated per token.
+    """
+
+    token: float = math.inf
+    mean: float = math.inf
+    p99: float = math.inf
+    row_kl: float = math.inf
+
+
+FLOAT32 = Tolerance(token=1e-4)
+"""Both sides compute in float32: each token is compared."""
+BFLOAT16 = Tolerance(mean=0.1, p99=0.5, row_kl=0.05)
+"""One side computes in bfloat16: single tokens differ by more than half a nat, so that distributions are compared."""
+
+
+@dataclass(slots=True)
+class Gaps:
+    """The differences between a trainer's log-probabilities and the sampler's.
+
+    Attributes:
+        tolerance: how large they may be.
+        sizes: the absolute difference of each token compared so far.
+    """
+
+    tolerance: Tolerance
+    sizes: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, row: TrainingRow, logprobs: Sequence[float]) -> float:
+        """Compare a row's log-probabilities with a trainer's, where it carries loss; return the largest difference.
+
+        Args:
+            row: with those of the sampler.
+            logprobs: the trainer's, one for each token.
+
+        Raises:
+            TokenMismatch: a token differs by more than ``token``, or is no number; or the row by more than ``row_kl``.
+        """
+        assert row.logprobs is not None
+        pairs = zip(row.logprobs, logprobs, row.mask, strict=True)
+        changes = [b - a if carries else 0.0 for a, b, carries in pairs]
+        worst = max(range(len(changes)), key=lambda one: _size(changes[one]))
+        sizes = array("d", (_size(one) for one, carries in zip(changes, row.mask, strict=True) if carries))
+        kl = sum(map(_divergence, changes)) / max(len(sizes), _FEW)
+        over = max(_size(changes[worst]) / self.tolerance.token, kl / self.tolerance.row_kl)
+        if not over <= 1.0:
+            where = f"{row.rollout}, token {worst} (id {row.ids[worst]})"
+            found = f"{row.logprobs[worst]:.6f} and {logprobs[worst]:.6f}; {_statistics(sizes)}, row KL {kl:.2g}"
+            raise self._mismatch(where, found, row.rollout, worst, over)
+        self.sizes.extend(sizes)
+        return _size(changes[worst])
+
+    @property
+    def mean(self) -> float:
+        """The mean difference of the tokens compared so far."""
+        return _mean(self.sizes)
+
+    def check(self) -> None:
+        """Check the differences of all tokens compared so far.
+
+        Raises:
+            TokenMismatch: their mean or their 99th percentile is too large.
+        """
+        over = max(self.mean / self.tolerance.mean, _p99(self.sizes) / self.tolerance.p99)
+        if not over <= 1.0:
+            raise self._mismatch("this step's rows", _statistics(self.sizes), "", -1, over)
+
+    def _mismatch(self, where: str, found: str, rollout: str, position: int, over: float) -> TokenMismatch:
+        limits = self.tolerance
+        options = "bfloat16 needs agreement.by=statistics" if limits.token < math.inf else "agreement.* sets them"
+        return TokenMismatch(
+            f"{where}: the log-probabilities of sampler and trainer differ: {found}",
+            rollout=rollout,
+            position=position,
+            excess=over,
+            reason="the trainer's weights, chat template, temperature, precision or context are not the sampler's",
+            hint=f"allowed are {_shown_limits(limits)} ({options}); top_p and top_k must be off",
+        )
+
+
+def _size(change: float) -> float:
+    return math.inf if math.isnan(change) else abs(change)
+
+
+def _divergence(change: float) -> float:
+    """One token's part of the divergence: the estimator k3 of http://joschu.net/blog/kl-approx.html, never negative."""
+    return math.expm1(change) - change if _size(change) < 700 else math.inf
+
+
+def _mean(sizes: Sequence[float]) -> float:
+    return sum(sizes) / max(len(sizes), _FEW)
+
+
+def _p99(sizes: Sequence[float]) -> float:
+    padded = sorted([*sizes, *[0.0] * (_FEW - len(sizes))])
+    return padded[int(0.99 * (len(padded) - 1))]
+
+
+def _statistics(sizes: Sequence[float]) -> str:
+    mean, p99, largest = _mean(sizes), _p99(sizes), max(sizes, default=0.0)
+    return f"the differences of {len(sizes)} tokens have mean {mean:.2g}, p99 {p99:.2g}, max {largest:.2g}"
+
+
+def _shown_limits(limits: Tolerance) -> str:
+    names = {"token": "a token's", "mean": "mean", "p99": "p99", "row_kl": "row KL"}
+    found = {said: getattr(limits, name) for name, said in names.items()}
+    return ", ".join(f"{said} {value:g}" for said, value in found.items() if value < math.inf)
+
+
+def _raise(error: TokenMismatch) -> None:
+    raise error
+
+
 def check_tokens(
-    model: PreTrainedModel, rows: Iterable[TrainingRow], *, temperature: float = 1.0, tolerance: float = 1e-4
+    model: PreTrainedModel,
+    rows: Iterable[TrainingRow],
+    *,
+    temperature: float = 1.0,
+    tolerance: Tolerance = FLOAT32,
+    leave_out: Callable[[TokenMismatch], object] = _raise,
 ) -> float:
-    """Compute what the model says of rows' sampled tokens, each row alone, and compare it with what the sampler said.
+    """Compute the log-probabilities of rows' sampled tokens, each row alone, and compare them with the sampler's.
 
     A mask that covers a token which was not sampled shows, too: no such log-probability was recorded for it.
 
@@ -195,16 +340,17 @@ def check_tokens(
         rows: with log-probabilities.
         temperature: what was sampled with.
         tolerance: how far they may differ.
+        leave_out: called for a row that differs by more; the others are compared if it raises nothing.
 
     Returns:
-        The largest difference.
+        The largest difference of the rows that were not left out.
 
     Raises:
-        TokenMismatch: one differs by more; the message names the rollout and the position.
+        TokenMismatch: they differ by more; the message names the rollout and the position.
     """
     from minisandbox.models.engine import recompute_logprobs  # noqa: PLC0415 - an extra
 
-    training, worst = model.training, 0.0
+    training, worst, gaps = model.training, 0.0, Gaps(tolerance)
     model.eval()
     try:
         for row in rows:
@@ -212,61 +358,41 @@ def check_tokens(
             if row.logprobs is None:
                 raise TrainingError(f"{row.rollout}: its log-probabilities are not known")
             again = recompute_logprobs(model, TokenRow(row.ids, row.logprobs, row.mask, ()), temperature=temperature)
-            worst = max(worst, compare(row, again, tolerance))
+            try:
+                worst = max(worst, gaps.add(row, again))
+            except TokenMismatch as error:
+                leave_out(error)
     finally:
         model.train(training)
+    gaps.check()
     return worst
 
 
-def compare(row: TrainingRow, logprobs: Sequence[float], tolerance: float) -> float:
-    """Compare a row's log-probabilities with a trainer's, where it carries loss; returns the largest difference.
-
-    Args:
-        row: with those of the sampler.
-        logprobs: the trainer's, one for each token.
-        tolerance: how far they may differ.
-
-    Raises:
-        TokenMismatch: one differs by more, or is no number.
-    """
-    assert row.logprobs is not None
-    gaps = [abs(a - b) if m else 0.0 for a, b, m in zip(row.logprobs, logprobs, row.mask, strict=True)]
-    position = max(range(len(gaps)), key=lambda one: math.inf if math.isnan(gaps[one]) else gaps[one])
-    if not gaps[position] <= tolerance:
-        raise TokenMismatch(
-            f"{row.rollout}, token {position} (id {row.ids[position]}): the sampler's log-probability is "
-            f"{row.logprobs[position]:.6f}, the trainer's {logprobs[position]:.6f}",
-            rollout=row.rollout,
-            position=position,
-            gap=gaps[position],
-            reason="the trainer's weights, temperature, precision or context are not those that it was sampled with",
-            hint=f"the difference may be {tolerance:g}: bfloat16 needs more (tolerance); top_p and top_k must be off",
-        )
-    return gaps[position]
-
-
 class Rounding:
-    """The rows of a step that may be left out because float32 says different things of one of their tokens.
+    """The rows of a step that may be left out because rounding makes the trainer disagree with the sampler.
 
-    Where the policy has drawn what it hardly ever draws, the order in which numbers are added up can change what it
-    says of the next token by more than the tolerance: 1.6e-4, in one of the 38,400 rollouts of docs/results.md. That is
-    one row of many, and little; wrong weights, contexts or temperatures are seen in most rows, or are much.
+    Where the policy has drawn what it hardly ever draws, the order in which numbers are added up can change the next
+    token's log-probability by more than the tolerance: 1.6e-4 in float32, in one of the 38,400 rollouts of
+    docs/results.md. That is one row of many, and little; wrong weights, contexts or temperatures are seen in most rows,
+    or are much.
 
     Args:
         rows: how many the step has; one of fifty may be left out.
-        tolerance: how far log-probabilities may differ; ten times as much may be rounding.
 
     Attributes:
         rollouts: whose rows are left out.
     """
 
-    def __init__(self, rows: int, tolerance: float) -> None:
-        self._allowed, self._largest = rows // 50, 10 * tolerance
+    LARGEST = 10.0
+    """What is so many times the tolerance may be rounding."""
+
+    def __init__(self, rows: int) -> None:
+        self._allowed = rows // 50
         self.rollouts: list[str] = []
 
     def take(self, error: TokenMismatch) -> None:
         """Leave out the row of a mismatch; raises it if that was no rounding, or there are too many."""
-        if not error.gap <= self._largest or len(self.rollouts) >= self._allowed:
+        if not (error.rollout and error.excess <= self.LARGEST) or len(self.rollouts) >= self._allowed:
             raise error
         self.rollouts.append(error.rollout)
 

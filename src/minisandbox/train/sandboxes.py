@@ -11,6 +11,7 @@ from minisandbox.agents import AgentLimits, AgentOptions, open_agent
 from minisandbox.models import Model, Sampling
 from minisandbox.models.seeding import SeededModel
 from minisandbox.rollouts import ImageOf, KnownGrades, RunDirectory, Setup, rollout_async
+from minisandbox.rollouts.rollout import graders
 from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
 from minisandbox.train.config import Policy, RlConfig
@@ -45,10 +46,12 @@ class ThisMachine:
 
     Args:
         image_of: returns a task's image; called in a thread.
+        gradings: submissions that are graded at once; one for each CPU if None.
     """
 
-    def __init__(self, image_of: ImageOf) -> None:
+    def __init__(self, image_of: ImageOf, gradings: int | None = None) -> None:
         self._image_of = image_of
+        self._graders = graders(gradings)
 
     def open(self, setup: Setup) -> None:
         """Nothing is to be made."""
@@ -56,10 +59,12 @@ class ThisMachine:
     async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
         """As :meth:`Place.rollout`."""
         image = await asyncio.to_thread(self._image_of, task)
-        return await rollout_async(task, image, Draw(setup.sampling, seed).of(setup), attempt=attempt)
+        drawn = Draw(setup.sampling, seed).of(setup)
+        return await rollout_async(task, image, drawn, attempt=attempt, graders=self._graders)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """As :meth:`Place.close`."""
+        self._graders.close()
 
 
 class SandboxRollouts:
@@ -99,6 +104,7 @@ class SandboxRollouts:
                 temperature=policy.temperature if temperature is None else temperature, max_tokens=policy.max_tokens
             ),
             agent_limits=AgentLimits(steps=policy.steps, seconds=policy.seconds, context=policy.context),
+            deadline=policy.deadline,
             configuration={"agent": policy.agent, "action_format": policy.action_format},
             grades=grades,
         )
@@ -139,7 +145,7 @@ class SandboxSetting:
         self, config: RlConfig, tasks: Mapping[str, Task], held_out: Mapping[str, Task], place: ImageOf | Place
     ) -> None:
         self._config = config
-        self._place: Place = ThisMachine(place) if callable(place) else place
+        self._place: Place = ThisMachine(place, config.gradings or None) if callable(place) else place
         self._tasks, self._held_out = tasks, held_out
         self._grades = KnownGrades() if config.reuse_grades else None
         self._opened: list[SandboxRollouts] = []
