@@ -1,6 +1,7 @@
 """Save a policy whose weights two processes share: ``python -m tests.unit.sharded_saving MODEL OUT KIND``.
 
-accelerate shards on GPUs alone; here torch's FSDP shards on processors, and accelerate is told so.
+accelerate shards on GPUs alone; here torch's FSDP 2 shards on processors, and accelerate is told so. FSDP 1 cannot:
+what it gathers on processors lies in memory that it frees again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoTokenizer
 
 from minisandbox.train.config import Lora, SftConfig
@@ -42,17 +43,13 @@ def main(name: str, out: Path, kind: str) -> None:
     distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=60), distributed.group.WORLD)
     inner = open_policy(name)[0]
     model = adapted(inner) if kind == "lora" else inner
-    version = 1 if kind == "fsdp1" else 2
-    if version == 1:
-        model = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
-    else:
-        mesh = init_device_mesh("cpu", (2,))
-        for layer in inner.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in inner.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     accelerator.state._shared_state["distributed_type"] = DistributedType.FSDP
     accelerator.state.distributed_type = DistributedType.FSDP
-    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=version)
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     trainer = SimpleNamespace(
         accelerator=accelerator, model=model, model_wrapped=model, processing_class=AutoTokenizer.from_pretrained(name),
         is_world_process_zero=lambda: accelerator.is_main_process,

@@ -240,7 +240,7 @@ class Batch:
         self._note(job, kept)
 
     def _kept_late(self, keeping: Future[Summary]) -> None:
-        """Let the batch end by what went wrong in writing a rollout that nobody waits for; in the writer's thread."""
+        """End the batch with an error in writing whose caller was cancelled; called in the writer's thread."""
         error = None if keeping.cancelled() else keeping.exception()
         if isinstance(error, Exception):
             self._fault = self._fault or error

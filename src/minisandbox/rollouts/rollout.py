@@ -119,7 +119,7 @@ async def rollout_async(
 
 
 def graders(count: int | None = None) -> Threads:
-    """Return the threads that grade for rollouts that run at once; whoever makes them closes them.
+    """Return the threads that grade for rollouts that run at once; the caller closes them.
 
     Args:
         count: how many submissions are graded at once; one for each CPU if None.

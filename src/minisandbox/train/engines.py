@@ -231,7 +231,7 @@ def _has_cuda() -> bool:
 
 
 def _vllm_platform() -> str | None:
-    """What the vLLM that is installed computes on: ``cuda``, ``cpu`` ...; None where there is none."""
+    """What the vLLM that is installed computes on: ``cuda``, ``cpu`` ...; None if it is not installed."""
     try:
         from vllm.platforms import current_platform  # noqa: PLC0415 - not ours to install
     except ImportError:

@@ -272,7 +272,7 @@ class Gatherer:
         return [Group(task, part) for task, part in zip(tasks, parts, strict=True)], redone
 
     async def do_again(self, results: list[Result], attempt: Callable[[int, int], int]) -> int:
-        """Do those rollouts again that we failed at; what comes of them takes their places.
+        """Do those rollouts again that we failed at; the new results take their places.
 
         Args:
             results: of all rollouts.
