@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-kernels fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-kernels test-cpython fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -45,6 +45,7 @@ help:
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make test-kernels  what depends on the kernel, on Debian's 6.12 in QEMU; as root; KERNELS='6.12', KERNELS_CACHE=DIR"
+	@echo "make test-cpython  CPython's own tests of system calls, in a sandbox and on the host; CPYTHON='--suite DIR'; minutes"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
 	@echo "make adversarial  270 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
@@ -159,6 +160,10 @@ $(SKYRL_VENV)/.made: tools/make-skyrl-venv
 KERNELS ?= 6.12
 test-kernels: $(VENV)/.dev
 	@$(if $(KERNELS_CACHE),KERNELS_CACHE="$(KERNELS_CACHE)") "$(BIN)/python" -m tools.kernels $(KERNELS_ARGS) -- $(KERNELS)
+
+# CPYTHON: --suite DIR, --modules NAME...; needs Debian's python3.11 and libpython3.11-testsuite
+test-cpython: $(VENV)/.dev
+	@"$(BIN)/python" tests/foreign/cpython.py $(CPYTHON)
 
 fuzz: $(VENV)/.dev
 	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/conformance/test_fuzz.py
