@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shlex
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -21,8 +22,7 @@ with contextlib.suppress(ImportError):  # then all of this is skipped
     from inspect_ai._util.error import PrerequisiteError
     from inspect_ai.dataset import Sample
     from inspect_ai.model import ChatMessageTool, Model, ModelOutput, ModelUsage, get_model
-    from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
-    from inspect_ai.solver import TaskState, generate, use_tools
+    from inspect_ai.solver import generate, use_tools
     from inspect_ai.tool import bash
     from inspect_ai.util import (
         OutputLimitExceededError,
@@ -30,7 +30,6 @@ with contextlib.suppress(ImportError):  # then all of this is skipped
         SandboxUnavailableError,
         SandboxUserUnsupportedError,
         override_sandbox_output_limit,
-        sandbox,
     )
 
     from minisandbox.integrations.inspect import LABELS, MiniSandboxConfig, MiniSandboxEnvironment
@@ -38,7 +37,7 @@ with contextlib.suppress(ImportError):  # then all of this is skipped
 # those of Inspect itself: a deprecated argument of tenacity, streams that it leaves open
 pytestmark = [pytest.mark.kernel, needs_inspect, pytest.mark.filterwarnings("ignore")]
 
-BROKEN = "def add(a, b):\n    return a - b\n"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "use-inspect.md"
 
 
 def run(body: Coroutine[Any, Any, None]) -> None:
@@ -64,37 +63,36 @@ def scripted(*commands: str) -> Model:
     return get_model("mockllm/model", custom_outputs=outputs, memoize=False)
 
 
-def repaired() -> Scorer:
-    """Asks the sandbox whether the code is right."""
-
-    @scorer(metrics=[accuracy()])
-    def makes_sums() -> Scorer:
-        async def score(state: TaskState, target: Target) -> Score:
-            done = await sandbox().exec(["python3", "-c", "import calc; print(calc.add(2, 3))"])
-            return Score(value="C" if done.stdout.strip() == target.text else "I", explanation=done.stderr)
-
-        return score
-
-    return makes_sums()
+def guide() -> Task:
+    """The task of docs/how-to/use-inspect.md."""
+    found = re.search(r"```py\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(compile(found[1], str(GUIDE), "exec"), names)
+    task: Task = names["calc"]()
+    return task
 
 
-def test_an_eval_from_its_start_to_its_score(tmp_path: Path) -> None:
+def test_the_guides_eval_from_its_start_to_its_score(tmp_path: Path) -> None:
     config = tmp_path / "minisandbox.yaml"
     config.write_text("limits: {memory: 1G, processes: 100}\nenv: {WHO: inspect}\n")
+    task = guide()
+    task.dataset[0].setup = "echo ready > prepared"
     model = scripted(
         "echo $WHO; ls; cat prepared; ls /proc/sys/net/ipv4/conf",
         "sed -i 's/a - b/a + b/' calc.py",
         "sleep 1000",
         "printf '\\377'; exit 3",
     )
-    sample = Sample(input="add() subtracts", target="5", files={"calc.py": BROKEN}, setup="echo ready > prepared")
-    task = Task(
-        dataset=[sample],
+    sandbox = ("minisandbox", str(config))
+    [log] = eval(
+        task,
+        model=model,
+        sandbox=sandbox,
         solver=[use_tools(bash(timeout=1)), generate()],
-        scorer=repaired(),
-        sandbox=("minisandbox", str(config)),
+        log_dir=str(tmp_path / "logs"),
+        display="none",
     )
-    [log] = eval(task, model=model, log_dir=str(tmp_path / "logs"), display="none")
     assert log.status == "success", log.error
     assert log.samples is not None
     [done] = log.samples
@@ -114,6 +112,12 @@ def test_an_image_that_cannot_be_had_ends_the_eval_before_a_model_is_asked(tmp_p
     with pytest.raises(PrerequisiteError) as caught:
         eval(task, model=scripted(), log_dir=str(tmp_path), display="none")
     assert "there is no image 'no-such-image'" in str(caught.value.message)
+
+
+def test_another_event_loop_is_refused() -> None:
+    with pytest.raises(PrerequisiteError) as caught:
+        MiniSandboxConfig().ready().send(None)
+    assert "needs asyncio" in str(caught.value.message)
 
 
 # --- configurations --------------------------------------------------------------------------------------------------

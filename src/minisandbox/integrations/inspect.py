@@ -107,8 +107,13 @@ class MiniSandboxConfig(SandboxSettings):
         """Find the image; build it if it is a task's or a recipe's and does not exist.
 
         Raises:
-            PrerequisiteError: there is no such image, it cannot be built, or another setting cannot be used.
+            PrerequisiteError: there is no such image, it cannot be built, another setting cannot be used, or the event
+                loop is not asyncio's.
         """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise PrerequisiteError("sandbox 'minisandbox' needs asyncio: unset INSPECT_ASYNC_BACKEND") from error
         try:
             self.checked_limits()
             self.checked_network()
