@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-kernels test-cpython fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -46,6 +46,7 @@ help:
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make test-kernels  what depends on the kernel, on Debian's 6.12 in QEMU; as root; KERNELS='6.12', KERNELS_CACHE=DIR"
 	@echo "make test-cpython  CPython's own tests of system calls, in a sandbox and on the host; CPYTHON='--suite DIR'; minutes"
+	@echo "make test-vllm    a real vLLM on processors: server, proxy, decoder, training; Python 3.11, 3.5 GB; eight minutes"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
 	@echo "make adversarial  270 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
@@ -164,6 +165,15 @@ test-kernels: $(VENV)/.dev
 # CPYTHON: --suite DIR, --modules NAME...; needs Debian's python3.11 and libpython3.11-testsuite
 test-cpython: $(VENV)/.dev
 	@"$(BIN)/python" tests/foreign/cpython.py $(CPYTHON)
+
+# vLLM's build for processors, with torch in the one version that it takes: an environment of its own, too.
+VLLM_VENV ?= .venv-vllm-$(shell id -u)
+VLLM_PYTHON ?= python3.11
+test-vllm: $(VLLM_VENV)/.made
+	"$(VLLM_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/vllm tests/unit/test_train_vllm.py
+
+$(VLLM_VENV)/.made: tools/make-vllm-venv
+	@tools/make-vllm-venv "$(VLLM_VENV)" "$(VLLM_PYTHON)"
 
 fuzz: $(VENV)/.dev
 	MINISANDBOX_FUZZ_SEQUENCES=2000 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/conformance/test_fuzz.py

@@ -28,6 +28,7 @@ from minisandbox.train.engines import (
     OwnEngine,
     ServedEngine,
     check_engine,
+    in_precision,
     open_engine,
     served_name,
     vllm_arguments,
@@ -131,6 +132,23 @@ def test_trl_is_told_of_vllm(config: RlConfig) -> None:
     assert colocated["vllm_gpu_memory_utilization"] == 0.4
     assert (served["vllm_server_base_url"], served["vllm_group_port"]) == ("http://there:8000", 5)
     assert colocated["use_vllm"] is served["use_vllm"] is True
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_vllm_is_started_in_the_precision_of_the_training(
+    config: RlConfig, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl", reason="the extra [train] is not installed")
+    from trl.generation import vllm_generation  # noqa: PLC0415 - an extra
+
+    monkeypatch.setattr(vllm_generation, "LLM", SimpleNamespace, raising=False)
+    config = replace(config, precision=precision)
+    with in_precision(config):
+        started = vllm_generation.LLM(model="x")
+    assert (started.model, started.dtype) == ("x", precision)
+    assert vllm_generation.LLM is SimpleNamespace
+    with in_precision(replace(config, vllm=Vllm(mode="server", url="http://localhost:1"))):
+        assert vllm_generation.LLM is SimpleNamespace
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from minisandbox.errors import InvalidValue, MissingExtra
@@ -186,6 +187,29 @@ def vllm_arguments(config: RlConfig) -> dict[str, object]:
     if vllm.mode == "server":
         return common | {"vllm_server_base_url": vllm.url, "vllm_group_port": vllm.group_port}
     return common | {"vllm_gpu_memory_utilization": vllm.memory, "vllm_max_model_length": config.policy.context}
+
+
+@contextlib.contextmanager
+def in_precision(config: RlConfig) -> Iterator[None]:
+    """Have TRL start vLLM in the precision of the training; TRL names none, and vLLM makes bfloat16 of float32.
+
+    Args:
+        config: the experiment.
+    """
+    if config.engine != "vllm" or config.vllm.mode != "colocate":
+        yield
+        return
+    from trl.generation import vllm_generation  # noqa: PLC0415 - an extra
+
+    llm = getattr(vllm_generation, "LLM", None)
+    if llm is None:  # there is no vLLM: TRL says so
+        yield
+        return
+    vllm_generation.LLM = partial(llm, dtype=config.precision)
+    try:
+        yield
+    finally:
+        vllm_generation.LLM = llm
 
 
 def check_engine(config: RlConfig) -> None:

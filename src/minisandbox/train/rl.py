@@ -21,7 +21,7 @@ from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
 from minisandbox.models import Model
 from minisandbox.models.seeding import seed_of
 from minisandbox.train.config import RlConfig
-from minisandbox.train.engines import check_engine, open_engine, vllm_arguments
+from minisandbox.train.engines import check_engine, in_precision, open_engine, vllm_arguments
 from minisandbox.train.evaluation import Evaluator, Score
 from minisandbox.train.groups import Gatherer, Rollouts, Step, tasks_of_step
 from minisandbox.train.rows import Gaps, Rounding, TrainingRow, check_tokens, choose
@@ -313,12 +313,13 @@ def _bridge(loop: Loop) -> GRPOTrainer:
         return [0.0] * len(prompts)  # the advantages are ours
 
     model, tokenizer = open_policy(config.model)
-    made = _bridge_class(loop, places)(
-        model=model, reward_funcs=outcome, args=_arguments(config, loop.run), processing_class=tokenizer,
-        train_dataset=Dataset.from_dict({"prompt": [str(one) for one in range(config.groups.tasks)]}),
-        peft_config=lora_of(config.lora), rollout_func=rollout_func,
-        callbacks=[run_callback(loop.run, loop.tell, keep=config.checkpoints.keep), _pacer(loop)],
-    )  # fmt: skip
+    with in_precision(config):
+        made = _bridge_class(loop, places)(
+            model=model, reward_funcs=outcome, args=_arguments(config, loop.run), processing_class=tokenizer,
+            train_dataset=Dataset.from_dict({"prompt": [str(one) for one in range(config.groups.tasks)]}),
+            peft_config=lora_of(config.lora), rollout_func=rollout_func,
+            callbacks=[run_callback(loop.run, loop.tell, keep=config.checkpoints.keep), _pacer(loop)],
+        )  # fmt: skip
     quiet(made)
     return made
 
