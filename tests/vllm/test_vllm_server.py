@@ -11,12 +11,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.vllm.conftest import CONTEXT, Agreement, Served
+from tests.vllm.conftest import CONTEXT, Agreement, Served, vllm_server
 
 from minisandbox.agents import AgentLimits, BashAgent
-from minisandbox.errors import ContextExceeded
+from minisandbox.errors import ContextExceeded, ModelRefused
 from minisandbox.images import Image
-from minisandbox.models import Message, OpenAIModel, Request, Sampling, TokenGraph
+from minisandbox.models import Completion, Message, OpenAIModel, Request, Sampling, TokenGraph, dialect
 from minisandbox.models.capture import CaptureProxy
 from minisandbox.rollouts import Budgets, RunReader, Setup, run_batch
 from minisandbox.tasks import Task
@@ -89,6 +89,22 @@ def test_too_long_a_conversation_is_told_apart(server: Served) -> None:
     run(ask)
 
 
+@pytest.mark.skipif(not hasattr(dialect, "PROBE"), reason="the client does not look at how log-probabilities are made")
+def test_a_server_with_raw_log_probabilities_is_refused(policy: Path, tmp_path: Path) -> None:
+    async def ask(raw: Served, temperature: float) -> Completion:
+        model = OpenAIModel(raw.name, raw.url, tokens="yes")
+        sampling = Sampling(temperature=temperature, max_tokens=8)
+        try:
+            return await model.complete(Request((Message("user", "the tests fail"),), sampling=sampling))
+        finally:
+            await model.close()
+
+    with vllm_server(policy, tmp_path / "vllm.log") as raw:
+        assert asyncio.run(ask(raw, 1.0)).tokens is not None  # the same with and without processing
+        with pytest.raises(ModelRefused, match="--logprobs-mode processed_logprobs"):
+            asyncio.run(ask(raw, 0.7))
+
+
 # --- the capture proxy -----------------------------------------------------------------------------------------------
 
 
@@ -153,7 +169,7 @@ def test_the_proxy_passes_on_tool_calls(server: Served) -> None:
     (choice,) = json.loads(text)["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "bash"
-    assert sum(sum(row.mask) for row in rows) == json.loads(text)["usage"]["completion_tokens"]
+    assert [len(row.ids) for row in rows] == [json.loads(text)["usage"]["total_tokens"]]
 
     (text,), rows = through_proxy(server, {**FORCED, "stream": True})
     calls = [

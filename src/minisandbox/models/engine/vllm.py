@@ -1,6 +1,6 @@
 """vLLM in this process, in the place of the decoding loop: it draws, the engine around it knows the conversations.
 
-Tried with vLLM 0.32 on processors, not on a GPU. It calls ``LLMEngine.add_request``, ``step`` and ``abort_request``.
+It calls ``LLMEngine.add_request``, ``step`` and ``abort_request``; `make test-vllm` runs it with vLLM on processors.
 """
 
 from __future__ import annotations
