@@ -6,6 +6,7 @@ Skipped where SkyRL is not installed: `make test-skyrl` makes an environment wit
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,8 +33,10 @@ from minisandbox.tasks.saving import write_rows
 
 pytest.importorskip("skyrl", reason="SkyRL is not installed: make test-skyrl")
 
+import torch
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_off_policy_correction
 from skyrl.train.dataset import PromptDataset
 from skyrl.train.entrypoints import main_base
 from skyrl.train.evaluate import evaluate
@@ -189,6 +192,13 @@ def test_a_step_passes_skyrl_s_own_checks_and_trains_on_what_was_sampled(
     assert first == pytest.approx(-2 * second)  # the baseline is that of the three with a reward
     assert float(batch["rollout_logprobs"][0][batch["loss_mask"][0].bool()].max()) < 0
 
+    loss_mask, drawn = batch["loss_mask"].float(), batch["rollout_logprobs"]
+    loss, _, found = apply_off_policy_correction(
+        torch.ones_like(drawn), drawn + math.log(1.25), drawn, loss_mask, config.trainer.algorithm.off_policy_correction
+    )
+    assert loss[loss_mask > 0].tolist() == pytest.approx([1.25] * int(loss_mask.sum()))
+    assert found["tis_token_clip_high_ratio"] == 0
+
 
 def test_merging_changes_nothing(config: SandboxTrainConfig, image_of: Callable[[Task], Image]) -> None:
     """SkyRL's merging of turns finds each rollout merged already."""
@@ -317,6 +327,7 @@ def test_the_packaged_configurations_are_valid(name: str) -> None:
     assert cfg.trainer.epochs == 2
     assert cfg.trainer.algorithm.temperature == cfg.generator.sampling_params.temperature
     assert cfg.generator.inference_engine.engine_init_kwargs["max_model_len"] == 20480
+    assert cfg.trainer.algorithm.off_policy_correction.tis_ratio_type == "token"
 
 
 def test_unknown_keys_are_refused() -> None:
