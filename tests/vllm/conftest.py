@@ -44,9 +44,11 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("policy")
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
-    # vLLM's attention on processors knows heads of 32, 64 and more
-    model = transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
+    tokenizer.pad_token = tokenizer.eos_token
+    # vLLM's attention on processors knows heads of 32, 64 and more. transformers opens tokenizers of Qwen with a token
+    # of its own, which is beyond this vocabulary
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=2,
             num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=CONTEXT, bos_token_id=None,
             eos_token_id=1, initializer_range=0.15, tie_word_embeddings=False, dtype="float32",
@@ -136,7 +138,11 @@ def end_of(log: Path) -> str:
 def server(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The server that most tests share."""
     log = tmp_path_factory.mktemp("server") / "vllm.log"
-    words = ("--logprobs-mode", "processed_logprobs", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    words = (
+        "--logprobs-mode", "processed_logprobs", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+        # a random model would fill a call with white space
+        "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
+    )  # fmt: skip
     with vllm_server(policy, log, *words) as served:
         yield served
 

@@ -29,7 +29,7 @@ TOOL = {
     "function": {
         "name": "bash",
         "description": "Run a command.",
-        "parameters": {"type": "object", "properties": {"times": {"type": "integer"}}, "required": ["times"]},
+        "parameters": {"type": "object", "properties": {"times": {"enum": [1]}}, "required": ["times"]},
     },
 }
 
