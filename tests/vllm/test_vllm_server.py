@@ -16,7 +16,7 @@ from tests.vllm.conftest import CONTEXT, Agreement, Served, vllm_server
 from minisandbox.agents import AgentLimits, BashAgent
 from minisandbox.errors import ContextExceeded, ModelRefused
 from minisandbox.images import Image
-from minisandbox.models import Completion, Message, OpenAIModel, Request, Sampling, TokenGraph, dialect
+from minisandbox.models import Completion, Message, OpenAIModel, Request, Sampling, TokenGraph
 from minisandbox.models.capture import CaptureProxy
 from minisandbox.rollouts import Budgets, RunReader, Setup, run_batch
 from minisandbox.tasks import Task
@@ -89,7 +89,6 @@ def test_too_long_a_conversation_is_told_apart(server: Served) -> None:
     run(ask)
 
 
-@pytest.mark.skipif(not hasattr(dialect, "PROBE"), reason="the client does not look at how log-probabilities are made")
 def test_a_server_with_raw_log_probabilities_is_refused(policy: Path, tmp_path: Path) -> None:
     async def ask(raw: Served, temperature: float) -> Completion:
         model = OpenAIModel(raw.name, raw.url, tokens="yes")
