@@ -14,7 +14,7 @@ from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformer
 for _name in ("trl", "peft", "datasets"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).resolve().parents[2]
 
 

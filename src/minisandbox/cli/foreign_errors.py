@@ -12,6 +12,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "accelerate": ("local", "train"),
     "datasets": ("data", "train"),
     "gguf": ("local",),
+    "inspect_ai": ("inspect",),
     "matplotlib": ("train",),
     "mcp": ("mini",),
     "minisweagent": ("mini",),
