@@ -78,36 +78,36 @@ def served(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_download_that_finds_the_disk_full_is_no_failure_of_the_step(
-    tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What could not be kept has been removed when the step ends: then there is room again."""
+def python_with_index(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The version of an interpreter to build with; one index alone is configured."""
     own = [one for one in installed_interpreters() if one.own_prefix]
     if not own:
         pytest.skip("no interpreter with a prefix of its own")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    monkeypatch.setenv("PIP_INDEX_URL", served)
+    monkeypatch.setenv("PIP_INDEX_URL", url)
+    return own[0].version
+
+
+def test_a_download_that_finds_the_disk_full_is_no_failure_of_the_step(
+    tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be kept has been removed when the step ends: then there is room again."""
+    python = python_with_index(served, monkeypatch)
     monkeypatch.setenv("MINISANDBOX_STORE_FAULT", "downloaded:ENOSPC")
     store = Store.open(tmp_path / "store")
     with pytest.raises(DiskFull, match="tiny_demo"):
-        build(Recipe(python=own[0].version, requirements=("tiny-demo==1.0",)), store=store, name="tiny")
+        build(Recipe(python=python, requirements=("tiny-demo==1.0",)), store=store, name="tiny")
     assert Failures(store).by_step() == {}
 
 
 def test_an_index_that_is_down_is_no_fault_of_the_recipe(
     tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = [one for one in installed_interpreters() if one.own_prefix]
-    if not own:
-        pytest.skip("no interpreter with a prefix of its own")
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    python = python_with_index("http://127.0.0.1:9/simple", monkeypatch)
     store = Store.open(tmp_path / "store")
-    recipe = Recipe(python=own[0].version, requirements=("tiny-demo==1.0",))
+    recipe = Recipe(python=python, requirements=("tiny-demo==1.0",))
     found = build_all({"tiny": lambda: recipe}, store=store, retry_failed=False)
     assert isinstance(found.failures["tiny"], IndexUnavailable)
     assert "cannot read http://127.0.0.1:9/simple/tiny-demo/" in (found.failures["tiny"].reason or "")
