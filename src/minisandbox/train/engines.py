@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from minisandbox.errors import InvalidValue, MissingExtra
+from minisandbox.errors import InvalidValue
 from minisandbox.models import Model, OpenAIModel
 from minisandbox.models.endpoint import check_base, proxy_for
 from minisandbox.train.config import RlConfig, Vllm
+from minisandbox.train.running import missing_vllm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -228,11 +229,7 @@ def check_engine(config: RlConfig) -> None:
         )  # fmt: skip
     platform = _vllm_platform()
     if platform is None:
-        raise MissingExtra(
-            "the engine vllm, and vLLM is not installed in the trainer's environment",
-            reason="TRL imports it, also where a server draws the answers",
-            hint="pip install 'vllm>=0.22,<0.32' (what TRL 1.16 supports), or engine=transformers",
-        )
+        raise missing_vllm()
     if _has_cuda() and config.device == "auto":
         return
     if config.vllm.mode == "server":

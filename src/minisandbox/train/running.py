@@ -171,6 +171,15 @@ class TrainingRun:
         self.close()
 
 
+def missing_vllm() -> MissingExtra:
+    """Return the error that says that vLLM cannot be imported, and how to install it."""
+    return MissingExtra(
+        "engine=vllm needs the package vllm, which is not installed in the trainer's environment",
+        reason="TRL imports it in the trainer's process, also where a server draws the answers",
+        hint="pip install 'trl[vllm]': it takes a vLLM that TRL supports",
+    )
+
+
 def require_training(*, curve: bool = False, vllm: bool = False) -> None:
     """Check that what training needs is installed.
 
@@ -194,11 +203,7 @@ def require_training(*, curve: bool = False, vllm: bool = False) -> None:
             f"the package {error.name} is not installed", reason=str(error), hint="pip install 'swe-minisandbox[train]'"
         ) from error
     if vllm and find_spec("vllm") is None:
-        raise MissingExtra(
-            "engine=vllm needs the package vllm, which is not installed in this environment",
-            reason="TRL imports it in the trainer's process, also where a server draws the answers",
-            hint="pip install 'trl[vllm]': it takes a vLLM that TRL supports",
-        )
+        raise missing_vllm()
     from transformers.utils import logging  # noqa: PLC0415 - the same
 
     logging.disable_progress_bar()
