@@ -59,7 +59,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def warning(left: Mapping[LimitName, float], limits: AgentLimits) -> str:
-    """Return a line that tells of the limits that are nearly reached, or "" where none is.
+    """Return a line that names the limits that are nearly reached, or "" if there are none.
 
     Seconds are not told: a policy would read the load of this machine, and no rollout could be repeated.
     """

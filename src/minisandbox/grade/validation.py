@@ -141,7 +141,7 @@ def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], fla
 
 
 def _about_runner(task: Task, reference: Grade) -> _Finding | None:
-    """Tell of a runner that nothing here can listen to; a command that is not there is the image's fault."""
+    """Report a runner that nothing here can listen to; a missing command is the image's fault."""
     unknown = task.test_runner != "pytest" and reference.reason is Reason.NOT_STARTED
     if not unknown or reference.exit_code in (126, 127):
         return None
@@ -170,7 +170,7 @@ def _about_reference(graded: Grade) -> _Finding | None:
 
 
 def _about_empty(task: Task, empty: Sequence[Grade]) -> _Finding | None:
-    """Tell what is wrong with the untouched code's runs.
+    """Report what is wrong with the untouched code's runs.
 
     A benchmark's rows have the lists that its own validation left: of theirs one FAIL_TO_PASS test that is seen failing
     is enough, and what else is odd is a note.

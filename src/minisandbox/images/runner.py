@@ -184,7 +184,7 @@ def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]
             if served.full is not None:  # what could not be kept is gone by now, and there is room again
                 raise served.full from error
             error.reason = "\n".join(filter(None, (*_index_reasons(served), error.reason))) or None
-            if served.failed is not None:  # nobody can tell whether it would have succeeded otherwise
+            if served.failed is not None:  # the step might have succeeded otherwise
                 raise IndexUnavailable(
                     f"build step {place.step!r} of image {place.image!r} failed while the package index did",
                     reason=error.reason,

@@ -1,7 +1,7 @@
 """Control groups: how much memory, how many processes and how much CPU a sandbox may use, enforced by the kernel.
 
 Sandboxes always lie inside the group that this process is in, so that the limits of a service or a container hold for
-them too, and nobody else's groups are touched (systemd's single-writer rule). Version 2 where that group has the needed
+them too, and no other group is touched (systemd's single-writer rule). Version 2 where that group has the needed
 controllers and may be written, version 1 where its directories may be
 (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, cgroup-v1/pids.rst). Where neither is so there are no
 groups, and :mod:`.watchdog` does what can be done without.

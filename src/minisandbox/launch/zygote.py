@@ -224,7 +224,7 @@ class _Zygote:
         os._exit(0)
 
     def _make_missing(self) -> None:
-        """Make the next embryo and lost makers while nobody waits; on failure the next request reports the reason."""
+        """Make the next embryo and lost makers between requests; on failure the next request reports the reason."""
         self._pause = None
         with contextlib.suppress(OSError):
             self._spare = self._spare or self._fork(self._usual)

@@ -26,7 +26,7 @@ TOKEN_FIELDS: Mapping[str, object] = {"logprobs": True, "top_logprobs": 0, "retu
 """What asks vLLM for ids and log-probabilities; without ``top_logprobs`` it gives none."""
 
 PROBE = Request((Message("user", "Name any word."),), sampling=Sampling(top_k=1, max_tokens=4))
-"""Tells whether a server's log-probabilities are of the distribution that it samples from: all of these are 0 then."""
+"""Shows whether a server's log-probabilities are of the distribution that it samples from: all of these are 0 then."""
 
 # Engines have defaults of their own for these (vLLM takes them from the model's generation_config.json), with which
 # tokens come from another distribution than the one that Sampling describes.

@@ -9,7 +9,7 @@ from minisandbox.errors import TaskFileError
 
 NOT_YET = "tasks in other languages than Python are not supported yet"
 _COLUMNS = ("language", "repo_language", "programming_language", "lang")
-# What rows call them. Others are not refused: a column of this name may tell what the issue is written in.
+# What rows call them. Others are not refused: a column of this name may name the language of the issue's text.
 _LANGUAGES = frozenset(
     {
         "c", "c#", "c++", "clojure", "cpp", "csharp", "dart", "elixir", "erlang", "f#", "fsharp", "go", "golang",
