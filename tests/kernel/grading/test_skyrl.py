@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +18,10 @@ from typing import Any
 
 import pytest
 from tests.unit.training_tools import saved_tokenizer
+from tests.waiting import until
 
 from minisandbox.errors import BuildError, InvalidValue, ModelRefused, TrainingError
+from minisandbox.host import reaper
 from minisandbox.images import Image
 from minisandbox.models import client
 from minisandbox.models.testing import ScriptedServer
@@ -292,10 +295,23 @@ def test_rollouts_over_ray_itself(config: SandboxTrainConfig, tmp_path: Path, mo
         output = generate(config, MIXED, lambda _: pytest.fail("the driver builds nothing"), tasks=1)
     finally:
         ray.shutdown()
+        wait_for_others_to_end()
         remove_tree(tmp_path / "store")
     validate_generator_output(4, output, step_wise=True)
     assert output["stop_reasons"] == ["stop", "stop", "error", "length"]
     assert output["rewards"][:2] == [1.0, 0.0]
+
+
+def wait_for_others_to_end() -> None:
+    """Remove what Ray's workers leave: it kills them and their launchers, whose control groups stay until one looks."""
+    runtime = reaper.runtime_directory()
+
+    def are_gone() -> bool:
+        reaper.reap(runtime)
+        return set(os.listdir(runtime / "owners")) <= {reaper.owner_name()}
+
+    until(are_gone)
+    reaper.reap(runtime)
 
 
 def test_what_is_no_step_is_refused(config: SandboxTrainConfig, image_of: Callable[[Task], Image]) -> None:
