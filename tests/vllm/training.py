@@ -51,7 +51,6 @@ def train(config: RlConfig) -> int:
 def main() -> int:
     """Train through the command line's frame, which turns errors into messages."""
     keep_weights()
-    vars(rl)["check_engine"] = lambda _config: None  # it asks for a GPU
     config = load(RlConfig, sys.argv[1])
     doctor.configure = lambda parser: parser.set_defaults(run=lambda _args: train(config))
     return command(["doctor", *sys.argv[2:]])
