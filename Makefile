@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython fuzz adversarial adversarial-load soak stress-store paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython fuzz adversarial adversarial-load soak stress-store grading-load paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -52,6 +52,7 @@ help:
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
 	@echo "make soak         200 times: kill -9 among 50 busy sandboxes, and see what is left"
 	@echo "make stress-store 60 processes want the same 10 layers; then the same with makers killed"
+	@echo "make grading-load  grade 200 honest passes at load 8 under tight limits: none may fail; GRADING_LOAD='--gradings 20 ...'"
 	@echo "make paper-scale  compute the store's size for the paper's whole data sets; PAPER_SCALE='--pins DIR ...'"
 	@echo "make verdict-parity  compare verdicts with those of swebench and swesmith; VERDICT_PARITY='ROWS -o DIR ...'"
 	@echo "make validation-page  write the tables of docs/validation.md; VALIDATION_PAGE='DIR --rows FILE... --parity DIR'"
@@ -190,6 +191,10 @@ soak: $(VENV)/.dev
 
 stress-store: $(VENV)/.dev
 	@"$(BIN)/python" benchmarks/stress_store.py
+
+# GRADING_LOAD: --gradings, --load, --times, --workers, --tasks
+grading-load: $(VENV)/.dev
+	@"$(BIN)/python" benchmarks/grading_under_load.py $(GRADING_LOAD)
 
 # PAPER_SCALE: --pins DIR --rows FILE --mirrors DIR; benchmarks/paper_scale.py says what they hold
 paper-scale: $(VENV)/.dev

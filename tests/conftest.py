@@ -27,6 +27,7 @@ from minisandbox.host import doctor  # noqa: E402
 from minisandbox.images.base import base_entries, write_base  # noqa: E402
 from minisandbox.sandbox import Sandbox  # noqa: E402
 from minisandbox.sandbox.controller import shut_down  # noqa: E402
+from minisandbox.store import Store, remove_tree  # noqa: E402
 from minisandbox.store.paths import default_root  # noqa: E402
 from minisandbox.tasks import harness  # noqa: E402
 from minisandbox.types import ImageSpec  # noqa: E402
@@ -41,6 +42,7 @@ OFFLINE = os.environ.get("MINISANDBOX_TEST_OFFLINE", "") not in ("", "0")
 # Set by tests/as_user.py: root runs these tests too.
 REPEATED = bool(os.environ.get("MINISANDBOX_TEST_IDS"))
 _MOST_OF_A_FAILURE = 3000  # characters
+SHARED = "shared"  # the directory of what all workers share
 GRACE = 30.0  # seconds that ending processes may take on a busy machine
 # Where a mount of ours would show if it leaked: the launcher's scratch point, and what tests make.
 OUR_PLACES = ("/tmp ", f"{tempfile.gettempdir()} ", f"{tempfile.gettempdir()}/pytest-of-")
@@ -79,8 +81,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 # --- several at a time -----------------------------------------------------------------------------------------------
 
-# Files that one worker runs in one go, since they share images that are costly to make.
-TOGETHER = {"tests/e2e/test_quickstart_tasks.py": "tests/e2e/test_documents.py"}
+# Files whose tests share nothing but the store: workers take one test at a time, or one topic of the contract.
+APART = ("tests/e2e/test_documents.py", "tests/conformance/test_conformance.py")
 # The longest files come first, so that no worker is left with one of them at the end.
 FIRST = (
     "tests/e2e/test_quickstart.py", "tests/e2e/test_documents.py", "tests/conformance/test_fuzz.py",
@@ -112,15 +114,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None]) -> LoadScopeScheduling:
-    """Give each worker a file at a time: tests of a file share fixtures."""
+    """Give each worker a file at a time, whose tests share fixtures."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only where it is used
 
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # it has no types
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            if path == "tests/conformance/test_conformance.py":  # a topic at a time: its cases share nothing
-                return nodeid.rpartition("-")[0]
-            return TOGETHER.get(path, path)
+            return nodeid.rpartition("-")[0] if path in APART else path
 
     config.option.loadscopereorder = False  # the order is ours
     return Scheduler(config, log)
@@ -132,7 +132,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with contextlib.ExitStack() as turn:
         if os.environ.get("PYTEST_XDIST_WORKER"):
             alone = item.get_closest_marker("alone") is not None
-            place = item.config.stash[_shared]
+            place = session_place(item.config)
             # Who wants to be alone keeps the next from beginning: nobody starves. Locks go with their process.
             with open(place / "turn", "w", encoding="ascii") as door:
                 fcntl.flock(door, fcntl.LOCK_EX)
@@ -159,6 +159,38 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ImageSpec:
     tree = tmp_path_factory.mktemp("base") / "tree"
     write_base(base_entries(), tree)
     return ImageSpec("base", (tree,))
+
+
+@pytest.fixture(scope="session")
+def shared(pytestconfig: pytest.Config) -> Path:
+    """A directory that all workers share, for what is costly to make."""
+    place = session_place(pytestconfig) / SHARED
+    place.mkdir(exist_ok=True)
+    return place
+
+
+@pytest.fixture(scope="session")
+def shared_store(shared: Path) -> Store:
+    """A store in which a test finds what others have built, in any worker: interpreters, above all."""
+    return Store.open(shared / "store")
+
+
+def session_place(config: pytest.Config) -> Path:
+    """The session's directory for temporary files: that of a worker lies in it."""
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined] # no other way
+    base = factory.getbasetemp()
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+
+def make_once(place: Path, make: Callable[[Path], None]) -> Path:
+    """Have ``make`` fill a directory, unless another worker has."""
+    with open(f"{place}.lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            filling = place.with_name(f"{place.name}.filling")
+            make(filling)
+            filling.rename(place)
+    return place
 
 
 @pytest.fixture
@@ -274,7 +306,6 @@ def wait_until_clean(find: Callable[[], list[str]], seconds: float) -> list[str]
 
 _before = pytest.StashKey[World]()
 _left = pytest.StashKey[list[str]]()
-_shared = pytest.StashKey[Path]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -285,10 +316,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("PYTEST_XDIST_WORKER"):
-        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined] # no other way
-        session.config.stash[_shared] = factory.getbasetemp().parent
-    else:
-        session.config.stash[_before] = look()
+        return
+    session.config.stash[_before] = look()
 
 
 @pytest.hookimpl(trylast=True)
@@ -304,6 +333,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         output: dict[str, object] = session.config.workeroutput  # type: ignore[attr-defined] # xdist's
         output["left"] = wait_until_clean(lambda: [*map(describe, descendants(os.getpid()))], GRACE)
         return
+    remove_tree(session_place(session.config) / SHARED)
     before = session.config.stash[_before]
     found = session.config.stash.setdefault(_left, [])
     found += wait_until_clean(lambda: leftovers(before), GRACE)

@@ -47,6 +47,7 @@ def plant(box: Sandbox, where: str, depth: int) -> None:
     box.exec(["python3", "-c", PLANT % {"depth": depth}], cwd=where, timeout=120).check()
 
 
+@pytest.mark.slow
 def test_an_upper_of_everything_that_is_hard_to_remove(spec: ImageSpec, tmp_path: Path) -> None:
     upper = tmp_path / "upper"
     upper.mkdir()
@@ -65,6 +66,7 @@ def vast(spec: ImageSpec) -> Iterator[Sandbox]:
         yield box
 
 
+@pytest.mark.slow
 def test_a_download_of_everything_that_is_hard_to_take(vast: Sandbox, tmp_path: Path) -> None:
     box = vast
     plant(box, "/testbed/p", 3)
@@ -102,6 +104,7 @@ def peak() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
+@pytest.mark.slow
 def test_a_name_that_changes_between_file_and_link_while_the_host_reads(box: Sandbox, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(CANARY, encoding="ascii")

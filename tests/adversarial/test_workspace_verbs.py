@@ -52,6 +52,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_changes_of_a_workspace_at_work_are_told(box: Sandbox) -> None:
     box.files.write_text("/root/kept", "")
     with box.start(["python3", "-c", CHURN]) as process:

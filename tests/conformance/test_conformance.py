@@ -27,15 +27,14 @@ def promised(case: Case, implementation: Implementation) -> bool:
 
 
 def marks(case: Case, implementation: Implementation) -> list[pytest.MarkDecorator]:
-    """The twins share all that depends on who runs them: one of them, and what only the other has, are repeated.
+    """Choose where a case runs.
 
-    The fakes share all but their colour: without --slow, the second has only the cases that the first cannot have, and
-    cases that do a lot are tried on one implementation.
+    Sync and async sandboxes share most of their code. Without --slow, async ones have only the cases that sync ones
+    cannot have, and cases that do a lot are left out. An ordinary user repeats the sync cases.
     """
-    twin = "cancel" not in case.needs
-    once = [pytest.mark.once] * (twin and implementation.name == "async")
-    large = case.deadline > DEADLINE and implementation.name != "sync"
-    slow = [pytest.mark.slow] * (twin and (large or implementation.name == "async-fake"))
+    twin = "cancel" not in case.needs and implementation.name.startswith("async")
+    once = [pytest.mark.once] * (twin and implementation.real)
+    slow = [pytest.mark.slow] * (twin or case.deadline > DEADLINE)
     return [pytest.mark.kernel] * implementation.real + once + slow
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+from minisandbox.store import Store
+
 pytestmark = [pytest.mark.kernel, pytest.mark.index]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +42,8 @@ BLOCKS = [
 
 @pytest.mark.once
 @pytest.mark.parametrize("block", BLOCKS)
-def test_python_blocks_run(block: str, tmp_path: Path, shared_store: Path) -> None:
-    environment = {**os.environ, "MINISANDBOX_STORE": str(shared_store)}
+def test_python_blocks_run(block: str, tmp_path: Path, shared_store: Store) -> None:
+    environment = {**os.environ, "MINISANDBOX_STORE": str(shared_store.root)}
 
     def python(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -53,6 +53,7 @@ def test_locks(place: Path) -> None:
     assert image(place, "build", "good.toml", "--locked", "nothing.toml").returncode == 6
 
 
+@pytest.mark.slow
 def test_a_failed_build_is_repaired(place: Path) -> None:
     failed = image(place, "build", "bad.toml")
     assert failed.returncode == 24
@@ -72,6 +73,7 @@ def test_a_failed_build_is_repaired(place: Path) -> None:
     assert image(place, "build", "bad.toml").returncode == 24
 
 
+@pytest.mark.slow
 def test_a_set_whose_failures_are_remembered(place: Path) -> None:
     def row(name: str, *install: str) -> str:
         build = {"source": {"local": {"path": "project"}}, "install": list(install)}

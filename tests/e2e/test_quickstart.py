@@ -15,12 +15,11 @@ import pytest
 
 from minisandbox.tasks import Form, TaskSet
 
-pytestmark = [pytest.mark.kernel, pytest.mark.index]
+pytestmark = [pytest.mark.kernel, pytest.mark.index, pytest.mark.slow]
 
-# Tasks of both forms, and of one project and of several. With --slow, an ordinary user has all fourteen, and root six.
-TWO = ("pytoolz__toolz-1.0.0.update_in", "r1chardj0n3s__parse-*")
-SIX = (*TWO, "pytoolz__toolz-1.0.0.outer_join", "pallets__click-8.1.7.range_bounds",
-       "pallets__click-8.1.7.empty_default", "jpvanhal__inflection-*")  # fmt: skip
+# Tasks of both forms, and of one project and of several. An ordinary user has all fourteen, and root these.
+SIX = ("pytoolz__toolz-1.0.0.update_in", "r1chardj0n3s__parse-*", "pytoolz__toolz-1.0.0.outer_join",
+       "pallets__click-8.1.7.range_bounds", "pallets__click-8.1.7.empty_default", "jpvanhal__inflection-*")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,9 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Place:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Where the first run has been made."""
-    names: tuple[str, ...] = TWO
-    if request.config.getoption("--slow"):
-        names = SIX if os.geteuid() == 0 else ()
+    names = SIX if os.geteuid() == 0 else ()
     only = tuple(word for name in names for word in ("--only", name))
     made = Place(tmp_path_factory.mktemp("quickstart"), only, len(names) or 14)
     (made.root / "first.json").write_text(made.run("quickstart", *only, "--json"), encoding="utf-8")
@@ -90,7 +87,6 @@ def test_first_run(place: Place) -> None:
     assert report["disk_bytes"] < sum(task["shared_bytes"] for task in report["tasks"])
 
 
-@pytest.mark.slow
 @pytest.mark.once
 def test_second_run_rebuilds_nothing(place: Place) -> None:
     before = layers(place)
@@ -102,7 +98,6 @@ def test_second_run_rebuilds_nothing(place: Place) -> None:
     assert all(task["built_in"] == 0 for task in report["tasks"])
 
 
-@pytest.mark.slow
 @pytest.mark.once
 def test_the_table(place: Place) -> None:
     lines = place.run("quickstart", "--only", "*toolz*").splitlines()
@@ -124,7 +119,6 @@ def test_images_are_listed_and_shown(place: Place) -> None:
     assert place.run("image", "ls").count("\n") >= place.tasks
 
 
-@pytest.mark.slow
 @pytest.mark.once
 def test_a_rollout_goes_on_where_it_was(place: Place) -> None:
     words = ("rollout", "quickstart", "--agent", "oracle", "--only", "*toolz*", "--out", "run")

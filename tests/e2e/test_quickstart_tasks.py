@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from minisandbox.grade import derive_test_lists, measure
@@ -17,9 +15,9 @@ pytestmark = [pytest.mark.kernel, pytest.mark.index]
 @pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["r1chardj0n3s__parse-*", "pytoolz__toolz-*outer_join"])
-def test_lists_are_measured(shared_store: Path, name: str) -> None:
+def test_lists_are_measured(shared_store: Store, name: str) -> None:
     (task,) = TaskSet.load("quickstart").select([name])
-    image = build(task.recipe(), store=Store.open(shared_store), name=task.instance_id)
+    image = build(task.recipe(), store=shared_store, name=task.instance_id)
     solved, unsolved = (measure(task, image, reference=yes, files=task.test_files) for yes in (True, False))
     assert solved.believed, solved.log
     assert unsolved.believed, unsolved.log

@@ -22,7 +22,7 @@ with contextlib.suppress(ImportError):  # then it is skipped
 
     from minisandbox.integrations.swerex import MiniSandboxDeployment
 
-pytestmark = [pytest.mark.kernel, pytest.mark.index, pytest.mark.once]
+pytestmark = [pytest.mark.kernel, pytest.mark.index, pytest.mark.once, pytest.mark.slow]
 
 IDS = ("pytoolz__toolz-1.0.0.update_in", "pytoolz__toolz-1.0.0.outer_join")
 SECONDS = 600

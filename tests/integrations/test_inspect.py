@@ -73,6 +73,7 @@ def guide() -> Task:
     return task
 
 
+@pytest.mark.slow
 def test_the_guides_eval_from_its_start_to_its_score(tmp_path: Path) -> None:
     config = tmp_path / "minisandbox.yaml"
     config.write_text("limits: {memory: 1G, processes: 100}\nenv: {WHO: inspect}\n")

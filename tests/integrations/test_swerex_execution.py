@@ -52,6 +52,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return package
 
 
+@pytest.mark.slow
 def test_their_tests_of_execution(suite: Path) -> None:
     report = suite / "report.xml"
     done = subprocess.run(

@@ -217,6 +217,7 @@ MANY = """
 """
 
 
+@pytest.mark.slow
 def test_processes_that_want_the_same_images_make_each_layer_once_though_some_are_killed(
     store: Store, project: Path
 ) -> None:

@@ -134,6 +134,7 @@ def _one_of(own_prefix: bool) -> Interpreter:
     return found[-1] if own_prefix else found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_prefix", [True, False], ids=["of its own", "the system's"])
 def test_other_interpreters_work(store: Store, own_prefix: bool) -> None:
     interpreter = _one_of(own_prefix)

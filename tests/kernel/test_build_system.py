@@ -30,6 +30,7 @@ def source(tmp_path: Path) -> LocalSource:
     return LocalSource(tmp_path / "source")
 
 
+@pytest.mark.slow
 @pytest.mark.index
 def test_system_packages_are_a_layer_at_the_bottom(store: Store, source: LocalSource) -> None:
     if shutil.which("apt-get") is None or not current_controller().launcher.writable_usr:

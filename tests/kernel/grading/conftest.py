@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.conftest import make_once
 from tests.vendored import vendor_pytest
 
 from minisandbox.images import Image, build
@@ -69,20 +71,22 @@ new file mode 100644
 
 
 @pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(shared: Path) -> Path:
     """The project's directory."""
-    root = tmp_path_factory.mktemp("calc")
-    for name, text in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    vendor_pytest(root / "vendor")
-    return root
+
+    def write(root: Path) -> None:
+        for name, text in FILES.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        vendor_pytest(root / "vendor")
+
+    return make_once(shared / "calc", write)
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A store of this session's own."""
-    return Store.open(tmp_path_factory.mktemp("store"))
+def store(shared_store: Store) -> Store:
+    """The store of all workers: images of one name differ where tests change a task, unless ``images`` made them."""
+    return shared_store
 
 
 @pytest.fixture(scope="session")
@@ -109,13 +113,20 @@ def smith(source: Path) -> Task:
 
 @pytest.fixture(scope="session")
 def images(store: Store) -> Callable[[Task], Image]:
-    """Return a task's image, built once."""
-    return lambda task: build(task.recipe(), store=store, name=task.instance_id)
+    """Return a task's image, built once, under a name that no other has."""
+
+    def make(task: Task) -> Image:
+        recipe = task.recipe()
+        digest = hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
+        return build(recipe, store=store, name=f"{task.instance_id}-{digest}")
+
+    return make
 
 
 @pytest.fixture(scope="session")
-def smith_image(smith: Task, images: Callable[[Task], Image]) -> Image:
-    return images(smith)
+def smith_image(smith: Task, store: Store) -> Image:
+    """The image of ``smith``, under the task's own name."""
+    return build(smith.recipe(), store=store, name=smith.instance_id)
 
 
 @pytest.fixture

@@ -109,6 +109,7 @@ def test_our_failure_is_no_verdict(smith: Task, smith_image: Image, tmp_path: Pa
     assert one.resolved
 
 
+@pytest.mark.slow
 def test_the_command(smith: Task, smith_image: Image, store: Store, tmp_path: Path) -> None:
     tasks = named(smith, "a1", "b1")
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task.to_row()) + "\n" for task in tasks))

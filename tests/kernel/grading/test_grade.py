@@ -275,6 +275,7 @@ def test_a_task_whose_preserved_tests_fail_without_a_patch(bench: Task, images: 
     assert found.tests == bench.FAIL_TO_PASS
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_a_flaky_task(smith: Task, smith_image: Image) -> None:
     """Eight dice, thrown three times each with and without the patch: all agree once in 10^9 validations."""
@@ -293,6 +294,7 @@ def test_an_image_that_is_not_there_is_no_verdict_about_the_task(smith: Task, sm
     assert (found.status, found.cause) == ("error", "infrastructure")
 
 
+@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.index
 @pytest.mark.parametrize("form", list(Form))

@@ -34,6 +34,7 @@ def test_a_copy_of_the_hidden_tests_is_found(bench: Task, images: Callable[[Task
     assert "tests/test_double.py" in leak.detail
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_unbroken_code_is_found(smith: Task, images: Callable[[Task], Image]) -> None:
     """The bug takes a line out that says something; what was installed beside the repository still has it."""
     bug = """\
@@ -52,12 +53,14 @@ diff --git a/calc/core.py b/calc/core.py
     assert (leak.kind, leak.place) == ("reference", "/opt/older.py")
 
 
+@pytest.mark.slow
 def test_an_archive_of_the_project_is_found(bench: Task, images: Callable[[Task], Image]) -> None:
     task = _with(bench, "leaked-archive", "touch /opt/calc-1.1-py3-none-any.whl /opt/other-1.0-py3-none-any.whl")
     [leak] = find_leaks(task, images(task))
     assert (leak.kind, leak.place) == ("archive", "/opt/calc-1.1-py3-none-any.whl")
 
 
+@pytest.mark.slow
 def test_a_task_whose_image_leaks_is_not_valid(bench: Task, images: Callable[[Task], Image]) -> None:
     task = _with(bench, "leaked-wheel", "touch /opt/calc-1.1-py3-none-any.whl")
     found = validate(task, images(task))

@@ -22,7 +22,7 @@ from minisandbox.tasks import SourceSpec, Task
 from minisandbox.tasks.mutations import WordEdit, find_function, mutants, place_of
 from minisandbox.trajectories import Trajectory
 
-pytestmark = [pytest.mark.kernel, pytest.mark.once]
+pytestmark = [pytest.mark.kernel, pytest.mark.once, pytest.mark.slow]
 
 MODULE = '''def clip(value, low, high):
     """Return `value`, or what is nearest to it."""

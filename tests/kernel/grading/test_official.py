@@ -107,6 +107,7 @@ def test_a_test_that_only_the_log_calls_passed_is_not_believed(official: Task, i
     assert "the runner's own report does not" in graded.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parser", "printed"), [("parse_log_seaborn", "'PASSED'"), ("parse_log_requests", "'PASSED ' + '[' * 1000000")]
 )

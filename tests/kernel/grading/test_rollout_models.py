@@ -163,6 +163,7 @@ def test_one_request_that_is_refused_ends_no_batch_whose_others_are_answered(
     assert [one.exit_status for one in again] == ["exit_api", "submitted"]
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_used_up_stops_the_batch_and_keeps_what_is_finished(
     smith: Task, smith_image: Image, tmp_path: Path
 ) -> None:
@@ -256,6 +257,7 @@ def test_a_cancelled_rollout_leaves_nothing_behind(smith: Task, smith_image: Ima
 # --- many ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hundred_at_once(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     # nothing to grade: a hundred gradings are not what this is about
     model = ScriptedModel([LOOK, SUBMIT], latency=lambda request: 0.5 if len(request.messages) > 2 else 3.0)

@@ -97,6 +97,7 @@ def test_replay_goes_on_after_a_failure(smith: Task, smith_image: Image) -> None
     assert done.steps[3].stdout == b"\xff"
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_what_the_oracle_did_can_be_replayed(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     file = tmp_path / "t.json"
@@ -106,6 +107,7 @@ def test_what_the_oracle_did_can_be_replayed(smith: Task, smith_image: Image, tm
     assert done.grade.verdict is Verdict.RESOLVED
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_a_run_can_be_replayed_shell_and_all(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     async def work(task: Task, session: Session) -> Ending:
@@ -203,6 +205,7 @@ def batch(
     )
 
 
+@pytest.mark.slow
 def test_a_batch_and_its_resumption(smith: Task, bench: Task, images: Callable[[Task], Image], tmp_path: Path) -> None:
     told: list[Progress] = []
     first = batch([smith, bench], OracleAgent(), tmp_path, images, attempts=2, workers=2, progress=told.append)

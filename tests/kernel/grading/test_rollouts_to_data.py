@@ -27,6 +27,7 @@ def command(*words: object) -> None:
     assert main(["trajectories", *map(str, words)]) == 0
 
 
+@pytest.mark.slow
 def test_from_sandboxes_to_tokens(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     tasks = [replace(smith, instance_id=f"calc__{name}") for name in ("easy-1", "hard-2", "never-3")]
     script = {"calc__easy-1": [FIX, SUBMIT], "calc__hard-2": [FIX, SUBMIT], "calc__never-3": [NOTHING]}

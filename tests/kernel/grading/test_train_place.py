@@ -66,6 +66,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
     return found
 
 
+@pytest.mark.slow
 def test_gradings_are_bounded(smith: Task, smith_image: Image, counting: Counting) -> None:
     place, setup = ThisMachine(lambda _: smith_image, gradings=1), Setup(agent=OracleAgent())
 

@@ -19,7 +19,7 @@ from tests import waiting
 
 from minisandbox.errors import NotFound, RunError
 from minisandbox.grade import Progress, Validated, grade, run_validations, validate
-from minisandbox.images import Image
+from minisandbox.images import Image, build
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import ImageRecord, Store
 from minisandbox.tasks import Task
@@ -116,6 +116,7 @@ def test_killed_three_times_and_gone_on_with_the_report_is_the_same(
     assert (cut / "report.md").read_text().count("\n| calc__many-") == VALIDATIONS
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_ctrl_c_keeps_what_is_finished(smith: Task, smith_image: Image, store: Store, tmp_path: Path) -> None:
     tasks = many(smith, 6)
@@ -157,6 +158,7 @@ class Runs:
             self.anew.append(news.latest.instance_id)
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_a_changed_row_or_image_is_validated_anew(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     run = Runs(tmp_path / "run", lambda task: smith_image)
@@ -198,8 +200,11 @@ def stack(image: ImageRecord) -> frozenset[str]:
     return frozenset((*image.layers, *filter(None, [image.tests_layer])))
 
 
+@pytest.mark.slow
 @pytest.mark.once
-def test_rebuild_makes_what_no_other_image_has(bench: Task, smith_image: Image, store: Store, tmp_path: Path) -> None:
+def test_rebuild_makes_what_no_other_image_has(bench: Task, smith: Task, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")  # in the one of all workers, what others have may change
+    smith_image = build(smith.recipe(), store=store, name=smith.instance_id)
     mine = bench.test_patch + new_file("tests/test_mine.py", "def test_mine():\n    assert True\n")
     task = replace(bench, instance_id="calc__again-1", test_patch=mine)
     (tmp_path / "tasks.jsonl").write_text(json.dumps(task.to_row()) + "\n")
@@ -275,6 +280,7 @@ def new_file(path: str, text: str) -> str:
     return head + f"@@ -0,0 +1,{len(lines)} @@\n" + "".join(f"+{line}\n" for line in lines)
 
 
+@pytest.mark.slow
 def test_validation_and_grading_have_no_network(bench: Task, images: Callable[[Task], Image]) -> None:
     """The host listens on all its addresses; a sandbox with the host's network reaches it, grading does not."""
     with socket.create_server(("0.0.0.0", 0)) as server:
