@@ -200,6 +200,7 @@ def test_lines_that_look_like_headers_are_content() -> None:
     assert [flag.path for flag in flags] == ["pkg/a.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
     [

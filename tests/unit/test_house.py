@@ -12,6 +12,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def source_files() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(FOREIGN))
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 

@@ -104,6 +104,7 @@ def _exchanging(root: Path, number: int) -> Callable[[FrameType, str, object], N
     return notice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracked", [False, True])
 def test_a_directory_that_becomes_a_link_while_it_is_read(tmp_path: Path, tracked: bool) -> None:
     """Whoever else may write it has nothing read that lies behind the link, at whatever call the two are exchanged."""

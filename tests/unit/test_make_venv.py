@@ -75,6 +75,7 @@ def test_a_directory_of_somebody_else(tools: Path, tmp_path: Path) -> None:
     assert "make VENV=" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.index
 def test_pip_serves_where_a_part_is_missing(tools: Path, tmp_path: Path) -> None:
     pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)

@@ -124,6 +124,7 @@ main(out_dir=Path(sys.argv[2]), traj_dir=Path(sys.argv[1]), eval_dir=Path(sys.ar
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["ticks", "tool", "xml"])
 def test_swe_smiths_own_collection_reads_it(run: Path, tmp_path: Path, style: str) -> None:
     out = tmp_path / "out"

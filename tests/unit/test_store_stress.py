@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from benchmarks.stress_store import Outcome, stress
 
 
@@ -12,6 +13,7 @@ def test_a_few_processes_make_each_layer_once(tmp_path: Path) -> None:
     assert outcome == Outcome(makers=12, failed=0, killed=0, made=4, damaged=0, leftovers=())
 
 
+@pytest.mark.slow
 def test_killed_makers_cost_the_others_nothing(tmp_path: Path) -> None:
     outcome = stress(tmp_path / "store", processes=12, layers=4, kill=True)
     assert outcome.makers == 12

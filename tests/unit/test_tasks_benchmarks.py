@@ -197,6 +197,7 @@ def test_what_pytest_prints_of_a_test_is_not_always_what_it_calls_it() -> None:
     assert file_of("test_x (tests.test_y.Case)") == ""
 
 
+@pytest.mark.slow
 def test_a_log_that_stalls_its_parser_holds_no_other_grading_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """There was one process under one lock: every grading waited until the stalled one had taken its minute."""
     monkeypatch.setattr(harness, "PATIENCE", 0.1)
