@@ -332,7 +332,7 @@ def table(report: Report, *, everything_too: bool = True) -> Iterator[str]:
         if everything_too or worst:
             words = [report.control[item.name].verdict, *(result.verdict for result in inside)]
             name = item.name if not everything_too else item.name.removeprefix(kind + "-")
-            known = f"in SECURITY.md: {HOLES[item.name]}" if worst and item.name in HOLES else ""
+            known = f"in docs/security: {HOLES[item.name]}" if worst and item.name in HOLES else ""
             detail = " ".join((known or (worst or inside[0]).detail).split())[:70]
             yield f"{'!' if worst else ' '} {name:<38.38} " + "".join(f"{word:>9}" for word in words) + f"  {detail}"
     yield from summary(report)
@@ -363,7 +363,7 @@ def main() -> int:
         return 0
     print("\n".join(table(report, everything_too=not chosen.brief)))
     results = [(name, result.verdict) for run in report.inside.values() for name, result in run.items()]
-    # what SECURITY.md says cannot be held is open in the table, and no failure
+    # holes that docs/security documents show as open in the table, and are no failure
     return int(
         bool(report.damage)
         or not all(fine(verdict) or (verdict == OPEN and name in HOLES) for name, verdict in results)

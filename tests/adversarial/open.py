@@ -1,4 +1,4 @@
-"""What is known to be open, with the reason. A line goes when the hole is closed: a test fails as long as it stays."""
+"""Known holes with their reasons; docs/security documents each. The test of a closed hole fails while its line stays."""
 
 from __future__ import annotations
 
