@@ -1,4 +1,4 @@
-"""Known holes with their reasons; docs/security documents each. The test of a closed hole fails while its line stays."""
+"""Known holes and their reasons, each documented in docs/security. A closed hole fails its test until its line goes."""
 
 from __future__ import annotations
 
