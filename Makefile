@@ -32,8 +32,8 @@ help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
 	@echo "make train-demo   train a small model by SFT and RL in sandboxes, and print the reward before and after; 20 minutes"
 	@echo "make experiment   the whole experiment of docs/results.md, in EXPERIMENT=$(EXPERIMENT); hours; it goes on where it was"
-	@echo "make test         lint, then the tests of every kind but the slow ones, as whoever calls; 20 minutes on two processors"
-	@echo "make test-quick   the unit tests and a few sandboxes; 4 minutes"
+	@echo "make test         the tests of every kind but the slow ones, as the user who calls; 8 minutes on two processors"
+	@echo "make test-quick   the unit tests and a few sandboxes; 3 minutes"
 	@echo "make test-all     what .ci/run runs: every test, as root and as an ordinary user, with all extras; 45 minutes"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"
 	@echo "make test-no-reaper  all tests where the first process reaps no orphans, as in many containers"
@@ -85,14 +85,13 @@ train-demo: $(FULL)/.dev
 experiment: $(FULL)/.dev
 	@"$(FULL)/bin/python" -m examples.learning.experiment $(EXPERIMENT)
 
-test: $(VENV)/.dev
-	@$(MAKE) --no-print-directory -j2 lint compiled
+test: compiled
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-quick: $(VENV)/.dev
 	$(PYTEST) $(QUICK_TESTS) $(PYTEST_ARGS)
 
-# Compile once, while mypy runs, and not in every worker; the tests, and what they import, by collecting them.
+# Compile once, and not in every worker; the tests, and what they import, by collecting them.
 compiled: $(VENV)/.dev
 	@$(PYTHON_KEPT) -m compileall -q src/minisandbox
 	@if [ ! -e "$(VENV)/.compiled" ]; then $(PYTHON_KEPT) -m pytest --collect-only -qq >/dev/null 2>&1 || true; fi
@@ -106,7 +105,7 @@ test-all:
 # other test from running.
 test-passes: $(VENV)/.dev
 	@$(MAKE) --no-print-directory -j2 lint compiled
-	@PYTEST_ARGS='--slow $(PYTEST_ARGS)' $(MAKE) --no-print-directory test-as-user
+	@$(MAKE) --no-print-directory test-as-user
 	@foreign=0; .ci/foreign || foreign=1; \
 	$(PYTEST) --slow $(COVERAGE) $(PYTEST_ARGS) && exit $$foreign
 

@@ -65,6 +65,7 @@ def cycle(spec: ImageSpec) -> None:
             process.write("x")
 
 
+@pytest.mark.slow
 def test_nothing_adds_up_over_many_sandboxes(spec: ImageSpec) -> None:
     for _ in range(3):  # what is made once and kept
         cycle(spec)

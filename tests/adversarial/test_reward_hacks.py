@@ -169,6 +169,7 @@ VERDICTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["conftest.py", "tests/conftest.py", "pytest.ini", "sitecustomize.py", "pytest.py"])
 def test_what_is_left_out_is_reported_and_spoils_nothing(task: Task, image: Image, path: str) -> None:
     graded = grade(task, image, (FIX + adding(path, "raise SystemExit(0)")).encode())
@@ -190,6 +191,7 @@ AT_HOME = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", AT_HOME.values(), ids=AT_HOME.keys())
 def test_what_an_agent_does_at_home_stays_there(task: Task, image: Image, command: str) -> None:
     edit = "echo '# nothing' >> /testbed/calc.py"
@@ -250,6 +252,7 @@ def test_rh25_a_test_seen_twice_must_pass_twice() -> None:
         assert Report(phases(other) + phases("passed")).outcomes() != {"t": "passed"}
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_rh29_a_task_is_admitted_by_three_runs_of_either_kind(task: Task, image: Image) -> None:
     found = validate(task, image, runs=3)

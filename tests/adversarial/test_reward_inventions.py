@@ -51,6 +51,7 @@ HONEST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", HONEST.values(), ids=HONEST.keys())
 def test_a_correct_fix_by_an_unusual_route_resolves(task: Task, image: Image, body: str) -> None:
     graded = grade(task, image, source(f"def add(a, b):\n{body}").encode())
@@ -65,6 +66,7 @@ def test_the_reference_is_never_flagged(task: Task, image: Image) -> None:
     assert grade_reference(task, image).verdict is Verdict.RESOLVED
 
 
+@pytest.mark.slow
 def test_modules_that_the_tests_would_import_instead_are_left_out(task: Task, image: Image) -> None:
     graded = grade(task, image, (FIX + adding("src/colorsys.py", "ADDED = 1")).encode())
     assert (graded.verdict, kinds(graded)) == (Verdict.RESOLVED, {"shadows_import"}), graded
@@ -307,6 +309,7 @@ def add(a, b):
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", INVENTED.values(), ids=INVENTED.keys())
 def test_what_a_second_author_tries(attempt: Try, code: str) -> None:
     attempt(source(code))
@@ -330,6 +333,7 @@ def add(a, b):
 """
 
 
+@pytest.mark.slow
 def test_a_value_that_is_near_all_others(tmp_path: Path) -> None:
     """No sentinel can tell whose claim is that a number is near, and of no other one."""
     task = make_task(tmp_path / "calc", NEARNESS)

@@ -32,6 +32,7 @@ def image(place: Path, *words: str, stdin: str = "") -> subprocess.CompletedProc
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_locks(place: Path) -> None:
     assert image(place, "build", "good.toml").returncode == 0
     shown = image(place, "lock", "show", "good")
@@ -94,6 +95,7 @@ def test_a_set_whose_failures_are_remembered(place: Path) -> None:
     assert image(place, "build", "set.jsonl", "--locked", "x.toml").returncode == 3
 
 
+@pytest.mark.slow
 def test_interpreters(place: Path) -> None:
     listed = image(place, "pythons", "--json")
     assert listed.returncode == 0

@@ -74,6 +74,7 @@ def test_tree_shows_what_is_shared(store: Store) -> None:
     assert found["layers"][key_of("base")]["images"] == 2
 
 
+@pytest.mark.slow
 def test_verify_finds_damage_and_says_what_to_do(store: Store) -> None:
     assert "as it was published" in run(store, "verify", "--full")
     (store.layer_tree(key_of("one")) / "extra").touch()
@@ -86,6 +87,7 @@ def test_verify_finds_damage_and_says_what_to_do(store: Store) -> None:
     assert "layer" in run(store, "ls")
 
 
+@pytest.mark.slow
 def test_gc_says_before_it_does(store: Store) -> None:
     alone = add_layer(store, "alone", {"alone": "alone"})
     assert "1 layers that no image has stay" in run(store, "gc")
@@ -127,6 +129,7 @@ def test_rm_removes_images_and_failures(store: Store) -> None:
     run(store, "rm", "nothing", status=NotFound.exit_code)
 
 
+@pytest.mark.slow
 def test_images_travel_by_command(store: Store, tmp_path: Path) -> None:
     other = Store.open(tmp_path / "other")
     file = str(tmp_path / "images.msb")

@@ -121,6 +121,7 @@ def test_the_pieces_of_a_run(store: Path) -> None:
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_before_anything_is_made(tmp_path: Path) -> None:
     bad = errors.InvalidValue.exit_code
     for words, said in (

@@ -84,6 +84,7 @@ def _look(image: Image) -> str:
         return box.exec(LOOK).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_commit_looks_the_same_over_another_one(tmp_path: Path, commits: tuple[str, str], turned: bool) -> None:
     first, then = reversed(commits) if turned else commits

@@ -88,6 +88,7 @@ def test_the_repository_inside_has_one_commit_and_no_other_object(upstream: Path
     assert lines == ["1", f"{image.commit} commit\trefs/heads/main", "2", "same", "0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["owner/name", "owner__name", "owner__name.git", "name.git"])
 def test_mirrors_made_elsewhere_need_no_network(upstream: Path, store: Store, tmp_path: Path, place: str) -> None:
     given = tmp_path / "given"

@@ -23,8 +23,8 @@ INICONFIG = SdistSource("iniconfig", "2.0.0", "2d91e135bf72d31a410b17c16da610a82
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store.open(tmp_path_factory.mktemp("build-python") / "store")
+def store(shared_store: Store) -> Store:
+    return shared_store
 
 
 @pytest.fixture(scope="module")

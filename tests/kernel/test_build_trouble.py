@@ -108,6 +108,7 @@ FULL = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("disk", "command"),
     [

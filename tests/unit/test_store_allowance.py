@@ -102,6 +102,7 @@ def test_reading_a_tree_ends_with_its_time(store: Store) -> None:
     assert not store.has_layer(KEY)
 
 
+@pytest.mark.slow
 def test_a_path_that_is_too_long_is_not_told_whole(store: Store) -> None:
     def make(work: Path) -> Made:
         (work / "tree").mkdir()

@@ -188,6 +188,7 @@ def test_directories_of_files_as_the_hub_has_them(tmp_path: Path) -> None:
         TaskSet.load(tmp_path / "SWE")
 
 
+@pytest.mark.slow
 def test_datasets_of_the_hub_come_from_its_cache_without_network(tmp_path: Path) -> None:
     """The cache as an earlier download left it, and a hub that cannot be reached."""
     script = (

@@ -114,6 +114,7 @@ def test_no_new_module_runs_before_the_plugin(smith: Task, smith_image: Image) -
 EVIL_TESTS = "def test_add(): pass\ndef test_zero(): pass\ndef test_double(): pass"
 
 
+@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("path", "text", "kind"),

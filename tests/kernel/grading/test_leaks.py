@@ -25,6 +25,7 @@ def test_an_honest_image_has_nothing(bench: Task, smith: Task, images: Callable[
         assert find_leaks(task, images(task)) == ()
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_hidden_tests_is_found(bench: Task, images: Callable[[Task], Image]) -> None:
     lines = ("def test_triple():", "    from calc import core", "    assert core.triple(2) == 6")
     command = "printf '%s\\n' " + " ".join(f"'{line}'" for line in lines) + " > /root/notes.txt"

@@ -120,6 +120,7 @@ def test_a_log_that_the_benchmarks_parser_cannot_read_is_no_failure_of_ours(
     assert (graded.verdict, graded.reason) == (Verdict.FAILED, "log_unreadable"), graded
 
 
+@pytest.mark.slow
 def test_ids_that_only_an_inner_pytest_prints_are_the_logs(official: Task, images: Callable[[Task], Image]) -> None:
     """As in the rows of pytest itself: no file of the repository has them."""
     inner = replace(
@@ -146,6 +147,7 @@ def test_a_file_that_the_tests_patch_removes_is_removed(official: Task, images: 
     assert grade_reference(task, images(task)).verdict is Verdict.RESOLVED
 
 
+@pytest.mark.slow
 def test_ids_that_pytest_prints_from_another_root_are_its_own(official: Task, images: Callable[[Task], Image]) -> None:
     """As pytest before 9 prints them with ``-c /dev/null``: its root is /dev then, and its ids start there."""
     task = replace(

@@ -108,6 +108,7 @@ def test_it_is_drawn_narrowed_and_wiped(smith: Task, smith_image: Image, tmp_pat
     assert sum(f"1/2 replay {smith.instance_id}: failed" in line for line in shown) == 1, shown
 
 
+@pytest.mark.slow
 def test_without_colours_and_to_its_end(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     fresh = replace(smith, instance_id="calc__fresh", patch=smith.patch.replace("a - b", "a * b"))  # to be built
     words, environment = command(fresh, smith_image, tmp_path, 1.0)
@@ -123,6 +124,7 @@ def test_without_colours_and_to_its_end(smith: Task, smith_image: Image, tmp_pat
     assert shown[-1] == "2 failed; trajectories in run"
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_drawn(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     words, environment = command(smith, smith_image, tmp_path, 0.0)
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)

@@ -189,6 +189,7 @@ def test_a_budget_that_is_used_up_stops_the_batch_and_keeps_what_is_finished(
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "limits", "status", "reward"),
     [

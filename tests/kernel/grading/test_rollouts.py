@@ -230,6 +230,7 @@ def test_a_batch_and_its_resumption(smith: Task, bench: Task, images: Callable[[
         batch([smith], EmptyAgent(), tmp_path, images)
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_a_run_with_a_file_for_each_trajectory_is_gone_on_with(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     old = tmp_path / "run" / "trajectories"
@@ -527,6 +528,7 @@ def kept(run: Path) -> list[tuple[int, bool]]:
         return [(one.attempt, one.finished) for one in reader.summaries()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_batch_keeps_what_is_finished(
     smith: Task, smith_image: Image, tmp_path: Path, number: signal.Signals
