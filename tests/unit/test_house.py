@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rollouts": BELOW_ROLLOUTS,
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
 }
-FREE = ("integrations", "view", "cli", "__main__")
+FREE = ("integrations", "cli", "__main__")
 SHARED = ("errors", "types", "patches", "compression")
 WITHOUT_THIRD_PARTY = ("launch", "host", "store", "sandbox")
 # What Python has itself from 3.14 on; loaded where something is compressed, and only then (docs/dependencies.md).

@@ -1,4 +1,4 @@
-"""Both colours of a handle have the same names, the same arguments and the same results (DESIGN 4.8)."""
+"""Sync and async handles have the same names, the same arguments and the same results."""
 
 from __future__ import annotations
 
