@@ -52,5 +52,14 @@ def test_the_distribution_has_that_readme(hook: ModuleType) -> None:
     assert readme["text"] == hook.absolute(README, HOME)
 
 
-def test_its_size() -> None:
-    assert len(README.encode()) <= 7 << 10
+@pytest.mark.parametrize(("name", "most"), [("README", 7), ("ARCHITECTURE", 12), ("CHANGELOG", 4), ("CONTRIBUTING", 7)])
+def test_documents_stay_short(name: str, most: int) -> None:
+    assert (ROOT / f"{name}.md").stat().st_size <= most << 10
+
+
+def test_the_table_of_places_names_files_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Where to change what")[2]
+    names = re.findall(r"`([a-z_]+/[\w/]+\.py)`", text.partition("\n## ")[0])
+    package = ROOT / "src" / "minisandbox"
+    assert len(names) > 60
+    assert [one for one in names if not (package / one).is_file() and not (ROOT / one).is_file()] == []
