@@ -227,7 +227,6 @@ lock: $(VENV)/.dev
 
 reference: $(VENV)/.dev
 	"$(BIN)/python" tools/make_reference.py
-	"$(BIN)/python" tools/make_module_index.py
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/bench_*.py benchmarks/rollouts.py; do \

@@ -19,8 +19,8 @@ OUTPUT = ROOT / "docs" / "design" / "modules.md"
 HEAD = """# Every module, in one line each
 
 Search this page for the thing that you want to change. The lines are the first lines of the modules' docstrings.
-`make reference` writes the page, and a test fails where it is not current. The packages are explained in
-[ARCHITECTURE](../../ARCHITECTURE.md).
+`python tools/make_module_index.py` writes the page, and a test fails where it is not current.
+[ARCHITECTURE](../../ARCHITECTURE.md) explains the packages.
 """
 ROLE = re.compile(r":\w+:`[.~!]?([^`]+)`")
 
@@ -35,7 +35,9 @@ def main() -> int:
         return 0
     if OUTPUT.is_file() and OUTPUT.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{OUTPUT.name} differs from the modules' docstrings: run 'make reference'", file=sys.stderr)
+    print(
+        f"{OUTPUT.name} differs from the modules' docstrings: run 'python tools/make_module_index.py'", file=sys.stderr
+    )
     return 1
 
 
