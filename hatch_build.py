@@ -33,8 +33,8 @@ class CustomMetadataHook(MetadataHookInterface):
     """Gives the distribution a README with absolute links."""
 
     def update(self, metadata: dict[str, object]) -> None:
-        """Add ``readme``, with links to the ``Repository`` of ``[project.urls]``."""
+        """Add ``readme``, with links to the ``Source`` of ``[project.urls]``."""
         urls = metadata.get("urls")
-        repository = str(urls.get("Repository", "")) if isinstance(urls, dict) else ""
+        repository = str(urls.get("Source", "")) if isinstance(urls, dict) else ""
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": absolute(text, repository.rstrip("/"))}

@@ -45,7 +45,7 @@ def test_without_a_repository_no_relative_link_is_left(hook: ModuleType) -> None
 
 
 def test_the_distribution_has_that_readme(hook: ModuleType) -> None:
-    metadata: dict[str, object] = {"urls": {"Repository": f"{HOME}/"}}
+    metadata: dict[str, object] = {"urls": {"Source": f"{HOME}/"}}
     hook.CustomMetadataHook(str(ROOT), {}).update(metadata)
     readme = metadata["readme"]
     assert isinstance(readme, dict)
