@@ -1,4 +1,4 @@
-"""Grading: one submission, in a fresh sandbox, with the task's own tests (DESIGN 4.6)."""
+"""Grading: one submission, in a fresh sandbox, with the task's own tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaks: what in a task's image would give the answer away to an agent (DESIGN 4.5).
+"""Leaks: what in a task's image would give the answer away to an agent.
 
 An image is what agents get. So what is looked for is looked for inside, with the eyes of an agent: history beyond the
 one commit, the lines of the reference or of hidden tests in any file, and archives of the project. A newer or an

@@ -1,4 +1,4 @@
-"""Validation: whether a task can be used at all (DESIGN 4.6)."""
+"""Validation: whether a task can be used at all."""
 
 from __future__ import annotations
 

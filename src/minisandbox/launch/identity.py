@@ -1,6 +1,6 @@
 """Who a sandbox is: user namespaces, ranges of host ids, capabilities.
 
-Two ways in, chosen by trying (DESIGN 4.2). *mapped*: the launcher has CAP_SYS_ADMIN and CAP_SETUID where it stands, and
+Two ways in, chosen by trying. *mapped*: the launcher has CAP_SYS_ADMIN and CAP_SETUID where it stands, and
 gives each sandbox 65,536 host ids of its own. Otherwise it enters an outer user namespace first: with newuidmap(1) and
 an entry in /etc/subuid one that holds the caller's own uid and 65,535 subordinate ones, and every sandbox has all of
 them; else one that holds the caller's alone. Host uid 0 is never mapped into a sandbox by the first way; by the others
@@ -45,7 +45,7 @@ _OWNERS = 64
 _LOCKED = 1 << 16
 """Bytes of locked memory; so many is what everybody may lock before Linux 5.16."""
 
-# CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (DESIGN 4.13; numbers from linux/capability.h)
+# CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID (numbers from linux/capability.h)
 CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7))
 _LAST_CAPABILITY = 63
 _ENTERED, _MAPPED = b"entered", b"mapped"

@@ -80,7 +80,7 @@ class Controller:
 
 
 class _Current:
-    """The one controller of this process: a process needs one zygote, not one per sandbox (DESIGN 4.1)."""
+    """The one controller of this process: a process needs one zygote, not one per sandbox."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""How a repository's changes become a patch; git runs inside the sandbox, never on the host (DESIGN 4.5)."""
+"""How a repository's changes become a patch; git runs inside the sandbox, never on the host."""
 
 from __future__ import annotations
 

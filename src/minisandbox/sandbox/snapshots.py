@@ -1,4 +1,4 @@
-"""Snapshots: sealed states of a workspace, shared by whatever is made over them (DESIGN 4.11a)."""
+"""Snapshots: sealed states of a workspace, shared by whatever is made over them."""
 
 from __future__ import annotations
 
