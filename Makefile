@@ -52,7 +52,7 @@ help:
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
 	@echo "make soak         200 times: kill -9 among 50 busy sandboxes, and see what is left"
 	@echo "make stress-store 60 processes want the same 10 layers; then the same with makers killed"
-	@echo "make grading-load  grade 200 honest passes at load 8 under tight limits: none may fail; GRADING_LOAD='--gradings 20 ...'"
+	@echo "make grading-load  grade 200 honest passes, eight at once, under tight limits: none may fail; GRADING_LOAD='--gradings 20 ...'"
 	@echo "make paper-scale  compute the store's size for the paper's whole data sets; PAPER_SCALE='--pins DIR ...'"
 	@echo "make verdict-parity  compare verdicts with those of swebench and swesmith; VERDICT_PARITY='ROWS -o DIR ...'"
 	@echo "make validation-page  write the tables of docs/validation.md; VALIDATION_PAGE='DIR --rows FILE... --parity DIR'"
@@ -191,7 +191,7 @@ soak: $(VENV)/.dev
 stress-store: $(VENV)/.dev
 	@"$(BIN)/python" benchmarks/stress_store.py
 
-# GRADING_LOAD: --gradings, --load, --times, --workers, --tasks
+# GRADING_LOAD: --gradings, --workers, --load, --times, --tasks
 grading-load: $(VENV)/.dev
 	@"$(BIN)/python" benchmarks/grading_under_load.py $(GRADING_LOAD)
 

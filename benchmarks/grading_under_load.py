@@ -1,11 +1,11 @@
 """Grade honest passes on a loaded machine, with tight limits, and count the verdicts.
 
-python benchmarks/grading_under_load.py [--gradings N] [--load N] [--times X] [--workers N] [--tasks GLOB...]
+python benchmarks/grading_under_load.py [--gradings N] [--workers N] [--load N] [--times X] [--tasks GLOB...]
 
 The submissions are the references of the bundled quickstart tasks; images that are not in the store (MINISANDBOX_STORE)
 are built first. What the reference needs is measured on the machine as it is: the seconds of its tests, and the least
-memory with which they pass. The limits of the gradings are --times that. Then --load busy processes are started, and
---gradings gradings made, --workers at once. The processes are ended whatever happens.
+memory with which they pass. The limits of the gradings are --times that. Then --gradings gradings are made, --workers
+at once, next to --load busy processes, which are ended whatever happens. Eight gradings at once are a load of 8.
 
 It ends with 1 if a grading is anything but resolved, unconfirmed or infra_error: none of these passes may be called
 tampered or failed, or have the reward 0.
@@ -72,8 +72,9 @@ def main() -> int:
     blamed = [one for one in grades if one.verdict not in _ALLOWED]
     zero = sum(one.reward == 0 for one in grades)
     print(
-        f"{len(grades)} gradings of honest passes at load {options.load}, limits {options.times:g} times the "
-        f"reference's needs, {options.workers} at once, {time.monotonic() - began:.0f} s: "
+        f"{len(grades)} gradings of honest passes, {options.workers} at once, next to {options.load} busy processes, "
+        f"limits {options.times:g} times the reference's needs, load average {os.getloadavg()[1]:.0f}, "
+        f"{time.monotonic() - began:.0f} s: "
         f"{', '.join(f'{counts[verdict]} {verdict}' for verdict in Verdict)}; {zero} with reward 0"
     )
     for one in blamed:
@@ -84,9 +85,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--gradings", type=int, default=200)
-    parser.add_argument("--load", type=int, default=8, help="busy processes")
+    parser.add_argument("--workers", type=int, default=8, help="gradings at once")
+    parser.add_argument("--load", type=int, default=0, help="busy processes next to them")
     parser.add_argument("--times", type=float, default=3.0, help="limits as a multiple of the reference's needs")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="gradings at once")
     parser.add_argument("--tasks", nargs="+", default=["*"], metavar="GLOB", help="of the quickstart tasks")
     return parser.parse_args()
 
