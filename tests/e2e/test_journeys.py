@@ -178,7 +178,7 @@ class Reader:
         self.before = PAGES[page].before
         self.where = root / "reader"
         self.server = server
-        self.done = 0
+        self.done, self.broken = 0, ""
         self.used: set[StandIn] = set()
         programs = root / "bin"
         for directory in (self.where, programs):
@@ -195,18 +195,20 @@ class Reader:
 
     def reach(self, number: int) -> None:
         """Type the commands up to this one, without those that were typed before."""
+        assert not self.broken, f"an earlier command failed: {self.broken}"
         while self.before:
             self.run(self.before[0])
             self.before = self.before[1:]
         while self.done <= number:
             step = self.steps[self.done]
+            self.broken = step.command
             command, used = replaced(step.command, self.stand_ins)
             self.used |= used
             printed = self.run(command.replace(ADDRESS, self.server))
             words = " ".join(printed.split())
             missing = [line for line in headings(step.shown) if line not in words]
             assert not missing, f"{step.command}\n{printed}"
-            self.done += 1
+            self.done, self.broken = self.done + 1, ""
 
     def run(self, command: str) -> str:
         done = subprocess.run(
