@@ -1,7 +1,6 @@
-"""The exception tree. Each class has the exit code with which the command line ends on it.
+"""The exception tree. Each class carries the command line's exit status for it.
 
-A message has three parts: what failed and on what; the likely reason; what to do next. They are kept as fields,
-so that a program can read them and the command line can lay them out.
+A message has three parts, kept as fields for programs to read: what failed and on what; the likely reason; what to do.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ if TYPE_CHECKING:
     from minisandbox.types import ExecResult
 
 
-# control characters, and those that turn the direction of writing round
+# control characters, line separators and bidirectional overrides
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def clean(text: str) -> str:
-    """Take out control characters: data must not steer the terminal that shows it."""
+    """Replace control characters, so that data cannot control the terminal that shows it."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class MiniSandboxError(Exception):
-    """Base of everything that this package raises on purpose.
+    """Base class of all errors that this package raises deliberately.
 
     Args:
         what: what failed, and on what (file, line, id, path).
@@ -44,7 +43,7 @@ class MiniSandboxError(Exception):
         self.hint = hint
 
     def about(self, subject: str) -> Self:
-        """Put a file or an id before the message, where it does not say so itself; returns this very error."""
+        """Prefix the message with a file or an id unless it already contains it; return self."""
         if subject not in self.what:
             self.what = f"{subject}: {self.what}"
         return self
@@ -55,10 +54,10 @@ class MiniSandboxError(Exception):
             parts.append(f"likely reason: {self.reason}")
         if self.hint:
             parts.append(f"what to do: {self.hint}")
-        return clean("; ".join(parts))  # what code inside printed or named is in it
+        return clean("; ".join(parts))  # it may quote output and file names from a sandbox
 
 
-# --- what the user gave (3 to 9) -------------------------------------------------------------------------------------
+# --- user input (3 to 9) ---------------------------------------------------------------------------------------------
 
 
 class InvalidValue(MiniSandboxError, ValueError):
@@ -72,8 +71,8 @@ class TaskFileError(MiniSandboxError, ValueError):
 
     Attributes:
         path: the file, or None.
-        line: the line, from 1; the row's number where a file has no lines; None where it is about the whole.
-        field: the row's field that is wrong, or None.
+        line: the line, from 1, or the row's number in a file without lines; None if the error concerns the whole file.
+        field: the row's invalid field, or None.
     """
 
     exit_code = 4
@@ -106,20 +105,20 @@ class NotFound(MiniSandboxError, LookupError):
     exit_code = 6
 
 
-# --- what this machine allows (10 to 19) -----------------------------------------------------------------------------
+# --- this machine (10 to 19) -----------------------------------------------------------------------------------------
 
 
 class HostError(MiniSandboxError):
-    """This machine lacks something that was asked for; ``minisandbox doctor`` says more."""
+    """This machine lacks a requested feature; ``minisandbox doctor`` shows details."""
 
     exit_code = 10
 
 
 class SandboxCreationError(HostError, OSError):
-    """The kernel refused a step of making a sandbox.
+    """The kernel refused a step of creating a sandbox.
 
     Attributes:
-        operation: the step that failed, as the plan describes it.
+        operation: the step that failed, as described in the launch plan.
         errno: the kernel's error number, or None.
     """
 
@@ -146,13 +145,13 @@ class SandboxGone(MiniSandboxError):
 
 
 class ProgramNotFound(HostError, LookupError):
-    """A program that images are built with (git, uv, patchelf) is not installed."""
+    """A program needed to build images (git, uv, patchelf) is not installed."""
 
     exit_code = 15
 
 
 class FileAccessError(MiniSandboxError, OSError):
-    """A file verb failed inside the sandbox.
+    """A file operation failed inside the sandbox.
 
     Attributes:
         path: the path inside.
@@ -170,7 +169,7 @@ class FileAccessError(MiniSandboxError, OSError):
 
 
 class CommandFailed(MiniSandboxError):
-    """A command that had to succeed did not (``ExecResult.check``).
+    """A command that had to succeed failed (``ExecResult.check``).
 
     Attributes:
         result: the command's whole result.
@@ -186,7 +185,7 @@ class CommandFailed(MiniSandboxError):
 
 
 class OwnerOnly(MiniSandboxError):
-    """Only the process that owns the sandbox can do this (snapshot, fork, reset, changes, refusals)."""
+    """The operation (snapshot, fork, reset, changes, refusals) needs the process that owns the sandbox."""
 
     exit_code = 16
 
@@ -204,7 +203,7 @@ class PackageError(MiniSandboxError):
 
 
 class WaitTimeout(MiniSandboxError, TimeoutError):
-    """A process had not ended when its waiter's time was over; it runs on."""
+    """A process did not end within the time to wait for it; it keeps running."""
 
     exit_code = 17
 
@@ -219,25 +218,25 @@ class StoreError(MiniSandboxError):
 
 
 class DiskFull(StoreError, OSError):
-    """The disk (or a quota) is full; what was finished before is kept."""
+    """The disk (or a quota) is full; finished work is kept."""
 
     exit_code = 21
 
 
 class InterpreterNotFound(MiniSandboxError, LookupError):
-    """No interpreter here satisfies the request."""
+    """No available interpreter satisfies the request."""
 
     exit_code = 22
 
 
 class SourceError(MiniSandboxError):
-    """A repository source cannot be had: no such version, wrong hash, no such commit, unreachable."""
+    """A repository source is unavailable: no such version or commit, wrong hash, unreachable server."""
 
     exit_code = 23
 
 
 class BuildError(MiniSandboxError):
-    """A build step failed; nothing of it was published.
+    """A build step failed and published nothing.
 
     Attributes:
         step: the step's name.
@@ -261,13 +260,13 @@ class BuildError(MiniSandboxError):
 
 
 class UnfitTree(StoreError):
-    """A tree that no layer can be made of: it costs too much to read, or a path in it is too long."""
+    """A directory tree cannot become a layer: it is too expensive to read, or a path in it is too long."""
 
     exit_code = 25
 
 
 class IndexUnavailable(MiniSandboxError):
-    """A build step failed, and the package index did not give it what it lists; another try may succeed."""
+    """A build step failed because the package index did not deliver a file that it lists; a retry may succeed."""
 
     exit_code = 26
 
@@ -276,13 +275,13 @@ class IndexUnavailable(MiniSandboxError):
 
 
 class GradingError(MiniSandboxError):
-    """We could not grade; never a verdict about the submission."""
+    """Grading failed for an infrastructure reason; never a verdict about the submission."""
 
     exit_code = 30
 
 
 class TrajectoryError(MiniSandboxError, ValueError):
-    """A trajectory cannot be read: not one, damaged, of a newer version, or with fields that nobody knows."""
+    """A trajectory cannot be read: not a trajectory, damaged, of a newer version, or with unknown fields."""
 
     exit_code = 31
 
@@ -294,13 +293,13 @@ class RunError(MiniSandboxError):
 
 
 class PredictionError(MiniSandboxError, ValueError):
-    """Predictions cannot be read: no such file, not JSON, an entry that names no task, or two for the same."""
+    """Predictions cannot be read: no such file, not JSON, an entry without a task, or two for the same task."""
 
     exit_code = 33
 
 
 class HarnessError(MiniSandboxError):
-    """A benchmark's own code (``swebench``, ``swesmith``) could not say how a task is built, or what a log says."""
+    """A benchmark's own code (``swebench``, ``swesmith``) could not supply a build specification or parse a log."""
 
     exit_code = 34
 
@@ -309,28 +308,28 @@ class HarnessError(MiniSandboxError):
 
 
 class ModelError(MiniSandboxError):
-    """A model did not answer; never a statement about the agent's work."""
+    """A model gave no usable response; never a verdict about the agent's work."""
 
     exit_code = 40
 
 
 class ModelUnavailable(ModelError):
-    """No answer came, however often it was asked for: time-outs, lost connections, 429, 5xx."""
+    """All retries failed: timeouts, lost connections, status 429 or 5xx."""
 
     exit_code = 41
 
 
 class BadAnswer(ModelError):
-    """What came is no answer: no JSON, no choice, tokens that do not fit their log-probabilities."""
+    """The response is malformed: not JSON, no choice, tokens and log-probabilities of different lengths."""
 
     exit_code = 42
 
 
 class ModelRefused(ModelError):
-    """The server refuses the request whoever asks how often: a wrong key, an unknown model, an option it lacks.
+    """The server rejects the request, and a retry cannot help: a wrong key, an unknown model or option.
 
     Attributes:
-        every_request: whether any other one would be refused as well (a wrong key), as far as its answer says.
+        every_request: whether the response suggests that all other requests are rejected too (a wrong key).
     """
 
     exit_code = 43
@@ -338,13 +337,13 @@ class ModelRefused(ModelError):
 
 
 class ContextExceeded(ModelError):
-    """The conversation is longer than the model reads. It ends an agent, as its own doing."""
+    """The conversation exceeds the model's context. It ends the agent and counts as the agent's own failure."""
 
     exit_code = 44
 
 
 class BudgetExceeded(ModelError):
-    """What the answer would cost is no longer there: of the rollout, which ends, or of the whole run, which stops."""
+    """The next response would exceed the budget of the rollout, which ends, or of the run, which stops."""
 
     exit_code = 45
 
@@ -353,18 +352,18 @@ class BudgetExceeded(ModelError):
 
 
 class TrainingError(MiniSandboxError):
-    """Training cannot begin or go on: rows that cannot be trained on, a run of another configuration, no rollouts."""
+    """Training cannot start or continue: unusable rows, a run of another configuration, no rollouts."""
 
     exit_code = 50
 
 
 class TokenMismatch(TrainingError):
-    """What is trained on is not what was sampled: the trainer's log-probabilities are not the sampler's.
+    """The trainer's log-probabilities differ from the sampler's: it does not train on the sampled tokens.
 
     Attributes:
-        rollout: whose row it is; empty where all rows of a step are compared together.
+        rollout: the rollout of the row; empty where all rows of a step are compared together.
         position: the index of the token that differs most; -1 for all rows together.
-        excess: the difference, over the one that is allowed.
+        excess: the difference divided by the tolerance.
     """
 
     exit_code = 51
@@ -389,6 +388,6 @@ class TokenMismatch(TrainingError):
 
 
 class NodeLost(MiniSandboxError):
-    """A node of a cluster has gone, or what worked for us there has; what it had not finished is done elsewhere."""
+    """A cluster node, or our worker on it, was lost; its unfinished work is rescheduled on other nodes."""
 
     exit_code = 60

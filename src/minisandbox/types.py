@@ -1,6 +1,6 @@
 """Values shared by every package: limits, network, mounts, images as the launcher sees them, results.
 
-Everything here is frozen and free of behaviour beyond checking and converting itself.
+All classes are frozen. They validate and convert their own fields and do nothing else.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MOST = 1 << 62
 _MOST_CHARACTERS = 0xFFFF
 _MOST_CPUS = 100_000
 _FEWEST_FILES = 16
-"""Open files without which a sandbox's own processes cannot start a command."""
+"""A sandbox's own processes cannot start a command with fewer open files."""
 _LEAST_MEMORY = 16 * MiB
 _LONGEST_LIFETIME = 1e8
 WORKDIR = PurePosixPath("/testbed")
-"""Where a built image has its repository."""
+"""The path of the repository in a built image."""
 LIMITS_HIT = ("memory", "processes", "disk", "file_size", "output")
-"""What :attr:`ExecResult.limits_hit` can name."""
+"""The values that can appear in :attr:`ExecResult.limits_hit`."""
 
 _MOST_HOSTS = 512
 _LONGEST_NAME = 253
@@ -47,45 +47,45 @@ def parse_size(value: int | str) -> int:
         The size in bytes.
 
     Raises:
-        InvalidValue: the text is not a size, or the size is negative or larger than the kernel takes.
+        InvalidValue: the text is not a size, or the size is negative or larger than 2**62 bytes.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= _MOST:
-            raise InvalidValue(f"size {value} is negative or too large", hint="give bytes, or text such as '2G'")
+            raise InvalidValue(f"size {value} is not between 0 and {_MOST} bytes", hint="give text such as '2G'")
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise InvalidValue(f"{value!r} is not a size", hint="give bytes as an int, or text such as '512M' or '2G'")
     size = float(match[1]) * _UNIT[match[2].upper()]
     if size > _MOST:
-        raise InvalidValue(f"size {value!r} is more than any kernel takes", hint=f"give at most {_MOST} bytes")
+        raise InvalidValue(f"size {value!r} is too large", hint=f"give at most {_MOST} bytes")
     return int(size)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is an int or a float; True and False are none."""
+    """Return whether ``value`` is an int or a float; booleans do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Limits:
-    """What one sandbox may use. Every limit given here is enforced, or creation fails.
+    """The resources that one sandbox may use. Every limit given here is enforced, or creation fails.
 
     Attributes:
-        memory: bytes that all processes together may hold; with control groups, what is written to memory (``disk``)
-            counts too. None: no limit.
+        memory: bytes that all processes together may hold; with control groups, files in the tmpfs upper
+            (``disk``) count too. None: no limit.
         cpu: how many CPUs may be busy at once, 0.01 or more; needs control groups. None: no limit.
         disk: bytes that all writes together may take (the size of the tmpfs upper, ``/tmp`` and ``/dev/shm`` included).
-            With an upper on disk (``upper=``) only the default can be had, and holds for ``/tmp``, ``/run`` and
-            ``/dev/shm`` alone: the upper is limited by its disk.
+            With an upper on disk (``upper=``) this must be the default, and limits only ``/tmp``, ``/run`` and
+            ``/dev/shm``: the upper may fill its disk.
         processes: how many processes and threads may exist at once.
         open_files: open descriptors per process, at least 16.
-        file_size: bytes that one file may seem to have, holes included, in memory (memfd_create(2)) as on the disk;
-            whoever goes beyond is ended by SIGXFSZ, or meets EFBIG. None: no limit.
+        file_size: apparent size in bytes of one file, holes included, in memory (memfd_create(2)) as on disk.
+            Exceeding it raises SIGXFSZ, or EFBIG where that is ignored. None: no limit.
         output: bytes kept of each of a command's stdout and stderr (half from the head, half from the tail).
         inotify: inotify instances that may exist at once.
-        lifetime: seconds after which it ends by itself, whatever happens to its owner, snapshots and resets of it
-            included; forks begin their own. None: when it is stopped, or the process that made it ends.
+        lifetime: seconds after which the sandbox ends, even if its owner hangs; snapshots and resets do not extend
+            it, forks start their own. None: it ends when it is stopped or the process that made it ends.
     """
 
     memory: int | None
@@ -117,10 +117,10 @@ class Limits:
         if open_files < _FEWEST_FILES:
             raise InvalidValue(
                 f"Limits.open_files is {open_files}",
-                reason=f"no command can be started with less than {_FEWEST_FILES}",
+                reason=f"no command can start with fewer than {_FEWEST_FILES}",
                 hint=f"give {_FEWEST_FILES} or more",
             )
-        if parse_size(disk) == 0:  # of a tmpfs, 0 means no limit (tmpfs(5))
+        if parse_size(disk) == 0:  # tmpfs(5) takes 0 as no limit
             raise InvalidValue("Limits.disk is 0", hint="give a size, for instance '64M'")
         if memory is not None and parse_size(memory) < _LEAST_MEMORY:
             raise InvalidValue(f"Limits.memory is {memory!r}", hint="give 16M or more, or None for no limit")
@@ -142,12 +142,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a sandbox can reach. Make one with :meth:`off`, :meth:`allow` or :meth:`host`.
+    """The network access of a sandbox. Make one with :meth:`off`, :meth:`allow` or :meth:`host`.
 
     Attributes:
         mode: ``off``, ``allow`` or ``host``.
-        hosts: with ``allow``: the patterns of what can be reached, in one spelling.
-        private: with ``allow``: whether what they name may have private addresses.
+        hosts: with ``allow``: patterns of the allowed hosts, normalised.
+        private: with ``allow``: whether those hosts may have private addresses.
     """
 
     mode: str = "off"
@@ -158,8 +158,8 @@ class Network:
         if self.mode not in ("off", "allow", "host"):
             raise InvalidValue(f"network {self.mode!r}", hint="use Network.off(), Network.allow(...) or Network.host()")
         if (self.mode == "allow") != bool(self.hosts):
-            what = "Network.allow() has no host" if self.mode == "allow" else f"network {self.mode!r} has hosts"
-            raise InvalidValue(what, hint="Network.allow('example.org') for some hosts, Network.off() for none")
+            what = "Network.allow() names no host" if self.mode == "allow" else f"network {self.mode!r} takes no hosts"
+            raise InvalidValue(what, hint="use Network.allow('example.org') for some hosts, Network.off() for none")
         if len(self.hosts) > _MOST_HOSTS:
             raise InvalidValue(
                 f"Network.allow() has {len(self.hosts)} hosts, more than {_MOST_HOSTS}",
@@ -169,34 +169,34 @@ class Network:
 
     @classmethod
     def off(cls) -> Network:
-        """Loopback only, up, and private to the sandbox."""
+        """Return a network of only the sandbox's own loopback device, which is up."""
         return cls("off")
 
     @classmethod
     def allow(cls, *hosts: str, private: bool = False) -> Network:
-        """Nothing but HTTP and HTTPS to these hosts, through a proxy; programs find it in ``http_proxy`` and the like.
+        """Return a network of HTTP and HTTPS to these hosts, through a proxy that ``http_proxy`` and the like name.
 
         Args:
-            hosts: each a name (``packages.example.org``), every name below one (``*.example.org``) or an IP address,
-                with a port (``:8080``), which then carries anything, or without (80 for HTTP and 443 for TLS).
-            private: whether they may have loopback and private addresses, such as a package index of one's own.
-                Link-local ones, a cloud's metadata service among them, are refused even so.
+            hosts: each a name (``packages.example.org``), a wildcard (``*.example.org``) or an IP address. With a
+                port (``:8080``) any protocol is allowed on it; without, 80 for HTTP and 443 for TLS.
+            private: whether the hosts may have loopback and private addresses, as a local package index does.
+                Link-local addresses, such as a cloud's metadata service, are always refused.
 
         Raises:
-            InvalidValue: there is no host, or one is no such pattern.
+            InvalidValue: there is no host, or a pattern is malformed.
         """
         return cls("allow", hosts, private)
 
     @classmethod
     def host(cls) -> Network:
-        """The host's own network; for image builds."""
+        """Return the host's own network; for image builds."""
         return cls("host")
 
 
 def _checked_host(pattern: str) -> str:
-    """A pattern of :meth:`Network.allow` in one spelling: lower case, A-labels, no trailing dot, ``[v6]:port``."""
-    if type(pattern) is not str:  # callers are not all checked by mypy
-        raise InvalidValue(f"host {pattern!r} is not a text")
+    """Normalise a pattern of :meth:`Network.allow`: lower case, A-labels, no trailing dot, ``[v6]:port``."""
+    if type(pattern) is not str:  # not every caller is type-checked
+        raise InvalidValue(f"host {pattern!r} is not a str")
     name, port = _split_port(pattern)
     name = name.removesuffix(".")
     wildcard, name = ("*.", name[2:]) if name.startswith("*.") else ("", name)
@@ -210,26 +210,27 @@ def _checked_host(pattern: str) -> str:
         raise InvalidValue(f"host {pattern!r}: {error}") from None
     if len(name) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in name.split(".")):
         raise InvalidValue(
-            f"{pattern!r} is no host name", hint="give a name, '*.suffix' or an IP address, then ':port' or nothing"
+            f"{pattern!r} is not a host pattern",
+            hint="give a name, '*.suffix' or an IP address, and optionally ':port'",
         )
     return wildcard + name + port
 
 
 def _split_port(pattern: str) -> tuple[str, str]:
-    """What comes before the port, and ``:port`` or nothing."""
+    """Split a pattern into the host and ``:port``, or an empty string without a port."""
     name, colon, port = pattern.rpartition(":")
     if not colon or pattern.endswith("]") or (":" in name and not name.endswith("]")):  # an IPv6 address alone
         return pattern, ""
     if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= _MOST_CHARACTERS:
-        raise InvalidValue(f"host {pattern!r}: {port!r} is no port", hint="give 1 to 65535, or leave out the ':'")
+        raise InvalidValue(f"host {pattern!r}: {port!r} is not a port", hint="give 1 to 65535, or leave out the ':'")
     return name, f":{int(port)}"
 
 
 def _ip_literal(name: str) -> str:
-    """An IP address in its one spelling, a v6 one in brackets, or nothing for a name.
+    """Normalise an IP address, with brackets around IPv6; return an empty string for a name.
 
     Raises:
-        ValueError: it is no IP address, but resolvers might take it for one.
+        ValueError: it is not an IP address, but resolvers might take it for one.
     """
     bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
     last = bare.rpartition(".")[2].lower()
@@ -237,7 +238,7 @@ def _ip_literal(name: str) -> str:
         return ""
     address = ipaddress.ip_address(bare)
     if "%" in bare:
-        raise ValueError("an address with a zone is link-local, which is always refused")
+        raise ValueError("an address with a zone is link-local; link-local addresses are always refused")
     return str(address) if address.version == 4 else f"[{address}]"
 
 
@@ -245,15 +246,15 @@ def _ip_literal(name: str) -> str:
 class Mount:
     """A host directory or file shown inside a sandbox.
 
-    What is in it is the host's own: code inside can connect to a unix socket there, and write to a FIFO. Whoever may
-    write above the target can rename a directory on the way to it, as in every mount namespace; one right below ``/``
-    stays where it is.
+    Sockets and FIFOs in it stay connected to the host: code inside can connect to a unix socket and write to a FIFO.
+    Code that can write above the target can rename a parent directory of it, as in every mount namespace; a target
+    directly below ``/`` is safe from that.
 
     Attributes:
         source: absolute host path of a directory or regular file.
-        target: absolute path inside; made if it is not there.
-        read_only: only reading is supported so far; a writable mount is refused at creation.
-        below: absolute host paths of directories that show where the source, a directory, has nothing; bottom first.
+        target: absolute path inside; created if missing.
+        read_only: must be True: a writable mount is refused at creation.
+        below: absolute host paths of directories stacked under the source directory as an overlay; bottom first.
     """
 
     source: Path
@@ -261,7 +262,7 @@ class Mount:
     read_only: bool = True
     below: tuple[Path, ...] = ()
 
-    def __post_init__(self) -> None:  # callers are not all checked by mypy
+    def __post_init__(self) -> None:  # not every caller is type-checked
         rows = [("source", self.source, Path), ("target", self.target, PurePosixPath)]
         if isinstance(self.below, tuple):
             rows += [(f"below[{number}]", path, Path) for number, path in enumerate(self.below)]
@@ -275,14 +276,14 @@ class ImageSpec:
     """An image as the launcher sees it: produced by ``images``, consumed by ``sandbox``.
 
     Attributes:
-        name: what people and logs call it.
+        name: its name in messages and logs.
         layers: absolute host paths of read-only directory trees, bottom first, without mounts in them.
         environment: variables every command gets, captured when the image was built.
-        workdir: where commands start.
+        workdir: the directory where commands start.
         host_usr: whether the host's ``/usr`` (and ``/bin``, ``/lib`` and so on where they are directories) is shown.
         base_commit: the commit that ``Sandbox.patch`` compares with.
-        clean: whether the repository at ``workdir`` is that commit, but for what git ignores: then git is asked for a
-            patch of what was written since, and of nothing else.
+        clean: whether the repository at ``workdir`` equals that commit, ignored files apart: then git compares
+            only the paths written since.
     """
 
     name: str
@@ -304,7 +305,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a command and its waited-for children used.
+    """The resources that a command and its waited-for children used.
 
     Attributes:
         user: CPU seconds in user mode.
@@ -319,25 +320,25 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """A command's fate. A non-zero exit, a signal and a timeout are values here, never exceptions.
+    """The result of a command. A non-zero exit, a signal and a timeout are values here, never exceptions.
 
     Attributes:
-        command: what was run, as given.
+        command: the command, as given.
         outcome: exited, signaled or timeout.
         exit_code: 0 to 255 where it exited, else None.
         signal: the number of the signal that ended it, else None.
-        stdout_bytes: what was kept of its output (head and tail, with a line between that counts what is missing).
-        stderr_bytes: the same of its errors.
+        stdout_bytes: the kept part of stdout: head and tail, and between them a line that counts the dropped bytes.
+        stderr_bytes: the kept part of stderr, likewise.
         dropped_stdout: bytes of stdout that were not kept.
         dropped_stderr: bytes of stderr that were not kept.
         duration: wall seconds from start to the leader's end.
         usage: CPU and memory of the leader and the children it waited for.
         left_running: background processes of the command that were alive when its leader ended.
-        limits_hit: which of the sandbox's limits refused something while it ran: ``memory`` (processes were killed for
-            it), ``processes`` (a fork failed; told where control groups count it), ``disk`` (it is full), ``file_size``
-            (SIGXFSZ ended it, or a shell says so of its last command by status 153), ``output``. Of the others the
-            kernel counts no refusals: too many processes without control groups, open files and inotify instances show
-            in the program's own error alone (EAGAIN, EMFILE).
+        limits_hit: which of the sandbox's limits were reached while it ran: ``memory`` (processes were killed for
+            it), ``processes`` (a fork failed; only with control groups), ``disk`` (it is full), ``file_size``
+            (SIGXFSZ ended it, or its last command in a shell: status 153), ``output``. The kernel counts no refusals
+            of open files, inotify instances or, without control groups, processes: only the program's own error
+            (EAGAIN, EMFILE) shows those.
     """
 
     command: str | tuple[str, ...]
@@ -355,12 +356,12 @@ class ExecResult:
 
     @property
     def stdout(self) -> str:
-        """The kept output as text; bytes that are not UTF-8 become U+FFFD."""
+        """The kept part of stdout as text; bytes that are not UTF-8 become U+FFFD."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self) -> str:
-        """The kept errors as text; bytes that are not UTF-8 become U+FFFD."""
+        """The kept part of stderr as text; bytes that are not UTF-8 become U+FFFD."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
     @property
@@ -393,12 +394,12 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class ShellResult(ExecResult):
-    """A command's fate in a stateful shell.
+    """The result of a command in a stateful shell.
 
     Attributes:
-        replaced: whether bash had to be started anew after it (``exit``, ``exec``, a timeout that killed it); what
-            of its state was carried over is said by :meth:`minisandbox.Shell.run`.
-        cwd: where the next command starts.
+        replaced: whether a new bash had to be started after it (``exit``, ``exec``, a timeout that killed it);
+            :meth:`minisandbox.Shell.run` lists the state that is carried over.
+        cwd: the directory where the next command starts.
     """
 
     replaced: bool = False
@@ -411,7 +412,7 @@ class Output:
 
     Attributes:
         stream: ``stdout`` or ``stderr``; a pty has only ``stdout``.
-        data: its bytes, as they came.
+        data: its bytes, unchanged.
     """
 
     stream: str
@@ -432,7 +433,7 @@ class Terminal:
 
 
 class FileType(enum.Enum):
-    """What a path names."""
+    """The type of a file system entry."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -444,11 +445,11 @@ class FileType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What a sandbox's file system says about a path.
+    """The metadata of a path in a sandbox.
 
     Attributes:
         path: the path, absolute. Bytes of a name that are not UTF-8 are surrogate escapes (PEP 383).
-        type: what it is.
+        type: its type.
         size: bytes.
         mode: permission bits, with setuid, setgid and sticky.
         mtime: seconds since the epoch.
@@ -469,12 +470,12 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a copy between host and sandbox did.
+    """The result of a copy between host and sandbox.
 
     Attributes:
         files: regular files copied.
         size: bytes of their content, holes included.
-        skipped: (path relative to the copied tree, why) of what was left out.
+        skipped: (path relative to the copied tree, reason) of each entry that was not copied.
     """
 
     files: int
@@ -483,7 +484,7 @@ class Transfer:
 
 
 class ChangeKind(enum.Enum):
-    """What happened to a path since the image."""
+    """How a path differs from the image."""
 
     ADDED = "added"
     MODIFIED = "modified"
@@ -496,9 +497,9 @@ class Change:
 
     Attributes:
         path: the path, absolute.
-        kind: added, modified (content, permissions, owner, link target or type differ) or deleted. What lies below an
-            added or deleted directory is listed too.
-        type: what it is now, or was if deleted.
+        kind: added, modified (content, permissions, owner, link target or type differ) or deleted. Entries below an
+            added or deleted directory are listed too.
+        type: its type now, or before it was deleted.
     """
 
     path: PurePosixPath
@@ -508,7 +509,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """What is known about a live sandbox.
+    """The description of a live sandbox.
 
     Attributes:
         id: its name, unique on this machine.
@@ -517,10 +518,10 @@ class SandboxInfo:
         pid: host pid of its first process.
         created: seconds since the epoch.
         network: ``off``, ``allow`` or ``host``.
-        labels: what its maker calls it.
-        expires: seconds since the epoch when it ends by itself, or None.
-        enforced: (limit, by what) for those that depend on the machine or on an upper: memory, processes, cpu, disk.
-            One that is not named holds nothing: of an upper on disk, ``disk``.
+        labels: (key, value) pairs given at creation.
+        expires: when its lifetime ends, in seconds since the epoch, or None.
+        enforced: (limit, mechanism) for the limits that depend on the machine or on the upper: memory, processes, cpu,
+            disk. A limit that is missing here is not enforced: ``disk`` with an upper on disk.
     """
 
     id: str
@@ -536,13 +537,13 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class SandboxUsage:
-    """What a sandbox uses right now.
+    """The current resource usage of a sandbox.
 
     Attributes:
         cpu: CPU seconds of everything that ran in it, as far as its processes were waited for.
-        memory: bytes resident in its processes (pages that several share count for each).
-        disk: bytes written, of ``Limits.disk``.
-        processes: live processes, our own left out.
+        memory: bytes resident in its processes (shared pages count once per process).
+        disk: bytes written, counted against ``Limits.disk``.
+        processes: live processes, without the sandbox's own.
     """
 
     cpu: float
@@ -553,11 +554,11 @@ class SandboxUsage:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """What the proxy of a sandbox with :meth:`Network.allow` has refused.
+    """The requests that the proxy of a sandbox with :meth:`Network.allow` has refused.
 
     Attributes:
         count: how many requests.
-        last: a line for each of the latest that were told, oldest first; of a flood only some are.
+        last: one line per recent refusal, oldest first; during a flood only a sample is logged.
     """
 
     count: int = 0
