@@ -210,8 +210,7 @@ def _checked_host(pattern: str) -> str:
         raise InvalidValue(f"host {pattern!r}: {error}") from None
     if len(name) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in name.split(".")):
         raise InvalidValue(
-            f"{pattern!r} is not a host pattern",
-            hint="give a name, '*.suffix' or an IP address, and optionally ':port'",
+            f"{pattern!r} is not a host pattern", hint="give a name, '*.suffix' or an IP address, optionally ':port'"
         )
     return wildcard + name + port
 

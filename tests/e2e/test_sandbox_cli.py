@@ -127,13 +127,13 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path: Path) -> None:
     for words, said in (
         (("run", "ls", "-la"), "minisandbox sandbox run -- ls -la"),
         (("run", "--env", "A=1", "ls", "--", "-la"), "minisandbox sandbox run -- ls -la"),
-        (("run",), "no command was given"),
+        (("run",), "the command is missing"),
         (("run", "--env", "A", "--", "true"), "--env A"),
         (("run", "--label", "x", "--", "true"), "--label x"),
         (("run", "--limit", "disk=x", "--", "true"), "--limit disk=x"),
         (("exec", "box-1", "ls"), "minisandbox sandbox exec box-1 -- ls"),
         (("shell", "--", "ls"), "takes no command"),
-        (("shell", "--limit", "disk=1M", "box-1"), "--limit is for a new sandbox"),
+        (("shell", "--limit", "disk=1M", "box-1"), "--limit needs a new sandbox"),
         (("kill",), "give ids, or --all"),
         (("kill", "--all", "box-1"), "give ids, or --all"),
     ):

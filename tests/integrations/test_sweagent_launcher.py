@@ -81,7 +81,7 @@ def test_its_failures_are_its_own(stand_in: Path) -> None:
     failed = launch(stand_in, "--", "fail")
     assert failed.returncode == 1
     assert "RuntimeError: of the agent's own" in failed.stderr
-    assert "a mistake of MiniSandbox" not in failed.stderr
+    assert "a bug in MiniSandbox" not in failed.stderr
     assert launch(stand_in, "--", "leave").returncode == 9
     unknown = launch(stand_in, "--", "run", "--type", "minisandbox", "--image", "example__other-1")
     assert unknown.returncode == 1

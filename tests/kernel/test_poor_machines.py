@@ -138,9 +138,9 @@ class Said:
     text: str
 
     def fix(self, feature: str) -> str:
-        """The line below 'to have FEATURE:'."""
+        """The line below 'fix for FEATURE:'."""
         lines = self.text.splitlines()
-        return lines[lines.index(f"to have {feature}:") + 1].strip()
+        return lines[lines.index(f"fix for {feature}:") + 1].strip()
 
 
 def typed(bend: str, store: Path, *words: str, **environment: str) -> Said:
@@ -152,7 +152,7 @@ def typed(bend: str, store: Path, *words: str, **environment: str) -> Said:
     )  # fmt: skip
     text = done.stdout + done.stderr
     assert "Traceback" not in text, text
-    assert "a mistake of MiniSandbox" not in text, text
+    assert "a bug in MiniSandbox" not in text, text
     return Said(done.returncode, text)
 
 

@@ -1,4 +1,4 @@
-"""What other packages lack or raise is not called a mistake of MiniSandbox: the cause and the remedy are named."""
+"""What other packages lack or raise is not called a bug in MiniSandbox: the cause and the remedy are named."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_missing_package_is_named_with_its_extra(package: str, words: list[str
     assert done.returncode == MissingExtra.exit_code, done.stderr
     assert "not installed" in done.stderr
     assert f"pip install 'swe-minisandbox[{extra}]'" in done.stderr
-    assert "a mistake of MiniSandbox" not in done.stderr
+    assert "a bug in MiniSandbox" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -134,7 +134,7 @@ def test_what_is_missing_where(monkeypatch: pytest.MonkeyPatch) -> None:
     assert foreign.reason == "trl needs it"
     unknown = missing("nothing_of_that_name.part", by="trl.trainer")
     assert isinstance(unknown, MissingExtra)
-    assert unknown.what == "trl needs the module nothing_of_that_name, which is not installed"
+    assert unknown.what == "the module nothing_of_that_name, which trl needs, is not installed"
     damaged = missing("zstandard")
     assert isinstance(damaged, MissingExtra)
     assert damaged.hint == "pip install --force-reinstall swe-minisandbox"
@@ -170,7 +170,7 @@ def test_an_error_of_another_package_is_passed_on(
     said = capsys.readouterr().err
     assert re.match(r"minisandbox: trl( [\d.]+)? failed: \w+Error\n", said)
     assert text in said
-    assert "what to do: do as trl says" in said
+    assert "what to do: follow the message of trl" in said
 
 
 def test_errors_of_our_own_code_are_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +186,7 @@ def test_errors_of_our_own_code_are_ours(monkeypatch: pytest.MonkeyPatch, capsys
         failed = raised_in(module, code)
         assert translate(failed) is None
         assert main(["doctor"]) == exits.INTERNAL
-        assert "a mistake of MiniSandbox" in capsys.readouterr().err
+        assert "a bug in MiniSandbox" in capsys.readouterr().err
 
 
 def test_compiled_code_is_known_by_its_errors() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from minisandbox.cli.main import main
-from minisandbox.cli.rollout_display import Aside
+from minisandbox.cli.rollout_display import BackgroundReporter
 from minisandbox.errors import NotFound
 from minisandbox.grade import Grade, Reason, Verdict, read_predictions
 from minisandbox.models import Message, TokenUsage, ToolCall
@@ -155,7 +155,7 @@ def test_a_rollout_turn_by_turn(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert lines[0] == "a__b-1 #0: submitted, reward 1"
     assert "2 turns, 30 tokens read, 10 sampled, no token ids, $0.0200" in lines
     assert "--- turn 1  at 0 ms, answered in 2.0 s: 10 tokens read, 5 sampled" in lines
-    assert "--- turn 2  at 2.5 s, answered in 1.5 s: 20 tokens read, 5 sampled, asked 3 times" in lines
+    assert "--- turn 2  at 2.5 s, answered in 1.5 s: 20 tokens read, 5 sampled, 3 tries" in lines
     assert "  ran: 500 ms, exit status 0" in lines
     assert "+++ b/x" in lines
     assert "  passed       t.py::a" in lines
@@ -166,9 +166,9 @@ def test_a_rollout_turn_by_turn(run: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_rollout_that_failed_says_where(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trajectories", "show", str(run), "a__b-2"]) == 0
     shown = capsys.readouterr().out
-    assert "no reward: we failed" in shown
-    assert "tried before: sandbox: no" in shown
-    assert "we failed in model: ModelUnavailable: 503" in shown
+    assert "no reward: infrastructure error" in shown
+    assert "earlier try: sandbox: no" in shown
+    assert "infrastructure error in model: ModelUnavailable: 503" in shown
     assert main(["trajectories", "show", str(run), "a__b-3#0"]) == 0
     assert "--- step 1  500 ms, exit status 0" in capsys.readouterr().out
 
@@ -186,7 +186,7 @@ def test_long_texts_are_cut_unless_asked_for(tmp_path: Path, capsys: pytest.Capt
 def test_lists(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trajectories", "ls", str(run)]) == 0
     shown = capsys.readouterr().out
-    assert shown.splitlines()[-1] == "3 rollouts; mean reward 1.000 of 2"
+    assert shown.splitlines()[-1] == "3 rollouts; mean reward 1.000 over 2"
     assert main(["trajectories", "ls", str(run), "--status", "exit", "--json"]) == 0
     assert [one["instance_id"] for one in json.loads(capsys.readouterr().out)] == ["a__b-2"]
     assert main(["trajectories", "show", str(run), "a__b-1", "--json"]) == 0
@@ -199,31 +199,31 @@ def test_what_is_not_there(run: Path, name: str, capsys: pytest.CaptureFixture[s
     assert name.partition("#")[0] in capsys.readouterr().err
 
 
-# --- told while it goes on -------------------------------------------------------------------------------------------
+# --- reports while rollouts run ---------------------------------------------------------------------------------------
 
 
-def test_whoever_reads_nothing_holds_no_rollout_up() -> None:
+def test_a_slow_reader_blocks_no_rollout() -> None:
     may, told = threading.Event(), []
 
     def tell(news: Progress) -> None:
         assert may.wait(60)
         told.append(news.done)
 
-    aside = Aside(tell)
+    reporter = BackgroundReporter(tell)
     for number in range(100):
-        aside(Progress(number, 100, Summary.of(DONE)))
+        reporter(Progress(number, 100, Summary.of(DONE)))
     assert told == []
     may.set()
-    aside.close(60)
+    reporter.close(60)
     assert told == list(range(100))
 
 
-def test_a_reader_that_has_gone_is_told_of() -> None:
+def test_a_closed_output_is_reported() -> None:
     def tell(news: Progress) -> None:
         raise BrokenPipeError
 
-    aside = Aside(tell)
-    aside(Progress(1, 2, Summary.of(DONE)))
-    aside.close(60)
+    reporter = BackgroundReporter(tell)
+    reporter(Progress(1, 2, Summary.of(DONE)))
+    reporter.close(60)
     with pytest.raises(BrokenPipeError):
-        aside(Progress(2, 2, Summary.of(DONE)))
+        reporter(Progress(2, 2, Summary.of(DONE)))

@@ -195,7 +195,7 @@ def test_tasks_become_parquet_and_parquet_tasks(tmp_path: Path, capsys: pytest.C
     assert main([*words, "--range", "3:", "--validation", str(out / "train.parquet")]) == 0
     assert TaskSet.load(out / "validation.parquet").ids == exported.ids
     assert main([*words, "--validation", str(out / "validation.parquet")]) == 3
-    assert "trained on and evaluated on" in capsys.readouterr().err
+    assert "in both the training and the validation set" in capsys.readouterr().err
     assert main([*words, "--range", "0", "1", "2"]) == 3
 
 

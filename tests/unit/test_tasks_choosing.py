@@ -130,14 +130,14 @@ def test_filter_by_what_the_store_has(ten: Path, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--status", "passed"], "--status without --statuses"),
-        (["--split", "train=0.9"], "--split without --out"),
-        (["--split", "train", "-o", "x"], "not a name and a share"),
+        (["--status", "passed"], "--status needs --statuses"),
+        (["--split", "train=0.9"], "--split needs --out"),
+        (["--split", "train", "-o", "x"], "is not NAME=SHARE"),
         (["--split", "a=0.9", "--split", "b=0.9", "-o", "x"], "no parts of a whole"),
         (["--range", "1-3"], "not a range"),
         (["--id", "("], "not a regular expression"),
         (["--dataset", "swe-smith"], "did you mean 'swesmith'"),
-        (["--pins", "nowhere"], "--pins nowhere: not a directory"),
+        (["--pins", "nowhere"], "--pins nowhere is not a directory"),
     ],
 )
 def test_filters_that_are_wrong(ten: Path, words: list[str], told: str) -> None:
@@ -169,9 +169,9 @@ def test_show_prints_how_a_task_is_built_and_tested(tmp_path: Path) -> None:
     path.write_text(TaskSet([replace(task, build=build)]).to_jsonl())
     shown = run("show", path, "o__n-1").stdout
     for line in (
-        "python: 3.11   requirements: pytest==8.3.4", "over these: attrs", "system packages: gcc", "install: make",
-        "source: sdist n 1.0 " + "0" * 64, "network of these: off", "environment: A=b",
-        "tests: python -m pytest   (at most 300 s)", "runner: pytest   read by: its own reports, exact ids",
+        "python: 3.11   requirements: pytest==8.3.4", "overrides: attrs", "system packages: gcc", "install: make",
+        "source: sdist n 1.0 " + "0" * 64, "network of the install commands: off", "environment: A=b",
+        "tests: python -m pytest   (timeout 300 s)", "runner: pytest   parser: its own reports, exact ids",
     ):  # fmt: skip
         assert line in shown.splitlines()
 
@@ -181,5 +181,5 @@ def test_rows_that_are_no_tasks_are_left_out_where_that_is_asked_for(tmp_path: P
     path.write_text("".join(json.dumps(one) + "\n" for one in (row(), row(instance_id="b", FAIL_TO_PASS=[]))))
     done = run("filter", path, "--skip-unusable")
     assert done.stdout == "o__n-1\n"
-    assert "left out: " in done.stderr
+    assert "skipped: " in done.stderr
     assert "line 2 (b): field 'FAIL_TO_PASS' is empty" in done.stderr

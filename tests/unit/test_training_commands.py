@@ -180,7 +180,7 @@ def test_the_mask_of_a_rollout(run: Path, capsys: pytest.CaptureFixture[str]) ->
     ("words", "status", "said"),
     [
         (("collect", "RUN", "-o", "OUT", "--min-reward", "much"), 3, "--min-reward"),
-        (("collect", "RUN", "-o", "OUT", "--min-reward", "nan"), 3, "--min-reward 'nan': not a number"),
+        (("collect", "RUN", "-o", "OUT", "--min-reward", "nan"), 3, "--min-reward 'nan' is not a number"),
         (("filter", "RUN", "-o", "OUT", "--repo", "("), 3, "regular expression"),
         (("balance", "RUN", "-o", "OUT", "--max-per-instance", "0"), 3, "at most 0"),
         (("export", "RUN", "--to", "chat"), 3, "--out"),
@@ -188,7 +188,7 @@ def test_the_mask_of_a_rollout(run: Path, capsys: pytest.CaptureFixture[str]) ->
         (("export", "RUN", "--to", "chat", "-o", "OUT", "--system", "OUT"), 3, "--system"),
         (("export", "RUN", "RUN", "-o", "OUT"), 3, "one run"),
         (("collect", "NOWHERE", "-o", "OUT"), 4, "cannot be read"),
-        (("filter", "OUT", "-o", "OUT"), 3, "read and written"),
+        (("filter", "OUT", "-o", "OUT"), 3, "also a source"),
     ],
 )
 def test_mistakes(

@@ -94,4 +94,4 @@ def test_what_trl_says_of_a_server_is_passed_on(config: RlConfig, server: Served
     assert done.returncode == PackageError.exit_code, end_of(done)
     assert "minisandbox: trl " in done.stderr
     assert "VLLM_SERVER_DEV_MODE=1" in done.stderr
-    assert "a mistake of MiniSandbox" not in done.stderr
+    assert "a bug in MiniSandbox" not in done.stderr

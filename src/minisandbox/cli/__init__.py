@@ -1,1 +1,1 @@
-"""The command line: one module per noun, which parses and prints and leaves the work to the packages."""
+"""The command line: one module per noun, which parses arguments, calls the packages and prints results."""

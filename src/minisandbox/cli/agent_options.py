@@ -1,4 +1,4 @@
-"""What commands that run agents are told on the command line: the fields of AgentOptions and AgentLimits."""
+"""Options of commands that run agents: the fields of AgentOptions and AgentLimits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READ: Mapping[str, Callable[[str], object]] = {"str": str, "int": int, "float":
 
 
 def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--agent``, the options of agents, and the limits of a rollout."""
+    """Declare ``--agent``, the agents' options and the limits of a rollout."""
     group = parser.add_argument_group("the agent")
     group.add_argument("--agent", required=True, metavar="NAME", help=f"{', '.join(AGENTS)}, or package.module:Class")
     for one in fields(AgentOptions):
@@ -50,7 +50,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def name_of(one: Field[object]) -> str:
-    """Return what an option or a limit is called on the command line."""
+    """Return the command-line name of an option or a limit."""
     if one.name == "extra":
         return "--agent-option"
     return _LIMITS.get(one.name) or f"--{one.name.replace('_', '-')}"
@@ -70,7 +70,7 @@ def agent_limits(args: argparse.Namespace) -> AgentLimits:
     """Read the limits that :func:`add_agent_arguments` declares.
 
     Raises:
-        InvalidValue: a limit is not more than 0.
+        InvalidValue: a limit is not positive.
     """
     dests = {one.name: name_of(one).removeprefix("--").replace("-", "_") for one in fields(AgentLimits)}
     return AgentLimits(**{name: getattr(args, dest) for name, dest in dests.items()})

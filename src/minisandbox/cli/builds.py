@@ -1,4 +1,4 @@
-"""Images for tasks, made while the user is told: for every command that needs them."""
+"""Build images of tasks and report the progress, for every command that needs images."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from minisandbox.tasks import Task
 
 @dataclass(slots=True)
 class Builder:
-    """Builds images of tasks, each at most once, and adds up what that took.
+    """Build images of tasks, each at most once, and add up the build times.
 
     Attributes:
-        store: where the images go.
-        progress: where it is told.
-        mirrors: a directory of git repositories that are looked in before the network is.
-        seconds: by image, the seconds that layers made on this occasion took; 0.0 where all was there.
-        failures: by image, what kept it from being built.
+        store: the store for the images.
+        progress: the output for progress messages.
+        mirrors: a directory of git repositories that are tried before the network.
+        seconds: by image, the build time of its new layers; 0.0 where none was built.
+        failures: by image, the error that stopped its build.
     """
 
     store: Store
@@ -37,18 +37,18 @@ class Builder:
     _images: dict[str, Image] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _left: str = ""
+    _remaining: str = ""
 
     @property
-    def left(self) -> str:
-        """What is said of how much is left to build; empty for nothing, or where that is not known."""
-        return self._left
+    def remaining(self) -> str:
+        """The remaining builds in words; empty if nothing remains or the number is unknown."""
+        return self._remaining
 
     def image_of(self, task: Task) -> Image:
-        """Return a task's image, built if it is not there; several threads may ask at once.
+        """Return a task's image, and build it if necessary; thread-safe.
 
         Raises:
-            MiniSandboxError: it could not be built, now or when it was asked for before.
+            MiniSandboxError: it could not be built, now or in an earlier call.
         """
         name = task.instance_id
         with self._own_lock(name):
@@ -59,7 +59,7 @@ class Builder:
                     self.seconds.setdefault(name, 0.0)
                     recipe = task.recipe()
                     self._images[name] = build(
-                        recipe, store=self.store, name=name, progress=self._tell, mirrors=self.mirrors
+                        recipe, store=self.store, name=name, progress=self._on_event, mirrors=self.mirrors
                     )
                 except MiniSandboxError as error:
                     self.progress.note(f"{name}: not built: {error.what}")
@@ -68,11 +68,11 @@ class Builder:
             return self._images[name]
 
     def build_all(self, tasks: Iterable[Task], workers: int) -> dict[str, Image]:
-        """Build the images of all tasks that can be built; the others are in ``failures``.
+        """Build the images of all tasks; errors go to ``failures``.
 
         Args:
             tasks: the tasks.
-            workers: steps at once.
+            workers: build steps at once.
 
         Returns:
             The images by task id.
@@ -80,33 +80,33 @@ class Builder:
         return self.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=workers))
 
     def begin(self, tasks: Iterable[Task], workers: int) -> Building:
-        """Begin to build the images of all tasks, in the background.
+        """Start building the images of all tasks in the background.
 
         Args:
             tasks: the tasks.
-            workers: steps at once.
+            workers: build steps at once.
         """
         building = Building(
             {task.instance_id: task.recipe for task in tasks},
             store=self.store,
             budget=Budget(jobs=workers),
-            progress=self._tell,
-            on_estimate=self._tell_estimate,
+            progress=self._on_event,
+            on_estimate=self._on_estimate,
             mirrors=self.mirrors,
         )
         for name, future in building.images.items():
-            future.add_done_callback(lambda done, name=name: self._tell_failure(name, done))  # type: ignore[misc] # this round's
+            future.add_done_callback(lambda done, name=name: self._note_failure(name, done))  # type: ignore[misc] # binds name
         return building
 
     def build_recipes(
         self, recipes: Mapping[str, Callable[[], Recipe]], budget: Budget, *, retry_failed: bool = True
     ) -> dict[str, Image]:
-        """Build the images of all recipes that can be built; the others are in ``failures``.
+        """Build the images of all recipes; errors go to ``failures``.
 
         Args:
-            recipes: by the image's name.
-            budget: what it may take of this machine.
-            retry_failed: whether steps that failed before are tried again.
+            recipes: functions that return a recipe, by image name.
+            budget: the resources of this machine that builds may use.
+            retry_failed: whether to retry steps that failed in earlier builds.
 
         Returns:
             The images by name.
@@ -115,8 +115,8 @@ class Builder:
             recipes,
             store=self.store,
             budget=budget,
-            progress=self._tell,
-            on_estimate=self._tell_estimate,
+            progress=self._on_event,
+            on_estimate=self._on_estimate,
             retry_failed=retry_failed,
             mirrors=self.mirrors,
         )
@@ -129,7 +129,7 @@ class Builder:
         return dict(built.images)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove images, and what no other image has of them, so that they are built anew."""
+        """Remove images, and the layers that only they use, so that they are rebuilt."""
         known = set(self.store.image_names())
         remove_images(self.store, [name for name in names if name in known], progress=self.progress.status)
 
@@ -140,25 +140,26 @@ class Builder:
         with lock:
             yield
 
-    def _tell(self, event: BuildEvent) -> None:
+    def _on_event(self, event: BuildEvent) -> None:
         what = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
-        before = f"{self._left}; " if self._left else ""
+        before = f"{self._remaining}; " if self._remaining else ""
         if event.state is StepState.FINISHED:
             with self._lock:
                 self.seconds[event.image] = self.seconds.get(event.image, 0.0) + event.seconds
             self.progress.note(f"{what}: {human_size(event.bytes)} in {human_seconds(event.seconds)}")
         elif event.state is StepState.WAITING:
-            self.progress.status(f"{before}{what}: another process makes it")
+            self.progress.status(f"{before}{what}: another process builds it")
         elif event.state is StepState.STARTED:
             self.progress.status(f"{before}{what}")
 
-    def _tell_failure(self, name: str, done: Future[Image]) -> None:
+    def _note_failure(self, name: str, done: Future[Image]) -> None:
         error = done.exception()
         if isinstance(error, MiniSandboxError):
             self.progress.note(f"{name}: not built: {error.what}")
 
-    def _tell_estimate(self, estimate: Estimate) -> None:
-        self._left = ""
+    def _on_estimate(self, estimate: Estimate) -> None:
+        self._remaining = ""
         if estimate.left:
             done = estimate.steps - estimate.left
-            self._left = f"step {done + 1} of {estimate.steps}, about {human_seconds(max(estimate.seconds, 1.0))} left"
+            time_left = human_seconds(max(estimate.seconds, 1.0))
+            self._remaining = f"step {done + 1} of {estimate.steps}, about {time_left} left"

@@ -1,4 +1,4 @@
-"""``minisandbox cluster``: nodes for rollouts, as ``ray start`` has them."""
+"""``minisandbox cluster``: Ray nodes that run rollouts."""
 
 from __future__ import annotations
 
@@ -16,56 +16,56 @@ from minisandbox.rollouts.cluster.node import Status
 from minisandbox.rollouts.cluster.on_ray import BUILDS, IO, SANDBOXES, Row, connect, import_ray, offered, statuses
 
 PORT = 6379
-_STORE = 256 << 20  # bytes of shared memory: what travels is in chunks of one MiB
+_STORE = 256 << 20  # bytes of Ray's object store: transfers are in chunks of 1 MiB
 _MIB = 1 << 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the verbs."""
     nouns = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    head = nouns.add_parser("head", help="begin a cluster on this machine, as `ray start --head`")
-    head.add_argument("--port", type=int, default=PORT, help=f"where its nodes find it (default: {PORT})")
+    head = nouns.add_parser("head", help="start a cluster on this machine, as `ray start --head`")
+    head.add_argument("--port", type=int, default=PORT, help=f"the port that nodes connect to (default: {PORT})")
     _add_node_options(head)
     head.set_defaults(run=run_head)
-    worker = nouns.add_parser("worker", help="make this machine a node of a cluster, as `ray start --address`")
-    worker.add_argument("--address", required=True, metavar="HOST:PORT", help="of the cluster's head")
+    worker = nouns.add_parser("worker", help="join a cluster with this machine, as `ray start --address`")
+    worker.add_argument("--address", required=True, metavar="HOST:PORT", help="the cluster's head")
     _add_node_options(worker)
     worker.set_defaults(run=run_worker)
-    status = nouns.add_parser("status", help="the nodes, and what they are doing")
-    status.add_argument("--address", default="auto", metavar="HOST:PORT", help="of the head (default: this machine's)")
+    status = nouns.add_parser("status", help="list the nodes and their work")
+    status.add_argument("--address", default="auto", metavar="HOST:PORT", help="the head (default: this machine's)")
     add_json_option(status)
     status.set_defaults(run=run_status)
-    stop = nouns.add_parser("stop", help="end Ray's processes of this machine, as `ray stop`")
+    stop = nouns.add_parser("stop", help="stop Ray on this machine, as `ray stop`")
     stop.set_defaults(run=run_stop)
 
 
 def _add_node_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--node-ip", metavar="ADDRESS", help="of this machine, as the other nodes reach it")
+    parser.add_argument("--node-ip", metavar="ADDRESS", help="this machine's address for the other nodes")
     parser.add_argument(
         "--sandboxes", type=int, metavar="N", default=4 * (os.cpu_count() or 1),
-        help="rollouts at once (default: four for each CPU); 0 where only the driver runs",
+        help="rollouts at once (default: four per CPU); 0 for a node that runs only the driver",
     )  # fmt: skip
-    parser.add_argument("--build-slots", type=int, metavar="N", default=1, help="images built at once (default: 1)")
+    parser.add_argument("--build-slots", type=int, metavar="N", default=1, help="image builds at once (default: 1)")
     parser.add_argument(
         "--io-budget", type=float, metavar="MIB",
-        help="MiB a second that it reads and writes for images on their way, as files have them (default: no limit)",
+        help="MiB per second read and written for image transfers, uncompressed (default: no limit)",
     )  # fmt: skip
-    parser.add_argument("--block", action="store_true", help="stay, and end the node with this command")
-    parser.epilog = "What follows -- goes to `ray start` as it is."
+    parser.add_argument("--block", action="store_true", help="stay in the foreground; the node ends with this command")
+    parser.epilog = "Arguments after -- are passed to `ray start` unchanged."
 
 
 def start_command(args: argparse.Namespace, *where: str) -> list[str]:
-    """Return the command of Ray that begins a node.
+    """Return the Ray command that starts a node.
 
     Args:
         args: the options of :func:`configure`.
-        where: the options that say of which cluster.
+        where: the options that choose the cluster.
 
     Raises:
-        InvalidValue: a number makes no sense.
+        InvalidValue: a number is out of range.
     """
     if args.sandboxes < 0 or args.build_slots < 1 or (args.io_budget is not None and not args.io_budget > 0):
-        raise InvalidValue("--sandboxes, --build-slots and --io-budget are numbers of what a node offers")
+        raise InvalidValue("--sandboxes, --build-slots or --io-budget is out of range", hint="give a positive number")
     resources: dict[str, float] = {BUILDS: args.build_slots}
     if args.sandboxes:
         resources[SANDBOXES] = args.sandboxes
@@ -82,7 +82,7 @@ def start_command(args: argparse.Namespace, *where: str) -> list[str]:
 
 
 def run_head(args: argparse.Namespace) -> int:
-    """Begin a cluster."""
+    """Start a cluster."""
     return _ray(start_command(args, "--head", "--port", str(args.port)))
 
 
@@ -92,7 +92,7 @@ def run_worker(args: argparse.Namespace) -> int:
 
 
 def run_stop(_: argparse.Namespace) -> int:
-    """End the node."""
+    """Stop Ray on this machine."""
     return _ray([sys.executable, "-m", "ray.scripts.scripts", "stop"])
 
 
@@ -129,7 +129,7 @@ def run_status(args: argparse.Namespace) -> int:
         [["none" if value is None else str(value) for value in row.values()] for row in rows],
     )
     if not rows:
-        put("no node offers sandboxes: minisandbox cluster worker --address HOST:PORT on each")
+        put("no node offers sandboxes; run `minisandbox cluster worker --address HOST:PORT` on each")
     return exits.OK
 
 

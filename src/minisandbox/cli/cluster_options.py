@@ -1,4 +1,4 @@
-"""``--cluster``, and what nodes have done, as printed: for every command that nodes of a cluster can do."""
+"""``--cluster``, and reports of a cluster's nodes: for every command that can run on a cluster."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def add_cluster_argument(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="let the nodes of a Ray cluster do it: HOST:PORT of its head, or auto for the one that this machine is "
-        "in. Rollouts at once and images built at once are what each node offers; other numbers are for each node",
+        help="run on the nodes of a Ray cluster: HOST:PORT of its head, or auto for this machine's cluster. Each "
+        "node's own settings bound its rollouts and image builds; other numbers apply per node",
     )
 
 
 def print_nodes(nodes: Iterable[NodeReport], *, as_json: bool = False) -> None:
-    """Print what each node has done, and what went from one to the other."""
+    """Print the work of each node, and the transfers between nodes."""
     if as_json:
         put(json.dumps({"nodes": [plain(one) for one in nodes]}), flush=True)
         return
     for one in nodes:
         twice = sum(count > 1 for count in one.layers.values())
-        came = f"{len(one.layers)} layers ({twice} of them twice), {human_size(one.bytes)}"
+        came = f"{len(one.layers)} layers ({twice} more than once), {human_size(one.bytes)}"
         put(
-            f"node {one.name}: {one.rollouts} done; {one.built} images made or found there; {one.fetched} came "
-            f"from others, with {came}, {human_size(one.wire)} on the wire"
+            f"node {one.name}: {one.rollouts} done; {one.built} images built or present; {one.fetched} received "
+            f"from other nodes: {came}, {human_size(one.wire)} transferred"
         )

@@ -1,4 +1,4 @@
-"""``minisandbox doctor``."""
+"""``minisandbox doctor``: check what this machine supports."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="ARCHITECTURE",
         const="",
         choices=("", *seccomp.AUDIT_ARCHITECTURES),
-        help="print the system-call filter of a sandbox instead, with the reason for every call",
+        help="instead, print the sandboxes' system-call filter, with a reason for every call",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Try everything and print what was found; exit status 10 where no sandbox can be made."""
+    """Run all checks and print the results; exit status 10 where sandboxes cannot work."""
     if args.seccomp is not None:
         return _print_filter(args.seccomp, as_json=args.json)
     checks = doctor.run_checks(default_root(), _make_sandbox)
@@ -48,11 +48,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_sandbox(directory: Path) -> None:
-    """Make a sandbox over an image of its own in a directory, run a command in it, and remove all of it.
+    """Create a sandbox over an image of its own, run a command in it, and remove both.
+
+    Args:
+        directory: the directory for the image's store.
 
     Raises:
-        MiniSandboxError: that was refused, or the command failed.
-        OSError: the directory cannot be written.
+        MiniSandboxError: the sandbox could not be created, or the command failed.
+        OSError: the directory is not writable.
     """
     place = Path(tempfile.mkdtemp(prefix=probes.PREFIX, dir=directory))
     try:
@@ -79,9 +82,9 @@ def _print(checks: tuple[doctor.Check, ...], ready: bool) -> None:
         (Column("status", whole=True), Column("feature", whole=True), Column("what was found"), Column("needed for")),
         ((check.status, check.name, check.detail, doctor.describe_need(check)) for check in checks),
     )
-    # below the table and unwrapped, so that they can be copied
+    # not in the table: unwrapped lines can be copied
     for check in checks:
         if check.fix:
-            put(f"\nto have {check.name}:\n  {check.fix}")
+            put(f"\nfix for {check.name}:\n  {check.fix}")
     blocking = [check.name for check in checks if check.status is doctor.Status.MISSING]
     put(f"\n{'ready' if ready else 'NOT ready: missing ' + ', '.join(blocking)}")

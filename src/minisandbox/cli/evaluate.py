@@ -1,4 +1,4 @@
-"""``minisandbox evaluate``."""
+"""``minisandbox evaluate``: grade predictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minisandbox.cli.output import (
     say,
 )
 from minisandbox.cli.task_sets import add_tasks_arguments
-from minisandbox.cli.validate import add_work_arguments, checks_of, cpus, estimate, load_both
+from minisandbox.cli.validate import add_work_arguments, cluster_checks, cpus, estimate, load_both
 from minisandbox.errors import GradingError, NotFound
 from minisandbox.grade import (
     EMPTY,
@@ -42,7 +42,7 @@ from minisandbox.images import Budget
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 
-_SHOWN = 5  # unknown or malformed predictions that are named on the terminal; the report has all
+_SHOWN = 5  # unknown or malformed predictions listed on the terminal; the report has all
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,27 +53,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--predictions",
         required=True,
         metavar="PATH",
-        help=f"preds.json, a JSONL file, a directory of .pred files; {GOLD} for the references, {EMPTY} for no patch",
+        help=f"preds.json, a JSONL file or a directory of .pred files; {GOLD}: reference patches; {EMPTY}: no patch",
     )
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="DIR", help="the run's directory: results and reports; the same one goes on"
+        "-o", "--out", type=Path, metavar="DIR", help="directory for results and reports; an existing one is resumed"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="what the tests may take (default: the task's)"
+        "--timeout", type=float, metavar="SECONDS", help="time limit of a task's tests (default: the task's own)"
     )
     add_work_arguments(parser)
     add_json_option(parser)
-    kept = "finished layers are kept, with -o finished predictions too; the same command goes on"
+    kept = "finished layers are kept, and with -o finished predictions; the same command resumes"
     parser.set_defaults(run=run, kept=kept)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate predictions: 0 if each has a verdict, 1 if one cannot be used, 30 if one is unconfirmed or we failed."""
+    """Evaluate predictions.
+
+    Returns:
+        0 if each has a verdict; 1 if a prediction is unusable; 30 if one is unconfirmed or had an infrastructure error.
+    """
     require_positive(args, "workers", "jobs", "timeout")
     everything, tasks = load_both(args)
     predictions = _predictions(args.predictions, everything, tasks)
     with Progress() as progress:
-        checks = checks_of(args, progress)
+        checks = cluster_checks(args, progress)
         builder = Builder(Store.open(), progress, args.repo_mirrors) if checks is None else None
         found = run_evaluation(
             tasks,
@@ -84,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             timeout=args.timeout,
             config={"tasks": args.tasks, "predictions": args.predictions},
             build=None if builder is None else lambda some: _build(builder, some, args),
-            progress=lambda news: _tell(progress, news),
+            progress=lambda news: _show_progress(progress, news),
             elsewhere=checks,
         )
     if args.out is not None:
@@ -100,19 +104,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _predictions(where: str, everything: TaskSet, chosen: TaskSet) -> Sequence[Prediction]:
-    """Read the predictions; those for tasks that were not chosen are left out.
+    """Read the predictions, without those for tasks that were not selected.
 
     Raises:
-        NotFound: none of them is for a task of the set.
+        NotFound: the task set has no task for any of them.
     """
     if where in (GOLD, EMPTY):
         return reference_predictions(chosen) if where == GOLD else empty_predictions(chosen)
     found = read_predictions(Path(where))
     if not any(one.instance_id in everything for one in found):
         raise NotFound(
-            f"none of the {len(found)} predictions of {where} is for a task of {everything.name}",
-            reason=f"they are for another task set: {found[0].instance_id}",
-            hint=f"the set has, for instance, {everything.ids[0]}",
+            f"none of the {len(found)} predictions in {where} is for a task of {everything.name}",
+            reason=f"they belong to another task set: the first is for {found[0].instance_id}",
+            hint=f"the set's first task is {everything.ids[0]}",
         )
     return [one for one in found if one.instance_id in chosen or one.instance_id not in everything]
 
@@ -121,17 +125,17 @@ def _build(builder: Builder, tasks: Sequence[Task], args: argparse.Namespace) ->
     builder.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=args.jobs or cpus()))
 
 
-def _tell(progress: Progress, news: News[Evaluated]) -> None:
-    """Tell of a prediction that has a verdict, and of how long the rest will take."""
+def _show_progress(progress: Progress, news: News[Evaluated]) -> None:
+    """Report a finished prediction, and the estimated time for the rest."""
     one = news.latest
     if not news.resumed:
-        said = "" if one.finished else f": {one.detail}"
-        progress.note(f"{news.done}/{news.total} {one.instance_id}: {one.verdict}{said}")
+        why = "" if one.finished else f": {one.detail}"
+        progress.note(f"{news.done}/{news.total} {one.instance_id}: {one.verdict}{why}")
     progress.status(f"{news.done} of {news.total} predictions{estimate(news.seconds_left)}")
 
 
 def _print(found: Evaluation, out: Path | None) -> None:
-    """Print what came of each prediction, then how each repository does."""
+    """Print each prediction's verdict, then the scores by repository."""
     print_table(
         [Column("task", whole=True), Column("verdict"), Column("reason"), Column("flags"), Column("seconds", True)],
         [
@@ -152,12 +156,12 @@ def _print(found: Evaluation, out: Path | None) -> None:
     resolved, total = sum(one.resolved for one in found.results), len(found.tasks)
     unconfirmed = sum(one.verdict == Verdict.UNCONFIRMED for one in found.results)
     more = f"; {unconfirmed} unconfirmed, which count as neither resolved nor failed" if unconfirmed else ""
-    where = "" if out is None else f"; {out} has the reports"
+    where = "" if out is None else f"; reports in {out}"
     put(f"\n{resolved} of {total} tasks resolved ({resolved / total:.1%}){more}{where}")
 
 
 def _complain(found: Evaluation) -> None:
-    """Name what could not be evaluated."""
+    """Report predictions that could not be evaluated."""
     unknown = [f"{one.instance_id} ({one.place})" for one in found.unknown]
     malformed = [f"{one.instance_id} {one.problem} ({one.place})" for one in found.predictions if one.problem]
     for what, names in (("for tasks that are not in the set", unknown), ("that cannot be used", malformed)):
@@ -168,7 +172,7 @@ def _complain(found: Evaluation) -> None:
     if failed:
         say(
             f"minisandbox: predictions without a verdict: {failed}",
-            "  what to do: with -o the same command does them again; minisandbox validate says if a task is at fault",
+            "  what to do: repeat the command (with -o it runs only these); check a task with minisandbox validate",
         )
 
 

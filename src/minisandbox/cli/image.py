@@ -1,4 +1,4 @@
-"""``minisandbox image build|show``; further verbs have files of their own."""
+"""``minisandbox image build|show``; other verbs have modules of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minisandbox.cli import exits, image_freeze, image_lock, image_pythons, image_shell, image_store, image_travel
+from minisandbox.cli import exits, image_freeze, image_lock, image_pythons, image_shell, image_store, image_transfer
 from minisandbox.cli.builds import Builder
 from minisandbox.cli.output import (
     Column,
@@ -31,58 +31,58 @@ from minisandbox.store import LayerRecord, Store
 from minisandbox.tasks import read_recipe
 from minisandbox.types import parse_size
 
-KEPT = "finished layers are kept; the same command goes on from there"
+KEPT = "finished layers are kept; the same command resumes"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the verbs."""
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     make = verbs.add_parser(
         "build",
-        help="build the image of a recipe, or those of tasks",
-        description="Build the image of a recipe (a file that ends in .toml), or those of the tasks of a set.",
+        help="build the image of a recipe or the images of tasks",
+        description="Build the image of a recipe (a .toml file) or the images of a task set.",
     )
     _add_build_options(make)
     image_lock.configure(verbs)
     image_pythons.configure(verbs)
     image_shell.configure(verbs)
-    show = verbs.add_parser("show", help="print an image's layers and variables")
+    show = verbs.add_parser("show", help="print an image's layers and environment variables")
     show.add_argument("name", metavar="NAME", help="the image")
     add_json_option(show)
     show.set_defaults(run=run_show)
     image_store.configure(verbs)
     image_freeze.configure(verbs)
-    image_travel.configure(verbs)
+    image_transfer.configure(verbs)
 
 
 def _add_build_options(make: argparse.ArgumentParser) -> None:
     add_tasks_arguments(make)
-    make.add_argument("--name", help="what the recipe's image is called (default: the file's name)")
-    make.add_argument("--jobs", type=int, metavar="N", help="steps at once (default: as many as there are CPUs)")
+    make.add_argument("--name", help="the name of the recipe's image (default: the file's name)")
+    make.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
     make.add_argument(
-        "--memory", metavar="SIZE", help="what all steps together may hold, such as 16G; each may hold 4G of it"
+        "--memory", metavar="SIZE", help="memory for all build steps together, such as 16G; each gets up to 4G of it"
     )
     make.add_argument(
-        "--retry-failed", action="store_true", help="try steps of tasks again that failed in an earlier build"
+        "--retry-failed", action="store_true", help="retry steps of tasks that failed in an earlier build"
     )
     make.add_argument(
-        "--locked", metavar="LOCK", type=Path, help="make it from the very files of a lock (`image lock show`)"
+        "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image lock show`)"
     )
     make.add_argument(
-        "--exclude-newer", metavar="DATE", help="packages uploaded on this day or later are not there, as 2024-03-01"
+        "--exclude-newer", metavar="DATE", help="ignore packages uploaded on this day or later, such as 2024-03-01"
     )
     add_json_option(make)
     make.set_defaults(run=run_build, kept=KEPT)
 
 
 def run_build(args: argparse.Namespace) -> int:
-    """Build images; the first failure decides the exit status, and costs the others nothing."""
+    """Build images. A failure does not stop the others; the first one sets the exit status."""
     require_positive(args, "jobs")
     is_recipe = args.tasks.endswith(".toml")
     if is_recipe and args.only:
-        raise InvalidValue("--only chooses among tasks, and a recipe has none", hint="leave it out")
+        raise InvalidValue("--only selects tasks, and a recipe has none", hint="leave it out")
     if args.name and not is_recipe:
-        raise InvalidValue("--name is for a recipe's image", hint="images of tasks are called after their ids")
+        raise InvalidValue("--name is for a recipe's image", hint="images of tasks are named after their ids")
     recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
     mirrors = None if args.repo_mirrors is None else _directory(args.repo_mirrors)
     with Progress() as progress:
@@ -117,15 +117,14 @@ def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], Recipe
 def _pinned_recipes(
     args: argparse.Namespace, recipes: dict[str, Callable[[], Recipe]]
 ) -> dict[str, Callable[[], Recipe]]:
-    """The same recipes with what the command line pins."""
+    """Return the recipes with the command line's pins."""
     for option in ("exclude_newer", "torch_backend"):
         if args.locked is not None and getattr(args, option):
-            raise InvalidValue(
-                f"--locked and --{option.replace('_', '-')}", hint="a lock names every file: leave the other out"
-            )
+            other = option.replace("_", "-")
+            raise InvalidValue(f"--locked and --{other} cannot be combined", hint=f"leave out --{other}")
     if args.locked is not None:
         if len(recipes) != 1:
-            raise InvalidValue(f"--locked for {len(recipes)} images", hint="choose one with --only")
+            raise InvalidValue(f"--locked is for one image, not {len(recipes)}", hint="choose one with --only")
         return {name: partial(_locked, recipe, read_lock(args.locked)) for name, recipe in recipes.items()}
     if args.exclude_newer:
         return {name: partial(_dated, recipe, args.exclude_newer) for name, recipe in recipes.items()}
@@ -149,7 +148,7 @@ def _budget(args: argparse.Namespace) -> Budget:
 
 def _directory(path: Path) -> Path:
     if not path.is_dir():
-        raise InvalidValue(f"{path} is not a directory", hint="give one that holds clones: OWNER/NAME or OWNER__NAME")
+        raise InvalidValue(f"{path} is not a directory", hint="give one with clones: OWNER/NAME or OWNER__NAME")
     return path.absolute()
 
 
@@ -208,10 +207,10 @@ def _print_images(images: list[Image], built: dict[str, float]) -> None:
     rows = []
     for image in images:
         size, seconds = sizes[image.name], built.get(image.name, 0.0)
-        time_cell = [human_seconds(seconds) if seconds else "was there"] if built else []
+        time_cell = [human_seconds(seconds) if seconds else "cached"] if built else []
         layers = str(len(image.records()))
         python = str(image.notes.get("python", ""))
         rows.append([image.name, layers, human_size(size.shared), human_size(size.unique), *time_cell, python])
     numbers = ("layers", "shared", "unique", "built in")
     print_table([Column(title, number=title in numbers, whole=title == "image") for title in columns], rows)
-    put(f"\n{len(images)} images, {human_size(total_size(images))} together")
+    put(f"\n{len(images)} images, {human_size(total_size(images))} in total")

@@ -1,4 +1,4 @@
-"""``minisandbox image freeze|thaw``: images that are not used now, kept compressed."""
+"""``minisandbox image freeze|thaw``: keep unused images compressed."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Declare the verbs."""
     cold = verbs.add_parser(
         "freeze",
-        help="keep images compressed until their next use",
-        description="Compress the layers of images that no other image has. They stay what they were: the next use "
-        "gives them their trees back, once, in seconds. What is in use stays as it is.",
+        help="compress images until their next use",
+        description="Compress the layers that only these images use. The next use unpacks them, in seconds. Layers in "
+        "use are left alone.",
     )
-    cold.add_argument("images", metavar="IMAGE", nargs="*", help="an image's name, or a glob of names")
-    cold.add_argument("--unused-for", metavar="TIME", help="images not used for so long, such as 30d or 12h")
+    cold.add_argument("images", metavar="IMAGE", nargs="*", help="an image's name, or a glob")
+    cold.add_argument("--unused-for", metavar="TIME", help="images unused for this time, such as 30d or 12h")
     cold.add_argument("--all", action="store_true", help="all images that are not in use")
-    cold.add_argument("--dry-run", action="store_true", help="freeze nothing, only say what would be")
+    cold.add_argument("--dry-run", action="store_true", help="freeze nothing, only print what would be frozen")
     add_json_option(cold)
-    cold.set_defaults(run=run_freeze, kept="every image can be used; what is not compressed yet is by the next freeze")
-    warm = verbs.add_parser("thaw", help="give frozen images their trees back now, not at their next use")
-    warm.add_argument("images", metavar="IMAGE", nargs="+", help="an image's name, or a glob of names")
+    cold.set_defaults(run=run_freeze, kept="all images remain usable; the next freeze compresses the rest")
+    warm = verbs.add_parser("thaw", help="unpack frozen images now instead of at their next use")
+    warm.add_argument("images", metavar="IMAGE", nargs="+", help="an image's name, or a glob")
     add_json_option(warm)
-    warm.set_defaults(run=run_thaw, kept="every image can be used; layers that were thawed stay so")
+    warm.set_defaults(run=run_thaw, kept="all images remain usable; thawed layers stay thawed")
 
 
 def run_freeze(args: argparse.Namespace) -> int:
     """Freeze images."""
     if bool(args.images) + bool(args.unused_for) + args.all != 1:
-        raise InvalidValue("image freeze: name images, or give --unused-for or --all", hint="one of the three")
+        raise InvalidValue("image freeze needs one choice of images", hint="give names, --unused-for or --all")
     store = Store.open()
     with Progress() as progress:
         done = freeze(store, _names(store, args), dry_run=args.dry_run, progress=progress.status)
@@ -52,7 +52,7 @@ def _names(store: Store, args: argparse.Namespace) -> list[str]:
     if args.images:
         return chosen(store, args.images)
     age = 0.0 if args.all else parse_duration(args.unused_for, "--unused-for")
-    # pinned ones are to be at hand; by their names they are frozen all the same
+    # pinned images stay ready, unless they are named
     return [
         name
         for used, name in idle_images(store, store.images(), keep=store.pins())
@@ -71,7 +71,7 @@ def _print(done: Frozen, dry_run: bool) -> None:
     if done.packed:
         put(f"{human_size(done.packed)} of files compressed to {human_size(done.packs)}")
     if done.spared:
-        put(f"{len(done.spared)} layers stay as they are: in use, damaged or of an earlier MiniSandbox")
+        put(f"{len(done.spared)} layers left alone: in use, damaged or of an earlier MiniSandbox")
 
 
 def run_thaw(args: argparse.Namespace) -> int:

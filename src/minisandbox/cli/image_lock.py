@@ -1,4 +1,4 @@
-"""``minisandbox image lock show|diff``."""
+"""``minisandbox image lock show|diff``: the exact inputs of an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisandbox.store import Store
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
-    lock = verbs.add_parser("lock", help="print what exactly an image was made of; compare two")
+    lock = verbs.add_parser("lock", help="print the exact inputs of an image; compare two")
     actions = lock.add_subparsers(metavar="VERB", required=True)
     show = actions.add_parser("show", help="print an image's lock file, for `image build --locked`")
     show.add_argument("image", metavar="IMAGE", help="the image")
@@ -22,7 +22,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     diff = actions.add_parser(
         "diff",
         help="compare two locks",
-        description="Compare two locks; the exit status is 1 where anything but the images' names differs.",
+        description="Compare two locks; the exit status is 1 where more than the images' names differs.",
     )
     for name in ("a", "b"):
         diff.add_argument(name, metavar=name.upper(), help="an image, or a lock file (.toml)")
@@ -41,7 +41,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_diff(args: argparse.Namespace) -> int:
-    """Print what differs."""
+    """Print the differences between two locks."""
     found = compare_locks(_of(args.a), _of(args.b))
     if args.json:
         print_json(found)

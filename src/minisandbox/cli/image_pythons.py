@@ -1,4 +1,4 @@
-"""``minisandbox image pythons [install VERSION]``."""
+"""``minisandbox image pythons [install VERSION]``: the interpreters for recipes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "pythons",
         help="list the interpreters that recipes can name; install one",
         usage="minisandbox image pythons [--check] [--json]\n       minisandbox image pythons install VERSION",
-        description="List the interpreters of this machine, or install one of the builds that uv has.",
+        description="List the interpreters of this machine, or install one of uv's builds.",
     )
     pythons.add_argument("verb", nargs="?", choices=["install"], metavar="install", help="install one")
-    pythons.add_argument("version", nargs="?", metavar="VERSION", help="which one: 3.12 or 3.12.4")
-    pythons.add_argument("--check", action="store_true", help="make a layer of each that was never tried in a sandbox")
+    pythons.add_argument("version", nargs="?", metavar="VERSION", help="the version: 3.12 or 3.12.4")
+    pythons.add_argument("--check", action="store_true", help="try each new interpreter in a sandbox, as a layer")
     add_json_option(pythons)
-    pythons.set_defaults(run=run_pythons, kept="layers that were made are kept")
+    pythons.set_defaults(run=run_pythons, kept="finished layers are kept")
 
 
 def run_pythons(args: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def run_pythons(args: argparse.Namespace) -> int:
         return exits.OK
     columns = ("version", "kind", "readable by", "in a sandbox", "path")
     print_table([Column(title, whole=title == "version") for title in columns], map(_row, rows))
-    put("\n* is what its minor version means where a recipe names that alone")
+    put("\n* the default for its minor version")
     return exits.OK
 
 

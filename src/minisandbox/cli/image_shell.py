@@ -1,4 +1,4 @@
-"""``minisandbox image shell TASK``: the last good step of a failed build, by hand."""
+"""``minisandbox image shell TASK``: continue a failed build by hand."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Declare the verb."""
     shell = verbs.add_parser(
         "shell",
-        help="open the last good step of a failed build, and keep what is done there",
-        description="An interactive bash over the layers that a failed build did make, with the network of the failed "
-        "step. With --keep what was done there becomes a layer of its own below that step, and the next build of the "
-        "image goes on from it. Where stdin is no terminal, commands are read from it.",
+        help="open a shell at the last successful step of a failed build",
+        description="Open an interactive bash over the layers of a failed build, with the network of the failed step. "
+        "With --keep the changes become a layer below that step, and the next build of the image continues from it. "
+        "Without a terminal, commands are read from stdin.",
     )
     shell.add_argument("image", metavar="TASK", help="the task's id, or the image's name")
-    shell.add_argument("--keep", action="store_true", help="keep what was done, if the shell's exit status is 0")
-    shell.add_argument("--forget", action="store_true", help="forget what was kept for this image before; no shell")
-    shell.set_defaults(run=run_shell, kept="nothing of what was done in the shell is kept")
+    shell.add_argument("--keep", action="store_true", help="keep the changes if the shell's exit status is 0")
+    shell.add_argument("--forget", action="store_true", help="drop the changes kept earlier for this image; no shell")
+    shell.set_defaults(run=run_shell, kept="the changes made in the shell are dropped")
 
 
 def run_shell(args: argparse.Namespace) -> int:
-    """Give a person a bash in a failed build; its exit status is ours."""
+    """Open a bash in a failed build; return its exit status."""
     store = Store.open()
     if args.forget:
         if args.keep:
-            raise InvalidValue("--keep and --forget", hint="give one of them")
+            raise InvalidValue("--keep and --forget cannot be combined", hint="give one of them")
         repair.forget(store, args.image)
         return 0
     terminal = has_terminal()
     with repair.open_failed(store, args.image) as work:
         if terminal:
             say(
-                f"minisandbox: before step {work.failure.step!r} of {args.image}; what failed: "
+                f"minisandbox: at step {work.failure.step!r} of {args.image}, which failed: "
                 f"{work.failure.reason.splitlines()[0]}",
-                f"the log of that step: {store.log_path(work.failure.key)}",
-                "exit 0 keeps what was done, any other status drops it"
+                f"the step's log: {store.log_path(work.failure.key)}",
+                "exit 0 keeps the changes, any other status drops them"
                 if args.keep
-                else "nothing is kept (see --keep)",
+                else "the changes will be dropped (see --keep)",
             )
         env = {**work.environment, "TERM": os.environ.get("TERM", "xterm")}
         pty = window() if terminal else None
@@ -52,7 +52,7 @@ def run_shell(args: argparse.Namespace) -> int:
             status = follow(process, stdin=True, terminal=terminal)
         if args.keep and status == 0:
             layer = work.keep()
-            say(f"minisandbox: kept as layer {layer.key[:16]}; `minisandbox image build` goes on from it")
+            say(f"minisandbox: kept as layer {layer.key[:16]}; `minisandbox image build` continues from it")
         elif args.keep:
-            say(f"minisandbox: the shell ended with status {status}: nothing was kept")
+            say(f"minisandbox: the shell ended with status {status}: the changes were dropped")
     return status

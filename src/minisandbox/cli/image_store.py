@@ -1,4 +1,4 @@
-"""``minisandbox image ls|du|tree|verify|gc|rm|pin|unpin``: what is in the store, what it costs, what may go."""
+"""``minisandbox image ls|du|tree|verify|gc|rm|pin|unpin``: inspect and clean up the store."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Declare the verbs."""
     ls = verbs.add_parser(
         "ls",
-        help="list images: what they take, their age, their uses",
-        description="List images. Unique is what its removal would free, shared what others have too.",
+        help="list images with their sizes, ages and uses",
+        description="List images. `unique` is the space that a removal frees, `shared` the space shared with others.",
     )
-    ls.add_argument("--status", choices=[status.value for status in Status], help="only those in this state")
+    ls.add_argument("--status", choices=[status.value for status in Status], help="only images in this state")
     _finish(ls, run_ls)
     du = verbs.add_parser(
         "du",
-        help="what the store takes, part by part, and what removes each",
-        description="Say what the store takes, every byte once, part by part, and which command removes each part.",
+        help="show the store's disk usage by part, and how to remove each",
+        description="Show the store's disk usage by part, every byte once, and the command that removes each part.",
     )
     _finish(du, run_du)
     tree = verbs.add_parser("tree", help="show which layers images share")
@@ -52,14 +52,14 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     _finish(tree, run_tree)
     check = verbs.add_parser(
         "verify",
-        help="find damage, and put damaged layers aside",
-        description="Compare layers with what was published. Damaged ones are put aside; a build makes them anew.",
+        help="find damaged layers, and quarantine them",
+        description="Compare layers with their published records. Damaged ones are quarantined; a build replaces them.",
     )
     _add_names(check, "*")
-    check.add_argument("--full", action="store_true", help="read every file; without it names, sizes and modes only")
-    _finish(check, run_verify, kept="what was found by then has been dealt with")
+    check.add_argument("--full", action="store_true", help="read every file, not only names, sizes and modes")
+    _finish(check, run_verify, kept="the damaged layers found so far are quarantined")
     _configure_removal(verbs)
-    for verb, what in (("pin", "never collect these images"), ("unpin", "let these images be collected again")):
+    for verb, what in (("pin", "never collect these images"), ("unpin", "allow these images to be collected again")):
         pin = verbs.add_parser(verb, help=what)
         _add_names(pin, "+")
         pin.set_defaults(run=run_pin, pin=verb == "pin")
@@ -68,33 +68,33 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _configure_removal(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     gc = verbs.add_parser(
         "gc",
-        help="remove what nobody needs; by age or size, images too",
-        description="Remove what dead processes left, layers that no image has, and with --budget or --unused-for "
-        "images, the least recently used first. What is in use, pinned or kept stays.",
+        help="remove unused layers and leftovers; by age or size, images too",
+        description="Remove leftovers of dead processes, layers without an image, and with --budget or --unused-for "
+        "images, the least recently used first. Images in use, pinned or kept stay.",
     )
-    gc.add_argument("--budget", metavar="SIZE", help="what all layers may take together, such as 20G")
-    gc.add_argument("--unused-for", metavar="TIME", help="remove images not used for so long, such as 30d or 12h")
-    gc.add_argument("--keep", metavar="IMAGE", action="append", default=[], help="an image, or a glob, that stays")
-    gc.add_argument("--keep-tasks", metavar="TASKS", action="append", default=[], help="images of these tasks stay")
+    gc.add_argument("--budget", metavar="SIZE", help="maximum size of all layers together, such as 20G")
+    gc.add_argument("--unused-for", metavar="TIME", help="remove images unused for this time, such as 30d or 12h")
+    gc.add_argument("--keep", metavar="IMAGE", action="append", default=[], help="an image to keep, or a glob")
+    gc.add_argument("--keep-tasks", metavar="TASKS", action="append", default=[], help="keep the images of these tasks")
     gc.add_argument(
-        "--grace", metavar="TIME", default=f"{GRACE:.0f}s", help="leave what was used within this time (default: 1h)"
+        "--grace", metavar="TIME", default=f"{GRACE:.0f}s", help="spare layers used within this time (default: 1h)"
     )
-    gc.add_argument("--freeze", action="store_true", help="freeze images; remove them only if --budget takes that too")
-    gc.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would go")
-    _finish(gc, run_gc, kept="what was not yet removed")
+    gc.add_argument("--freeze", action="store_true", help="freeze images; remove them only where --budget needs it")
+    gc.add_argument("--dry-run", action="store_true", help="remove nothing, only print what would be removed")
+    _finish(gc, run_gc, kept="everything not yet removed is kept")
     rm = verbs.add_parser(
         "rm",
-        help="remove images, and the layers that only they have",
-        description="Remove images, and the layers that only they have. Layers in use stay until `image gc`.",
+        help="remove images, and the layers that only they use",
+        description="Remove images, and the layers that only they use. Layers in use stay until `image gc`.",
     )
     _add_names(rm, "*")
-    rm.add_argument("--status", choices=["failed"], help="failed: what failed builds left: records, logs, layers")
-    rm.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would go")
-    _finish(rm, run_rm, kept="what was not yet removed")
+    rm.add_argument("--status", choices=["failed"], help="failed: remove records, logs and layers of failed builds")
+    rm.add_argument("--dry-run", action="store_true", help="remove nothing, only print what would be removed")
+    _finish(rm, run_rm, kept="everything not yet removed is kept")
 
 
 def _add_names(parser: argparse.ArgumentParser, count: str) -> None:
-    parser.add_argument("images", metavar="IMAGE", nargs=count, help="an image's name, or a glob of names")
+    parser.add_argument("images", metavar="IMAGE", nargs=count, help="an image's name, or a glob")
 
 
 def _finish(parser: argparse.ArgumentParser, run: object, *, kept: str = "nothing was changed") -> None:
@@ -103,10 +103,10 @@ def _finish(parser: argparse.ArgumentParser, run: object, *, kept: str = "nothin
 
 
 def chosen(store: Store, patterns: Iterable[str]) -> list[str]:
-    """Return the names of images that patterns choose, in the order of the patterns.
+    """Return the names of images that match patterns, in the order of the patterns.
 
     Raises:
-        NotFound: one chooses none.
+        NotFound: a pattern matches no image.
     """
     known, found = store.image_names(), []
     for pattern in patterns:
@@ -114,25 +114,25 @@ def chosen(store: Store, patterns: Iterable[str]) -> list[str]:
         if not names:
             raise NotFound(
                 f"image {pattern!r} is not in the store {store.root}",
-                hint="`minisandbox image ls` lists those that are",
+                hint="`minisandbox image ls` lists its images",
             )
         found += names
     return list(dict.fromkeys(found))
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return the seconds of a text such as ``30d``, ``12h``, ``90s``, ``0s``.
+    """Return the seconds of a duration such as ``30d``, ``12h``, ``90s`` or ``0s``.
 
     Raises:
-        InvalidValue: it is none.
+        InvalidValue: the text is not a duration.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise InvalidValue(f"{option} {text!r} is not a time", hint="write for instance 30d, 12h, 90m or 0s")
+        raise InvalidValue(f"{option} {text!r} is not a duration", hint="write for instance 30d, 12h, 90m or 0s")
     return float(match[1]) * _SECONDS[match[2]]
 
 
-# --- looking ---------------------------------------------------------------------------------------------------------
+# --- listing ---------------------------------------------------------------------------------------------------------
 
 
 def run_ls(args: argparse.Namespace) -> int:
@@ -151,7 +151,7 @@ def run_ls(args: argparse.Namespace) -> int:
         if row.detail:
             put(f"{row.name}: {row.detail}")
     count = sum(row.status is Status.READY for row in rows)
-    put(f"\n{count} images ready; `unique` is what a removal frees; `minisandbox image du` adds up the store")
+    put(f"\n{count} images ready; a removal frees `unique`; `minisandbox image du` shows the whole store")
     return exits.OK
 
 
@@ -189,7 +189,7 @@ def _row_json(row: ImageRow) -> dict[str, object]:
 
 
 def run_du(args: argparse.Namespace) -> int:
-    """Add up the store."""
+    """Print the store's disk usage by part."""
     store = Store.open()
     found, apparent = parts(store), apparent_bytes(store)
     total = sum(part.bytes for part in found)
@@ -201,12 +201,12 @@ def run_du(args: argparse.Namespace) -> int:
     columns = [Column(title, number=title in numbers) for title in ("part", *numbers, "what", "removed by")]
     rows = [(part.name, human_size(part.bytes), str(part.count), part.purpose, part.removal) for part in found]
     print_table(columns, rows)
-    put(f"\n{human_size(total)} together; unshared, image by image, the layers would be {human_size(apparent)}")
+    put(f"\n{human_size(total)} in total; without sharing, the images' layers would take {human_size(apparent)}")
     return exits.OK
 
 
 def run_tree(args: argparse.Namespace) -> int:
-    """Show layers below one another, and the images on top of them."""
+    """Print the tree of layers, with the images on top of them."""
     store = Store.open()
     sizes = StoreSizes(store, store.images())
     names = chosen(store, args.images) if args.images else list(sizes.images)
@@ -232,7 +232,7 @@ def run_tree(args: argparse.Namespace) -> int:
 
 
 def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tuple[str, ...]], depth: int) -> None:
-    """Print what lies on common layers, each layer once."""
+    """Print the subtree of common layers, each layer once."""
     indent = "  " * depth
     groups: dict[str, list[int]] = {}
     for number, stack in enumerate(stacks):
@@ -245,7 +245,7 @@ def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tupl
         what = "missing" if layer is None else f"{layer.record.step.get('kind', '?')}, {human_size(layer.total)}"
         what += ", frozen" if layer is not None and layer.frozen else ""
         count = sizes.uses[key]
-        put(f"{indent}{key[:12]} {what}" + (f", of {count} images" if count > 1 else ""))
+        put(f"{indent}{key[:12]} {what}" + (f", in {count} images" if count > 1 else ""))
         _print_branch(sizes, [names[i] for i in members], [stacks[i] for i in members], depth + 1)
 
 
@@ -253,7 +253,7 @@ def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tupl
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Look for damage."""
+    """Verify layers."""
     store = Store.open()
     keys = None
     if args.images:
@@ -263,10 +263,10 @@ def run_verify(args: argparse.Namespace) -> int:
         ]
     with Progress() as progress:
 
-        def tell(event: VerifyEvent) -> None:
+        def show(event: VerifyEvent) -> None:
             progress.status(f"{event.done} of {event.total} layers")
 
-        report = verify(store, full=args.full, keys=keys, progress=tell)
+        report = verify(store, full=args.full, keys=keys, progress=show)
     if args.json:
         print_json(report)
     else:
@@ -278,29 +278,29 @@ def _print_report(report: Report, store: Store) -> None:
     read = f", {human_size(report.bytes)} read" if report.bytes else ""
     put(f"{report.checked} layers, {report.files} files{read}: {len(report.damaged)} layers damaged")
     for damage in report.damaged:
-        place = f"; now in {damage.quarantined}" if damage.quarantined else "; left where it is: the store is read-only"
+        place = f"; now in {damage.quarantined}" if damage.quarantined else "; not quarantined: the store is read-only"
         put(f"\nlayer {damage.key[:16]} ({damage.kind}): {damage.count} problems{place}")
         for problem in damage.problems:
             put(f"  {problem}")
     if report.unlisted:
-        put(f"{len(report.unlisted)} layers of an earlier MiniSandbox have no list of files: not verified")
+        put(f"{len(report.unlisted)} layers of an earlier MiniSandbox have no file list: not verified")
     if report.unreadable:
-        put(f"{report.unreadable} files may not be read by this user: their content is not verified")
+        put(f"{report.unreadable} files are not readable for this user: their content was not verified")
     if report.images:
-        put(f"\nbroken images: {', '.join(report.images)}\nbuild them again: minisandbox image build TASKS")
+        put(f"\nbroken images: {', '.join(report.images)}\nrebuild them with: minisandbox image build TASKS")
     elif not report.damaged:
-        put(f"{store.root} is as it was published")
+        put(f"{store.root} is undamaged")
 
 
 # --- removing --------------------------------------------------------------------------------------------------------
 
 
 def run_gc(args: argparse.Namespace) -> int:
-    """Remove what nobody needs."""
+    """Remove unused layers, leftovers and, if asked, images."""
     store = Store.open()
     keep = set(chosen(store, args.keep))
     for tasks in args.keep_tasks:
-        keep |= {task.instance_id for task in TaskSet.load(tasks, allow_local_sources=True)}  # nothing is built
+        keep |= {task.instance_id for task in TaskSet.load(tasks, allow_local_sources=True)}  # not built
     with Progress() as progress:
         done = collect(
             store,
@@ -317,9 +317,9 @@ def run_gc(args: argparse.Namespace) -> int:
 
 
 def run_rm(args: argparse.Namespace) -> int:
-    """Remove images by name, or what failed builds left."""
+    """Remove images by name, or the leftovers of failed builds."""
     if bool(args.images) == bool(args.status):
-        raise InvalidValue("image rm: name images, or give --status failed", hint="`minisandbox image ls` lists them")
+        raise InvalidValue("image rm needs one choice of images", hint="give names, or --status failed")
     store = Store.open()
     if args.status:
         done = remove_failures(store, dry_run=args.dry_run)
@@ -347,13 +347,13 @@ def _print_collected(done: Collected, args: argparse.Namespace, *, budget: int |
         f"{human_size(done.freed)} {would}freed; layers take {human_size(done.size)}"
     )
     if done.spared:
-        put(f"{len(done.spared)} layers that no image has stay: in use, or used a moment ago (--grace)")
+        put(f"{len(done.spared)} layers without an image stay: in use, or used recently (--grace)")
     if budget is not None and done.size > budget:
-        put(f"more than --budget {human_size(budget)}: the rest is in use, pinned, kept, or was used within --grace")
+        put(f"still above --budget {human_size(budget)}: the rest is in use, pinned, kept, or was used within --grace")
 
 
 def run_pin(args: argparse.Namespace) -> int:
-    """Keep images from being collected, or no longer."""
+    """Pin or unpin images."""
     store = Store.open()
     for name in chosen(store, args.images):
         (store.pin if args.pin else store.unpin)(name)

@@ -1,4 +1,4 @@
-"""The ``minisandbox`` command: finds the module of the noun that was typed, and turns errors into messages."""
+"""The ``minisandbox`` command: load the module of the given noun, and turn errors into messages."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from types import FrameType
 
 from minisandbox import __version__
 from minisandbox.cli import exits
-from minisandbox.cli.output import clean_line, ray_tells_stderr, say
+from minisandbox.cli.output import clean_line, ray_output_to_stderr, say
 from minisandbox.errors import MiniSandboxError
 
-# noun -> what its help line says; each is a module of this package with `configure(parser)`
+# noun -> its help line; each noun is a module of this package with `configure(parser)`
 COMMANDS = {
-    "doctor": "what this machine allows, and the exact fix for what it does not",
-    "quickstart": "build the bundled tasks, check them, run agents on them, print a table",
+    "doctor": "check what this machine supports, and show how to fix what it lacks",
+    "quickstart": "build the bundled tasks, validate them, run agents on them, print a table",
     "image": "build, list, verify, remove and move environment images",
     "sandbox": "run commands in isolated workspaces; list, enter and end live ones",
-    "tasks": "list, show, choose and export the tasks of a set; put statuses of runs together",
-    "validate": "check that tasks tell a solution from none",
+    "tasks": "list, show, select and export the tasks of a set; merge the results of runs",
+    "validate": "check that each task fails before and passes after its reference patch",
     "evaluate": "grade predictions, and report as the SWE-bench harness does",
-    "rollout": "let an agent work on tasks, and grade what it submits",
-    "cluster": "make machines nodes that do rollouts together; see what they are doing",
-    "trajectories": "read the rollouts of a run; choose and write training data",
+    "rollout": "run an agent on tasks, and grade its submissions",
+    "cluster": "run rollouts on several machines; show their state",
+    "trajectories": "read the rollouts of a run; select and write training data",
     "train": "fine-tune a model on trajectories; train it by reinforcement learning in sandboxes",
-    "sweagent": "run SWE-agent, with sandboxes as its deployment",
+    "sweagent": "run SWE-agent with sandboxes as its deployment",
     "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",
 }
-_AS_IT_IS = contextlib.nullcontext()
-_EPILOG = "Exit statuses: docs/reference/exit-codes.md. What a command keeps when it is interrupted, it says."
+_UNCHANGED = contextlib.nullcontext()
+_EPILOG = "Exit statuses: docs/reference/exit-codes.md. Interrupted commands report what was saved."
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM; handled as Ctrl-C is, so that sandboxes are stopped and files are left whole."""
+    """SIGTERM, handled like Ctrl-C: sandboxes are stopped and no file is left half-written."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: what follows the command's name; the process's own if None.
+        arguments: the arguments after the command's name; None: the process's own.
 
     Returns:
         The exit status.
@@ -54,12 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     words, rest = _split(list(sys.argv[1:] if arguments is None else arguments))
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]  # wherever it stands
+    words = [word for word in words if word != "--debug"]  # at any position
     args = argparse.Namespace(rest=rest)
     previous = _on_sigterm()
     try:
         parser(words).parse_args(words, args)
-        with ray_tells_stderr() if words[:1] == ["cluster"] or getattr(args, "cluster", None) else _AS_IT_IS:
+        with ray_output_to_stderr() if words[:1] == ["cluster"] or getattr(args, "cluster", None) else _UNCHANGED:
             status: int = args.run(args)
         sys.stdout.flush()
     except MiniSandboxError as error:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exits.BROKEN_PIPE
     except OSError as error:
         return _refused(error, debug)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: a mistake of ours ends in a message, not a trace
+    except Exception as error:  # noqa: BLE001 - the outermost frame: a bug of ours ends in a message, not a trace
         return _unexpected(error, debug)
     finally:
         if previous is not None:
@@ -80,19 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Let output be printed whatever it holds (paths need not be UTF-8, terminals neither) and wherever it goes."""
+    """Make output robust: escape unprintable characters, and replace closed streams by /dev/null."""
     if sys.stdin is None:
-        os.open(os.devnull, os.O_RDONLY)  # nothing else of ours may be taken for it: the lowest number that is free, 0
+        os.open(os.devnull, os.O_RDONLY)  # takes descriptor 0, the lowest free one, so that no other file becomes stdin
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started us: Python has None for it then
+        if stream is None:  # the parent closed it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Take off what follows ``--`` where it is another program's command line: nested parsers lose track of it."""
+    """Split off the words after ``--`` where they are another program's command line; nested parsers lose it."""
     if _noun(words) in ("cluster", "sandbox", "sweagent") and "--" in words:
         return words[: words.index("--")], words[words.index("--") + 1 :]
     return words, []
@@ -103,17 +103,17 @@ def _noun(words: Sequence[str]) -> str:
 
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser, with the options of the noun that ``words`` begin with; the other nouns' modules are not loaded.
+    """Return the parser with the options of the noun in ``words``; the other nouns' modules are not loaded.
 
     Args:
         words: the command line.
 
     Returns:
-        A parser whose result has ``run``, the function that does it.
+        A parser whose result has ``run``, the function to call.
     """
     top = argparse.ArgumentParser(prog="minisandbox", description=_first_line(), epilog=_EPILOG)
     top.add_argument("--version", action="version", version=f"minisandbox {__version__}")
-    top.add_argument("--debug", action="store_true", help="show where in the program an error came from; anywhere")
+    top.add_argument("--debug", action="store_true", help="print the traceback of an error; at any position")
     nouns = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     wanted = _noun(words)
     for noun, summary in COMMANDS.items():
@@ -128,7 +128,7 @@ def _first_line() -> str:
 
 
 def _on_sigterm() -> signal.Handlers | None:
-    """Let SIGTERM unwind the program; returns what was there before, or None in a thread that may not ask."""
+    """Make SIGTERM raise; return the previous handler, or None where this thread cannot set handlers."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise _Terminated
@@ -141,7 +141,7 @@ def _on_sigterm() -> signal.Handlers | None:
 
 
 def describe(error: MiniSandboxError) -> list[str]:
-    """An error as lines: what failed, the likely reason, what to do."""
+    """Return an error as lines: what failed, the likely reason, what to do."""
     lines = [clean_line(f"minisandbox: {error.what}")]
     for label, text in (("likely reason", error.reason), ("what to do", error.hint)):
         if text:
@@ -165,7 +165,7 @@ def _interrupted(error: KeyboardInterrupt, args: argparse.Namespace, debug: bool
 
 
 def _drop_output() -> None:
-    """What is still buffered must not fail again when Python closes stdout (docs.python.org, library/signal)."""
+    """Discard buffered output, which would fail again when Python closes stdout (docs.python.org, library/signal)."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -173,7 +173,7 @@ def _drop_output() -> None:
 
 
 def _refused(error: OSError, debug: bool) -> int:
-    if error.errno is None:  # not the operating system's: packages raise such errors, too
+    if error.errno is None:  # raised by a package, not by the operating system
         return _unexpected(error, debug)
     _trace(debug)
     _drop_output()
@@ -191,8 +191,8 @@ def _unexpected(error: Exception, debug: bool) -> int:
         return _failed(foreign, debug)
     _trace(debug)
     say(
-        f"minisandbox: a mistake of MiniSandbox: {type(error).__name__}: {error}",
-        "  what to do: run it again with --debug, and report what it prints",
+        f"minisandbox: a bug in MiniSandbox: {type(error).__name__}: {error}",
+        "  what to do: run it again with --debug, and report the output",
     )
     return exits.INTERNAL
 

@@ -1,4 +1,4 @@
-"""``minisandbox model fetch|serve|proxy``."""
+"""``minisandbox model fetch|serve|proxy``: the embedded model, and token capture."""
 
 from __future__ import annotations
 
@@ -28,37 +28,35 @@ ADMIN_KEY = "MINISANDBOX_CAPTURE_KEY"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the verbs."""
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    fetch = verbs.add_parser("fetch", help="fetch and convert the embedded model, so that it is there offline")
+    fetch = verbs.add_parser("fetch", help="download and convert the embedded model for offline use")
     _add_cache_option(fetch)
-    fetch.set_defaults(run=run_fetch, kept="the same command begins again")
-    _add_serve_options(verbs.add_parser("serve", help="answer chat completions with a model on this machine"))
-    _add_proxy_options(verbs.add_parser("proxy", help="capture the tokens of agents, between them and an engine"))
+    fetch.set_defaults(run=run_fetch, kept="the same command starts over")
+    _add_serve_options(verbs.add_parser("serve", help="serve chat completions with a model on this machine"))
+    _add_proxy_options(verbs.add_parser("proxy", help="capture the tokens of agents, as a proxy to an engine"))
 
 
 def _add_cache_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="where models are kept (default: the user's cache)")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="directory for models (default: the user's cache)")
 
 
 def _add_address_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=0, help="the port (default: one that is free; it is printed)")
+    parser.add_argument("--port", type=int, default=0, help="the port (default: a free one; it is printed)")
 
 
 def _add_serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", default=LOCAL, metavar="MODEL", help="local (the embedded one), or the directory of another"
+        "--model", default=LOCAL, metavar="MODEL", help="local (the embedded model), or a model's directory"
     )
-    parser.add_argument("--name", help="what clients call it (default: local, or the directory's name)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
+    parser.add_argument("--name", help="the model's name for clients (default: local, or the directory's name)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the weights")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    parser.add_argument("--threads", type=int, metavar="N", help="processors that the model may use (default: all)")
-    parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="answers drawn at once (default: 8)")
-    parser.add_argument("--context", type=int, metavar="TOKENS", help="of prompt and answer (default: the model's)")
-    parser.add_argument(
-        "--kept", default="1G", metavar="SIZE", help="memory for conversations that may go on (default: 1G)"
-    )
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads for the model (default: all)")
+    parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="responses at once (default: 8)")
+    parser.add_argument("--context", type=int, metavar="TOKENS", help="maximum context (default: the model's)")
+    parser.add_argument("--kept", default="1G", metavar="SIZE", help="memory for cached conversations (default: 1G)")
     _add_cache_option(parser)
     _add_address_options(parser)
     parser.set_defaults(run=run_serve)
@@ -67,13 +65,15 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
 def _add_proxy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-base", action="append", required=True, metavar="URL",
-        help="an engine's API; may be given several times: a session keeps to one",
+        help="an engine's API; may be repeated: each session uses one engine",
     )  # fmt: skip
-    parser.add_argument("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="the variable with their key")
-    parser.add_argument("--model", help="what the engines call the model (default: what the agent says)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows here at the end, as JSON Lines")
+    parser.add_argument(
+        "--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="environment variable with the engines' key"
+    )
+    parser.add_argument("--model", help="the model's name at the engines (default: the agent's)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="at the end, write the rows to this JSON Lines file")
     _add_address_options(parser)
-    parser.add_argument("--address", default="", help="what agents reach it by (default: --host): on other nodes")
+    parser.add_argument("--address", default="", help="the host in URLs for agents (default: --host)")
     parser.set_defaults(run=run_proxy)
 
 
@@ -114,13 +114,13 @@ def _load(args: argparse.Namespace) -> TransformersEngine:
 async def _serve(engine: TransformersEngine, args: argparse.Namespace) -> None:
     try:
         server = EngineServer(engine, host=args.host, port=args.port)
-        await _until_interrupted(server, f"{engine.name} answers")
+        await _until_interrupted(server, f"{engine.name} listens")
     finally:
         await engine.close()
 
 
 def run_proxy(args: argparse.Namespace) -> int:
-    """Capture until interrupted, then write the rows."""
+    """Capture tokens until interrupted, then write the rows."""
     if args.out is not None and not args.out.parent.is_dir():
         raise InvalidValue(
             f"--out {args.out}: there is no directory {args.out.parent}", hint=f"mkdir -p {args.out.parent}"
@@ -137,9 +137,9 @@ def run_proxy(args: argparse.Namespace) -> int:
         admin_key=admin,
     )
     if ADMIN_KEY not in os.environ:
-        say(f"rows so far: GET /capture/rows with the key {admin}")
+        say(f"to read the rows: GET /capture/rows with the key {admin}")
     try:
-        asyncio.run(_until_interrupted(proxy, "an agent's rollout is its key (ms-NAME); listening"))
+        asyncio.run(_until_interrupted(proxy, "agents use the API key ms-NAME, one per rollout; listening"))
     finally:
         if args.out is not None:
             count = write_rows(args.out, proxy.sessions())
@@ -148,7 +148,7 @@ def run_proxy(args: argparse.Namespace) -> int:
 
 
 def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
-    """Write the rows of sessions as JSON Lines, whole or not at all; returns how many."""
+    """Write the rows of sessions as JSON Lines, atomically; return their number."""
     count = 0
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
         try:
@@ -158,7 +158,7 @@ def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
                     count += 1
             file.flush()
             os.replace(file.name, path)
-        except BaseException:  # an interrupt too: no half of a file stays
+        except BaseException:  # interrupts too: leave no partial file
             with contextlib.suppress(OSError):
                 os.unlink(file.name)
             raise
@@ -166,7 +166,7 @@ def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
 
 
 async def _until_interrupted(server: AbstractAsyncContextManager[HttpServer], what: str) -> None:
-    """Serve; the address is the only line on stdout. SIGINT and SIGTERM are the usual end."""
+    """Serve until SIGINT or SIGTERM; the address is the only line on stdout."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

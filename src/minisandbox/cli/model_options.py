@@ -1,4 +1,4 @@
-"""Which model a command asks, and how: one definition per option; the defaults are those of :class:`ModelOptions`."""
+"""Options for the model of a command; their defaults are those of :class:`ModelOptions`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class _Option:
     """An option of the command line.
 
     Attributes:
-        flag: how it is typed.
+        flag: its name on the command line.
         of: the class that has its value.
         field: the attribute of that class.
-        read: makes a value of a text.
-        metavar: what stands for the text.
-        help: what it does; the default is added.
-        choices: the texts that there are, if not all.
+        read: converts the text to a value.
+        metavar: the placeholder in the help.
+        help: its description, without the default.
+        choices: the allowed texts, or None for any.
     """
 
     flag: str
@@ -51,30 +51,30 @@ class _Option:
 
 _OPTIONS = (
     _Option("--model", ModelOptions, "model", str, "NAME",
-            "the name that a server knows it by; local: the one that comes along; scripted:FILE: answers of a file"),
-    _Option("--api-base", ModelOptions, "api_base", str, "URL", "where its server is: http://localhost:8000/v1"),
+            "the model's name at its server; local: the embedded model; scripted:FILE: responses from a file"),
+    _Option("--api-base", ModelOptions, "api_base", str, "URL", "the server's address: http://localhost:8000/v1"),
     _Option("--api-key-env", ModelOptions, "api_key_env", str, "VARIABLE", "the environment variable with its key"),
     _Option("--tokens", ModelOptions, "tokens", str, None,
-            "ask for the token ids and log-probabilities that training needs: insist on them, where there are any, no",
+            "token ids and log-probabilities, which training needs: require them, take them if available, or ignore",
             get_args(TokensWanted)),
-    _Option("--temperature", Sampling, "temperature", float, "T", "how answers are drawn; 0: the likeliest token"),
-    _Option("--top-p", Sampling, "top_p", float, "P", "draw from the likeliest tokens with this much probability"),
-    _Option("--top-k", Sampling, "top_k", int, "N", "draw from as many of the likeliest tokens; 0: from all"),
-    _Option("--max-tokens", Sampling, "max_tokens", int, "N", "an answer's length at most"),
-    _Option("--sampling-seed", Sampling, "seed", int, "N", "what the seeds of all answers are derived from"),
-    _Option("--model-timeout", ModelOptions, "timeout", float, "SECONDS", "what one try of a request may take"),
-    _Option("--model-connect-timeout", ModelOptions, "connect_timeout", float, "SECONDS", "until it is connected"),
-    _Option("--model-read-timeout", ModelOptions, "read_timeout", float, "SECONDS", "between two pieces of an answer"),
-    _Option("--model-retries", ModelOptions, "retries", int, "N", "further tries after failures that may pass"),
-    _Option("--model-concurrency", ModelOptions, "concurrency", int, "N", "requests in flight at once"),
-    _Option("--requests-per-minute", ModelOptions, "requests_per_minute", float, "N", "tries that begin in a minute"),
-    _Option("--budget", ModelOptions, "budget_dollars", float, "DOLLARS", "what the run may spend; needs --price"),
-    _Option("--budget-tokens", ModelOptions, "budget_tokens", int, "N", "tokens that the run may take, both ways"),
+    _Option("--temperature", Sampling, "temperature", float, "T", "randomness of sampling; 0: the likeliest token"),
+    _Option("--top-p", Sampling, "top_p", float, "P", "sample from the likeliest tokens with this total probability"),
+    _Option("--top-k", Sampling, "top_k", int, "N", "sample from this many of the likeliest tokens; 0: from all"),
+    _Option("--max-tokens", Sampling, "max_tokens", int, "N", "maximum length of a response"),
+    _Option("--sampling-seed", Sampling, "seed", int, "N", "base of the seeds of all responses"),
+    _Option("--model-timeout", ModelOptions, "timeout", float, "SECONDS", "time limit of one try of a request"),
+    _Option("--model-connect-timeout", ModelOptions, "connect_timeout", float, "SECONDS", "time limit to connect"),
+    _Option("--model-read-timeout", ModelOptions, "read_timeout", float, "SECONDS", "time limit between two reads"),
+    _Option("--model-retries", ModelOptions, "retries", int, "N", "retries after transient failures"),
+    _Option("--model-concurrency", ModelOptions, "concurrency", int, "N", "concurrent requests"),
+    _Option("--requests-per-minute", ModelOptions, "requests_per_minute", float, "N", "rate limit, retries included"),
+    _Option("--budget", ModelOptions, "budget_dollars", float, "DOLLARS", "the run's maximum cost; needs --price"),
+    _Option("--budget-tokens", ModelOptions, "budget_tokens", int, "N", "the run's maximum of tokens, in and out"),
 )  # fmt: skip
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare which model is asked, and how."""
+    """Declare the options of the model."""
     group = parser.add_argument_group("the model")
     for one in _OPTIONS:
         default = "" if one.default is None else f" (default: {one.default})"
@@ -94,7 +94,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=DOLLARS",
         action="append",
         default=[],
-        help=f"of a million tokens: {names}",
+        help=f"price of a million tokens: {names}",
     )
     group.add_argument(
         "--sampling",
@@ -102,25 +102,25 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=JSON",
         action="append",
         default=[],
-        help="a further field of requests, as the server knows it",
+        help="an additional field of each request, in the server's terms",
     )
 
 
 def model_options(args: argparse.Namespace) -> ModelOptions | None:
-    """Read what :func:`add_model_arguments` declares; None if no model was named.
+    """Read the options of :func:`add_model_arguments`; return None if no model was named.
 
     Raises:
         InvalidValue: a value cannot be used, or an option was given without ``--model``.
     """
     given = {one: getattr(args, one.destination) for one in _OPTIONS}
-    values: dict[type, dict[str, Any]] = {ModelOptions: {}, Sampling: {}}  # each is of its field's own type
+    values: dict[type, dict[str, Any]] = {ModelOptions: {}, Sampling: {}}  # argparse has converted each value
     for one, value in given.items():
         values[one.of][one.field] = value
     if values[ModelOptions]["model"] is None:
         idle = [one.flag for one, value in given.items() if value != one.default]
         idle += ["--price"] * bool(args.model_prices) + ["--sampling"] * bool(args.model_extra)
         if idle:
-            raise InvalidValue(f"{idle[0]} without --model", hint="--model NAME --api-base URL, or --model local")
+            raise InvalidValue(f"{idle[0]} needs --model", hint="--model NAME --api-base URL, or --model local")
         return None
     sampling = Sampling(**values[Sampling], extra=_extra(args.model_extra))
     return ModelOptions(**values[ModelOptions], sampling=sampling, prices=_prices(args.model_prices))
@@ -131,11 +131,11 @@ def _prices(texts: Iterable[str]) -> Prices:
     for text in texts:
         name, value = parse_pair(text, "--price")
         if name not in Prices.__slots__:
-            raise InvalidValue(f"--price {text}: there is no price {name!r}", hint=f"{', '.join(Prices.__slots__)}")
+            raise InvalidValue(f"--price {text}: unknown price {name!r}", hint=f"use {', '.join(Prices.__slots__)}")
         try:
             found[name] = float(value)
         except ValueError:
-            raise InvalidValue(f"--price {text}: no number", hint="dollars for a million tokens") from None
+            raise InvalidValue(f"--price {text}: not a number", hint="give dollars per million tokens") from None
     return Prices(**found)
 
 

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, progress on stderr."""
+"""Print tables for people, JSON for programs, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from typing import Self, TextIO
 
 from minisandbox.errors import InvalidValue, clean
 
-_WIDE = 500  # columns where stdout is a file or a pipe: programs like grep want one line per row
+_WIDE = 500  # columns where stdout is a file or a pipe: one line per row, for programs such as grep
 _KIB = 1024
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Give a reading command its ``--json``."""
+    """Declare ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
 def require_positive(args: argparse.Namespace, *options: str) -> None:
-    """Check numbers before any work is done with them.
+    """Check that options are positive numbers.
 
     Args:
         args: the command line.
         options: names of options; None as a value means that the option was not given.
 
     Raises:
-        InvalidValue: one is zero, negative or not a number.
+        InvalidValue: an option is zero, negative or not a number.
     """
     for option in options:
         value = getattr(args, option)
         if value is not None and not value > 0:
-            raise InvalidValue(f"--{option} {value}: not a positive number", hint=f"for instance --{option} 1")
+            raise InvalidValue(f"--{option} {value} is not a positive number", hint=f"for instance --{option} 1")
 
 
 def print_json(value: object) -> None:
     """Print one JSON document.
 
     Args:
-        value: dataclasses, enums, paths, bytes and tuples may be in it.
+        value: may contain dataclasses, enums, paths, bytes and tuples.
     """
     print(json.dumps(plain(value), indent=1))
 
 
 def plain(value: object) -> object:
-    """Turn a value into what JSON knows."""
+    """Convert a value to JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     match value:
@@ -71,35 +71,35 @@ def plain(value: object) -> object:
 
 
 def put(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
-    """Print text to stdout, cleaned: nothing that a command prints for people may go another way."""
+    """Print text to stdout without control characters; all output for people goes through here."""
     print(clean(text), end=end, flush=flush)
 
 
 def put_styled(text: str) -> None:
-    """Print a line to stdout whose pieces were cleaned before colours of ours were put around them."""
+    """Print a line whose parts were cleaned before they were coloured."""
     print(text)
 
 
 def say(*lines: str) -> None:
-    """Print lines to stderr; a reader that has gone is no reason to fail."""
+    """Print lines to stderr; a closed stderr is ignored."""
     _write_error("".join(f"{clean(line)}\n" for line in lines))
 
 
 def _write_error(text: str) -> None:
-    with contextlib.suppress(OSError):  # nothing that is worth doing can be told any more
+    with contextlib.suppress(OSError):  # there is nowhere left to report it
         print(text, end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def ray_tells_stderr() -> Iterator[None]:
-    """Have what Ray's threads print about nodes go to stderr: stdout is for what commands print, which may be JSON."""
+def ray_output_to_stderr() -> Iterator[None]:
+    """Redirect the node messages of Ray's threads to stderr: stdout may carry JSON."""
     stream = sys.stdout
-    with contextlib.redirect_stdout(_NotRays(stream)):  # type: ignore[type-var] # all that it lacks is the stream's
+    with contextlib.redirect_stdout(_StdoutWithoutRay(stream)):  # type: ignore[type-var] # see __getattr__
         yield
 
 
-class _NotRays:
-    """A stream for every thread but Ray's, which has no option for where it tells of nodes."""
+class _StdoutWithoutRay:
+    """A stdout for every thread but Ray's, whose messages have no option for their destination."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -113,7 +113,7 @@ class _NotRays:
 
 
 def clean_line(text: str) -> str:
-    """As :func:`clean`, and in one line: a name with a line break in it must not look like another line of ours."""
+    """Replace control characters and line breaks, so that a name cannot forge another line of output."""
     return clean(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
 
 
@@ -123,8 +123,8 @@ class Column:
 
     Attributes:
         title: its heading.
-        number: whether its cells are numbers, which stand to the right.
-        whole: whether its cells are never broken over lines.
+        number: whether its cells are numbers, aligned to the right.
+        whole: whether its cells are never wrapped.
     """
 
     title: str
@@ -133,13 +133,13 @@ class Column:
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table to stdout, as wide as the terminal; one line per row where stdout is not one.
+    """Print a table to stdout, fitted to the terminal; one line per row where stdout is not a terminal.
 
     Args:
         columns: its columns.
         rows: the cells, as text.
     """
-    from rich.console import Console  # noqa: PLC0415 - costs more than most commands; only tables pay for it
+    from rich.console import Console  # noqa: PLC0415 - slow to import; only tables need it
     from rich.table import Table  # noqa: PLC0415 - the same
     from rich.text import Text  # noqa: PLC0415 - the same
 
@@ -151,7 +151,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     if sys.stdout.isatty():
-        # a terminal too narrow for what must stay whole breaks the lines itself: better than columns of letters
+        # on a terminal too narrow for unwrapped columns its own line breaks beat columns one letter wide
         least = _least_width(columns, rows)
         Console(highlight=False, width=max(Console().width, least)).print(table)
         return
@@ -162,7 +162,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
 
 
 def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """How wide a table is whose columns are whole where they must be, and narrow where they may."""
+    """Return the width of a table whose wrappable columns are as narrow as possible."""
     total = 0
     for column, *cells in zip(columns, *rows, strict=True):
         natural = max(len(cell) for cell in (column.title, *cells))
@@ -180,7 +180,7 @@ _STYLES = {
 
 
 def human_size(size: float) -> str:
-    """Bytes for people: ``93.1 MiB``."""
+    """Format bytes: ``93.1 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < _KIB:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -189,7 +189,7 @@ def human_size(size: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """Seconds for people: ``8 ms``, ``1.3 s``, ``4 min 10 s``."""
+    """Format seconds: ``8 ms``, ``1.3 s``, ``4 min 10 s``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -198,7 +198,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_age(seconds: float) -> str:
-    """How long ago something was, for people: ``just now``, ``5 min``, ``3 h``, ``12 d``."""
+    """Format an age: ``just now``, ``5 min``, ``3 h``, ``12 d``."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
@@ -206,15 +206,15 @@ def human_age(seconds: float) -> str:
 
 
 class Progress:
-    """Tells on stderr how long work goes on: lines that stay, and on a terminal one line that is overwritten.
+    """Shows progress on stderr: permanent lines, and on a terminal a status line that is overwritten.
 
-    Threads may use it at once.
+    Thread-safe.
 
     Args:
-        quiet: whether nothing is told.
+        quiet: whether to print only announcements.
 
     Attributes:
-        terminal: whether stderr is one.
+        terminal: whether stderr is a terminal and the status line is shown.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -226,7 +226,7 @@ class Progress:
         self._began = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line, unless quiet."""
         line = f"[{time.monotonic() - self._began:6.1f} s] {clean(text)}"
         with self._lock:
             if self._quiet:
@@ -237,17 +237,17 @@ class Progress:
             self._wipe()
             _write_error(f"{line}\n")
 
-    def tell(self, text: str) -> None:
-        """Print a line that stays and has to be read, quiet or not."""
+    def announce(self, text: str) -> None:
+        """Print a permanent line even if quiet."""
         with self._lock:
-            if self._print is not None:  # not around it: whoever draws would break it where the drawing ends
+            if self._print is not None:  # a line printed around the live display would be broken by it
                 self._print(clean(text))
                 return
             self._wipe()
             _write_error(f"{clean(text)}\n")
 
     def status(self, text: str) -> None:
-        """Say what goes on right now; nothing where stderr is not a terminal."""
+        """Show the current activity in the status line, on a terminal."""
         if self.terminal:
             with self._lock:
                 if self._print is not None:
@@ -256,27 +256,27 @@ class Progress:
                 _write_error(clean(text)[:100])
                 self._shown = True
 
-    def through(self, show: Callable[[str], None] | None) -> None:
-        """Hand lines to whoever draws on the terminal; statuses are left out meanwhile.
+    def redirect(self, show: Callable[[str], None] | None) -> None:
+        """Send lines to a live display, and drop statuses meanwhile.
 
         Args:
-            show: prints a line; None when it no longer draws.
+            show: prints a line; None to end the redirection.
         """
         with self._lock:
             self._wipe()
             self._print = show
 
     def close(self) -> None:
-        """Wipe the last status."""
+        """Erase the status line."""
         with self._lock:
             self._wipe()
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block, so that no status is left standing."""
+        """Enter a ``with`` block that erases the status line at its end."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wipe the last status."""
+        """Erase the status line."""
         self.close()
 
     def _wipe(self) -> None:

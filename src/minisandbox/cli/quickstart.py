@@ -1,4 +1,4 @@
-"""``minisandbox quickstart``: the whole way from a dataset row to an honest verdict, on the bundled tasks."""
+"""``minisandbox quickstart``: go from dataset rows to verdicts with the bundled tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from minisandbox.cli.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.rollout import tell
+from minisandbox.cli.rollout import note_rollout
 from minisandbox.cli.tasks import DEFAULT
 from minisandbox.cli.validate import detail, validate_all
 from minisandbox.errors import HostError
@@ -39,9 +39,9 @@ from minisandbox.rollouts import Budgets, Setup, Summary, load_replay, run_batch
 from minisandbox.store import Store, default_root
 from minisandbox.tasks import Task, TaskSet
 
-_MOST_WORKERS = 8  # further ones wait for the disk
+_MOST_WORKERS = 8  # more would wait for the disk
 _AGENTS = ("oracle", "empty", "replay")
-_UNUSED = 86400.0  # seconds; another quickstart may be at work in a directory that is younger
+_UNUSED = 86400.0  # seconds; another quickstart may be using a younger directory
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,26 +50,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: one per core, 8 at most)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the trajectories go (default: with the store)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="trajectories' directory (default: in the store)")
     parser.add_argument(
-        "--fresh", action="store_true", help="do all rollouts again, those that an earlier run finished too"
+        "--fresh", action="store_true", help="repeat all rollouts, including finished ones of an earlier run"
     )
     add_json_option(parser)
-    parser.set_defaults(run=run, kept="finished layers and rollouts are kept; the same command goes on from there")
+    parser.set_defaults(run=run, kept="finished layers and rollouts are kept; the same command resumes")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All that was found out about one task.
+    """The results of one task.
 
     Attributes:
         task: its id.
-        built_in: seconds that layers made on this occasion took; 0.0 where all was there, None where it failed.
-        size: of its image, or None.
-        sandbox_ready: seconds until a sandbox over it took commands; the median of its rollouts.
-        validation: whether the task is valid.
-        rollouts: by agent, the verdicts.
-        problems: what is not as expected; empty if all is.
+        built_in: build time of new layers in seconds; 0.0 where none was built, None where the build failed.
+        size: the size of its image, or None.
+        sandbox_ready: seconds until a sandbox accepted commands; the median of its rollouts.
+        validation: the result of its validation.
+        rollouts: its rollouts, by agent.
+        problems: the differences from the expected results.
     """
 
     task: str
@@ -82,14 +82,14 @@ class Row:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it all; 0 if every verdict is the expected one, 1 if not."""
+    """Run everything; return 0 if every verdict is the expected one, 1 if not."""
     began = time.monotonic()
     require_positive(args, "workers")
     checks = doctor.run_checks(default_root())
     reason = doctor.explain("sandbox", checks) or doctor.explain("images", checks)
     if reason is not None:
         raise HostError(
-            "this machine cannot make sandboxes", reason=reason, hint="minisandbox doctor has the whole list"
+            "this machine cannot make sandboxes", reason=reason, hint="run minisandbox doctor for all checks"
         )
     tasks = TaskSet.load(DEFAULT)
     tasks = tasks.select(args.only) if args.only else tasks
@@ -110,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_directory(store: Store, tasks: TaskSet, images: Mapping[str, Image]) -> Path:
-    """Where the rollouts go: named after all that decides their verdicts, so that only those still true are taken over.
+    """Return the directory for the rollouts, named after the inputs of their verdicts: stale ones are not resumed.
 
-    Directories of other selections, images or versions are removed when nobody has used them for a while.
+    Directories of other selections, images or versions are removed a day after their last use.
     """
     digest = hashlib.sha256(tasks.to_jsonl().encode("utf-8", "surrogatepass"))
     digest.update(json.dumps(sorted(image.key for image in images.values())).encode())
@@ -127,18 +127,18 @@ def _run_directory(store: Store, tasks: TaskSet, images: Mapping[str, Image]) ->
 
 
 def _forget_rollouts(out: Path) -> None:
-    """Remove the runs of an earlier quickstart, and nothing else that may lie in a directory of the user's choice."""
+    """Remove the runs of an earlier quickstart; spare other files in a directory given by the user."""
     for agent in _AGENTS:
         if (out / agent / "run.json").is_file():
             shutil.rmtree(out / agent)
 
 
 def _check_all(tasks: TaskSet, builder: Builder, out: Path, workers: int) -> list[Row]:
-    """Validate and roll out; what fails for one task costs the others nothing."""
+    """Validate the tasks and run the rollouts; a failure in one task does not affect the others."""
     found = {one.instance_id: one for one in validate_all(list(tasks), builder, workers=workers)}
     rollouts = {"oracle": _rollouts(tasks, OracleAgent(), out / "oracle", builder, workers)}
     rollouts["empty"] = _rollouts(tasks, EmptyAgent(), out / "empty", builder, workers)
-    # what the oracle did is a recording like any other: played again, it must come to the same verdict
+    # the oracle's rollouts are recordings like any other: a replay must reach the same verdicts
     rollouts["replay"] = _rollouts(tasks, load_replay(out / "oracle"), out / "replay", builder, workers)
     sizes = image_sizes([builder.image_of(task) for task in tasks if task.instance_id not in builder.failures])
     return [
@@ -161,7 +161,7 @@ def _rollouts(tasks: TaskSet, agent: Agent, out: Path, builder: Builder, workers
         image_of=builder.image_of,
         budgets=Budgets(workers=workers),
         config={"tasks": DEFAULT},
-        progress=lambda news: tell(builder.progress, agent.name, news),
+        progress=lambda news: note_rollout(builder.progress, agent.name, news),
         notice=builder.progress.note,
     )
     return {summary.instance_id: summary for summary in summaries}
@@ -189,18 +189,18 @@ def _problems(validation: Validated, rollouts: Mapping[str, Summary]) -> Sequenc
     return problems
 
 
-# --- what is printed -------------------------------------------------------------------------------------------------
+# --- printed output -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is printed.
+    """The printed results.
 
     Attributes:
         rows: one per task.
-        images: those that were built.
-        out: where the trajectories are.
-        seconds: what it all took.
+        images: the images.
+        out: the directory of the trajectories.
+        seconds: the total time.
     """
 
     rows: tuple[Row, ...]
@@ -210,12 +210,12 @@ class Report:
 
     @property
     def good(self) -> int:
-        """How many tasks are as expected."""
+        """The number of tasks with the expected results."""
         return sum(not row.problems for row in self.rows)
 
     @property
     def resumed(self) -> int:
-        """How many rollouts were finished before."""
+        """The number of rollouts taken over from an earlier run."""
         return sum(summary.resumed for row in self.rows for summary in row.rollouts.values())
 
 
@@ -232,7 +232,7 @@ def _report(report: Report, as_json: bool) -> None:
             }
         )
         return
-    columns = ("task", "built in", "shared", "unique", "ready in", "task is", *_AGENTS, "so")
+    columns = ("task", "built in", "shared", "unique", "ready in", "task is", *_AGENTS, "result")
     numbers = ("built in", "shared", "unique", "ready in")
     print_table(
         [Column(title, number=title in numbers, whole=True) for title in columns],
@@ -242,18 +242,18 @@ def _report(report: Report, as_json: bool) -> None:
         for problem in row.problems:
             put(f"\n{row.task}: {problem}")
     disk, rollouts = human_size(total_size(report.images)), sum(len(row.rollouts) for row in report.rows)
-    put(f"\n{report.good} of {len(report.rows)} tasks as expected; images take {disk} together")
-    before = f", {report.resumed} of them finished before (--fresh does them again)" if report.resumed else ""
-    put(f"{rollouts} rollouts{before}; {human_seconds(report.seconds)} in all")
+    put(f"\n{report.good} of {len(report.rows)} tasks as expected; images take {disk} in total")
+    before = f", {report.resumed} of them from an earlier run (--fresh repeats them)" if report.resumed else ""
+    put(f"{rollouts} rollouts{before}; {human_seconds(report.seconds)} in total")
     put(f"trajectories: {report.out}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    built = "failed" if row.built_in is None else human_seconds(row.built_in) if row.built_in else "was there"
+    built = "failed" if row.built_in is None else human_seconds(row.built_in) if row.built_in else "cached"
     size = (human_size(row.size.shared), human_size(row.size.unique)) if row.size else ("", "")
     verdicts = (row.rollouts[agent].verdict or "none" for agent in _AGENTS)
-    so = "NOT as expected" if row.problems else "as expected"
-    return (row.task, built, *size, human_seconds(row.sandbox_ready), row.validation.status, *verdicts, so)
+    result = "NOT as expected" if row.problems else "as expected"
+    return (row.task, built, *size, human_seconds(row.sandbox_ready), row.validation.status, *verdicts, result)
 
 
 def _plain_row(row: Row) -> dict[str, object]:

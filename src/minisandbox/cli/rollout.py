@@ -1,4 +1,4 @@
-"""``minisandbox rollout``."""
+"""``minisandbox rollout``: run an agent on tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from minisandbox.cli.output import (
     say,
 )
 from minisandbox.cli.output import Progress as Output
-from minisandbox.cli.rollout_display import Aside, Display
+from minisandbox.cli.rollout_display import BackgroundReporter, Display
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.cli.tasks_filter import found, parse_range
 from minisandbox.errors import GradingError, InvalidValue, RunError
@@ -42,69 +42,69 @@ from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.tasks.choosing import shuffled
 
-_TELLING = 10.0  # seconds to wait for whoever reads what is told
+_REPORT_TIMEOUT = 10.0  # seconds to wait for a slow reader of the output
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_tasks_arguments(parser)
-    group = parser.add_argument_group("which of the tasks")
-    group.add_argument("--id", metavar="REGEX", help="a part of the id; ^ and $ stand for its ends")
-    group.add_argument("--repo", metavar="REGEX", help="a part of the repository's name")
-    group.add_argument("--shuffle", metavar="SEED", type=int, help="mix the tasks, the same way for the same seed")
-    group.add_argument("--range", metavar="A:B", help="of what is left then, the A-th (from 0) to before the B-th")
+    group = parser.add_argument_group("selection of tasks")
+    group.add_argument("--id", metavar="REGEX", help="tasks whose id contains a match; ^ and $ anchor it")
+    group.add_argument("--repo", metavar="REGEX", help="tasks whose repository name contains a match")
+    group.add_argument("--shuffle", metavar="SEED", type=int, help="shuffle the tasks, reproducibly by seed")
+    group.add_argument("--range", metavar="A:B", help="of the selected tasks, those from A (from 0) to before B")
     add_agent_arguments(parser)
     add_model_arguments(parser)
     _add_run_options(parser)
     add_json_option(parser)
-    parser.set_defaults(run=run, kept="finished rollouts are kept; the same command goes on")
+    parser.set_defaults(run=run, kept="finished rollouts are kept; the same command resumes")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the run")
     group.add_argument(
         "-o", "--out", type=Path, metavar="DIR",
-        help="the run's directory (default: runs/TASKS-AGENT); the same one goes on",
+        help="the run's directory (default: runs/TASKS-AGENT); an existing one is resumed",
     )  # fmt: skip
     group.add_argument(
         "--n", "--attempts", dest="attempts", type=int, default=1, metavar="N", help="rollouts per task (default: 1)"
     )
     for name, text in (
         ("workers", "rollouts at once (default: 1)"),
-        ("builds", "images that are built at once (default: one per core)"),
-        ("starts", "sandboxes that are made at once (default: two per core)"),
-        ("gradings", "submissions that are graded at once (default: one per core)"),
+        ("builds", "images built at once (default: one per core)"),
+        ("starts", "sandboxes started at once (default: two per core)"),
+        ("gradings", "submissions graded at once (default: one per core)"),
     ):
         group.add_argument(f"--{name}", type=int, metavar="N", help=text)
-    group.add_argument("--warm", type=int, metavar="N", help="sandboxes that are made ahead (default: 2)")
+    group.add_argument("--warm", type=int, metavar="N", help="sandboxes started ahead (default: 2)")
     for name, default, text in (
-        ("timeout", None, "what the tests may take (default: the task's)"),
-        ("deadline", DEADLINE, f"after which an agent is cut off, whatever it waits for (default: {DEADLINE:g})"),
-        ("start-jitter", 0.0, "over which the first rollouts begin, each at a random moment (default: 0)"),
-        ("drain", DRAIN, f"that rollouts under way have to end after Ctrl-C (default: {DRAIN:g})"),
+        ("timeout", None, "time limit of a task's tests (default: the task's own)"),
+        ("deadline", DEADLINE, f"time limit of an agent, waiting included (default: {DEADLINE:g})"),
+        ("start-jitter", 0.0, "spread the first rollouts randomly over this time (default: 0)"),
+        ("drain", DRAIN, f"time for running rollouts to finish after Ctrl-C (default: {DRAIN:g})"),
     ):
         group.add_argument(f"--{name}", type=float, default=default, metavar="SECONDS", help=text)
     group.add_argument(
-        "--tries", type=int, default=3, metavar="N", help="tries of a rollout that fails on our side (default: 3)"
+        "--tries", type=int, default=3, metavar="N", help="tries of a rollout after infrastructure errors (default: 3)"
     )
     add_cluster_argument(group)
-    group.add_argument("--quiet", action="store_true", help="tell nothing while it goes on, and only counts at the end")
+    group.add_argument("--quiet", action="store_true", help="no progress, and only counts at the end")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run rollouts: 0 if every one has a reward, whichever, 30 if we failed at one or one is unconfirmed."""
+    """Run rollouts; return 0 if each has a reward, 30 if one is unconfirmed or had an infrastructure error."""
     require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "timeout", "deadline", "tries")
     agent, asked, everything = _agent(args), model_options(args), load(args)
     tasks = _chosen(everything, args)
     out = args.out or Path("runs", f"{everything.name or 'tasks'}-{agent.name}")
-    budget = None if asked is None else _left(asked, out)
+    budget = None if asked is None else _remaining_budget(asked, out)
     setup = _setup(args, agent, asked, budget)
     with Output(quiet=args.quiet) as output:
         cluster = _cluster(args, asked, budget, output)
         builder = Builder(Store.open(), output, args.repo_mirrors) if cluster is None else None
-        building = (lambda: builder.left) if builder is not None else str
+        building = (lambda: builder.remaining) if builder is not None else str
         display = Display(output, agent.name, quiet=args.quiet or args.json, building=building)
-        aside = Aside(_tell_json if args.json else display.tell)
+        reporter = BackgroundReporter(_print_json_line if args.json else display.record)
         try:
             summaries = run_batch(
                 tasks,
@@ -117,13 +117,13 @@ def run(args: argparse.Namespace) -> int:
                 jitter=args.start_jitter,
                 drain=args.drain,
                 config=_config(args, setup),
-                progress=aside,
-                notice=lambda said: output.tell(f"minisandbox: {said}"),
+                progress=reporter,
+                notice=lambda text: output.announce(f"minisandbox: {text}"),
                 beside=display.follow,
                 cluster=cluster,
             )
         finally:
-            aside.close(_TELLING)
+            reporter.close(_REPORT_TIMEOUT)
     _print(args, out, summaries)
     if cluster is not None:
         print_nodes(cluster.reports, as_json=args.json)
@@ -138,10 +138,10 @@ def _agent(args: argparse.Namespace) -> Agent:
 
 
 def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
-    """The tasks that were asked for, in the order in which they are begun.
+    """Return the selected tasks, in the order in which they start.
 
     Raises:
-        InvalidValue: none is left.
+        InvalidValue: no task is selected.
     """
     ids = [
         task.instance_id
@@ -152,22 +152,22 @@ def _chosen(tasks: TaskSet, args: argparse.Namespace) -> list[Task]:
         ids = shuffled(ids, args.shuffle)
     ids = ids[parse_range(args.range)]
     if not ids:
-        raise InvalidValue("no task is left", reason="--id, --repo and --range leave none", hint="loosen one of them")
+        raise InvalidValue("no task is selected", reason="--id, --repo and --range exclude all", hint="loosen one")
     return [tasks[one] for one in ids]
 
 
 def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, budget: Budget | None) -> Setup:
-    """How the rollouts are done. The model is opened, and its budget is what earlier calls have left of it."""
+    """Return the setup of the rollouts, with an open model and the budget that earlier calls have left."""
     options = agent_options(args)
     configuration: dict[str, object] = {"agent": args.agent, **to_mapping(options)}
     limits = agent_limits(args)
     model = None
     if asked is not None:
         if not agent.needs_model:
-            raise InvalidValue(f"the agent {agent.name!r} asks no model", hint="leave out --model")
+            raise InvalidValue(f"the agent {agent.name!r} uses no model", hint="leave out --model")
         configuration["model"] = _public(asked)
         quiet = args.quiet or args.json
-        model = open_model(asked, budget, tell=lambda told: None if quiet else say(f"minisandbox: {told}"))
+        model = open_model(asked, budget, tell=lambda text: None if quiet else say(f"minisandbox: {text}"))
     return Setup(
         agent=agent,
         model=model,
@@ -187,20 +187,20 @@ def _cluster(
     return Cluster(address=args.cluster, model=asked, budget=budget, mirrors=args.repo_mirrors, notice=output.note)
 
 
-def _left(asked: ModelOptions, out: Path) -> Budget:
-    """The run's budget, less what its rollouts have taken already."""
+def _remaining_budget(asked: ModelOptions, out: Path) -> Budget:
+    """Return the run's budget, less the usage of its finished rollouts."""
     budget = asked.budget()
     try:
         with RunReader(out) as before:
             for one in before.summaries():
                 budget.charge(one.usage.prompt + one.usage.completion, one.cost)
-    except (LookupError, RunError):  # there is no such run yet; what is wrong with one comes out when it is opened
+    except (LookupError, RunError):  # no such run yet; if it is damaged, opening it reports that
         pass
     return budget
 
 
 def _public(asked: ModelOptions) -> dict[str, object]:
-    """What is kept of a model's options: what decides its answers."""
+    """Return the recorded options of a model: those that affect its responses."""
     return {
         one.name: plain(getattr(asked, one.name))
         for one in fields(asked)
@@ -209,7 +209,7 @@ def _public(asked: ModelOptions) -> dict[str, object]:
 
 
 def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | float | bool | None]:
-    """What a run is about: the same for everybody who goes on with it. Where the server is may change."""
+    """Return the run's identity, which must be the same on resume; the server's address may change."""
     options, asks = agent_options(args), setup.model is not None
     parts: dict[str, object] = {}
     if asks or options.given() - {"recording"}:
@@ -230,10 +230,10 @@ def _budgets(args: argparse.Namespace) -> Budgets:
     return Budgets(**given)
 
 
-# --- what is printed -------------------------------------------------------------------------------------------------
+# --- printed output -------------------------------------------------------------------------------------------------
 
 
-def _tell_json(news: Progress) -> None:
+def _print_json_line(news: Progress) -> None:
     put(json.dumps({"rollout": plain(news.latest)}), flush=True)
 
 
@@ -246,12 +246,12 @@ def _print(args: argparse.Namespace, out: Path, summaries: Sequence[Summary]) ->
         put()
     counts = Counter(summary.verdict or "not graded" for summary in summaries)
     resumed = sum(summary.resumed for summary in summaries)
-    before = f"; {resumed} of them finished before" if resumed else ""
+    before = f"; {resumed} of them from an earlier call" if resumed else ""
     put(f"{', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}{before}; trajectories in {out}")
 
 
 def plain_totals(summaries: Sequence[Summary]) -> dict[str, object]:
-    """Return the sums over rollouts, as JSON has them."""
+    """Return the totals over rollouts, in JSON types."""
     rewards = [one.reward for one in summaries if one.reward is not None]
     return {
         "rollouts": len(summaries),
@@ -273,7 +273,7 @@ def _status(summaries: Sequence[Summary]) -> int:
         return exits.OK
     say(
         f"minisandbox: rollouts without a reward: {len(failed)}{_unconfirmed(failed)}",
-        "  what to do: the same command does them again; if a task is at fault, minisandbox validate says how",
+        "  what to do: repeat the command, which runs only these; check a task with minisandbox validate",
     )
     return GradingError.exit_code
 
@@ -283,8 +283,8 @@ def _unconfirmed(failed: Sequence[Summary]) -> str:
     return f", {count} of them unconfirmed" if count else ""
 
 
-def tell(output: Output, agent: str, news: Progress) -> None:
-    """Tell of a rollout that has ended."""
+def note_rollout(output: Output, agent: str, news: Progress) -> None:
+    """Print a line for a finished rollout."""
     latest = news.latest
     if not latest.resumed:
         verdict = latest.verdict or f"not graded: {latest.detail}"

@@ -1,4 +1,4 @@
-"""What a terminal shows while rollouts go on: how far they are, how fast, how well."""
+"""The terminal display of running rollouts: progress, speed, rewards."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _PAUSE = 0.5
-_WINDOW = 120.0  # seconds that the rate looks back
+_WINDOW = 120.0  # seconds over which the rate is measured
 
 
-class Aside:
-    """Tells of rollouts in a thread: whoever reads slowly, or not at all, holds no rollout up.
+class BackgroundReporter:
+    """Reports finished rollouts in a thread, so that a slow reader of the output does not block rollouts.
 
     Args:
-        tell: what tells of one.
+        report: reports one rollout.
     """
 
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
-        self._tell = tell
-        self._threads = Threads(1, "tell")
+    def __init__(self, report: Callable[[Progress], None]) -> None:
+        self._report = report
+        self._threads = Threads(1, "report")
         self._error: BaseException | None = None
 
     def __call__(self, news: Progress) -> None:
-        """Tell of a rollout, soon.
+        """Queue the report of a rollout.
 
         Raises:
-            BrokenPipeError: who read before has gone.
+            BrokenPipeError: an earlier report failed because the output was closed.
         """
         if self._error is not None:
             raise self._error
-        self._threads.submit(self._tell, news).add_done_callback(self._look_at)
+        self._threads.submit(self._report, news).add_done_callback(self._keep_error)
 
     def close(self, timeout: float) -> None:
-        """Wait until all is told.
+        """Wait until all rollouts are reported.
 
         Args:
-            timeout: seconds to wait at most.
+            timeout: maximum seconds to wait.
         """
         self._threads.close()
         self._threads.join(timeout)
 
-    def _look_at(self, told: Future[None]) -> None:
-        self._error = self._error or told.exception()
+    def _keep_error(self, done: Future[None]) -> None:
+        self._error = self._error or done.exception()
 
 
 class Display:
-    """Tells of a batch: lines that stay, and on a terminal a panel that is drawn anew.
+    """Shows the progress of a batch: permanent lines, and on a terminal a live panel.
 
     Args:
-        output: where it is told.
+        output: the output to write to.
         agent: the agent's name.
-        quiet: whether nothing is told at all.
-        building: says how much is left to build; empty for nothing.
+        quiet: whether to show nothing.
+        building: returns the remaining image builds in words, or an empty string.
     """
 
     def __init__(self, output: Output, agent: str, *, quiet: bool, building: Callable[[], str] = str) -> None:
@@ -77,8 +77,8 @@ class Display:
         self._failures: Counter[str] = Counter()
         self._began = time.monotonic()
 
-    def tell(self, news: Progress) -> None:
-        """Take note of a rollout that has ended."""
+    def record(self, news: Progress) -> None:
+        """Count a finished rollout, and print a line for it unless quiet."""
         latest = news.latest
         if latest.reward is not None:
             self._rewards.append(latest.reward)
@@ -95,27 +95,27 @@ class Display:
             self._output.note(f"{news.done}/{news.total} {self._agent} {name}: {verdict}")
 
     async def follow(self, batch: Batch) -> None:
-        """Show how a batch goes on, until cancelled."""
+        """Show the live panel of a batch until cancelled."""
         if self._quiet or not self._output.terminal:
             return
-        from rich.console import Console  # noqa: PLC0415 - costs more than most commands; only terminals pay for it
+        from rich.console import Console  # noqa: PLC0415 - slow to import; only terminals need it
         from rich.live import Live  # noqa: PLC0415 - the same
 
         console = Console(stderr=True, highlight=False)
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            self._output.through(lambda line: console.print(line, markup=False, soft_wrap=True))
+            self._output.redirect(lambda line: console.print(line, markup=False, soft_wrap=True))
             try:
                 while True:
                     live.update(self.panel(batch), refresh=True)
                     await asyncio.sleep(_PAUSE)
             finally:
-                self._output.through(None)
+                self._output.redirect(None)
 
     def panel(self, batch: Batch) -> RenderableType:
-        """Return what is shown.
+        """Return the panel's content.
 
         Args:
-            batch: what it is about.
+            batch: the batch to show.
         """
         from rich.table import Table  # noqa: PLC0415 - as above
         from rich.text import Text  # noqa: PLC0415 - as above
@@ -126,10 +126,10 @@ class Display:
         return table
 
     def lines(self, batch: Batch) -> list[tuple[str, str]]:
-        """Return what is shown, as names and texts.
+        """Return the panel's lines as (name, text).
 
         Args:
-            batch: what it is about.
+            batch: the batch to show.
         """
         stages = batch.stages
         left = batch.seconds_left
@@ -148,13 +148,13 @@ class Display:
             shown.append(("images", building))
         if self._rewards:
             mean = sum(self._rewards) / len(self._rewards)
-            shown.append(("reward", f"{mean:.3f} of {len(self._rewards)}"))
+            shown.append(("reward", f"{mean:.3f} over {len(self._rewards)}"))
         if self._failures:
             shown.append(("failures", ", ".join(f"{count} x {kind}" for kind, count in self._failures.most_common(4))))
         return shown
 
     def _rate(self) -> float:
-        """Rollouts in a minute, lately."""
+        """Return the recent rollouts per minute."""
         now = time.monotonic()
         while self._ends and now - self._ends[0] > _WINDOW:
             self._ends.popleft()

@@ -1,4 +1,4 @@
-"""``minisandbox sandbox run|shell|exec|ls|kill|prune``."""
+"""``minisandbox sandbox run|shell|exec|ls|kill|prune``: use and manage sandboxes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from minisandbox.store import Store
 from minisandbox.types import ImageSpec, SandboxInfo
 
 _STATUS = (
-    "Its output is passed on as it comes, and the exit status is its own (124 after a timeout, 128 and the signal's "
+    "Its output is streamed, and its exit status becomes this command's (124 after a timeout, 128 plus the signal's "
     "number after a signal). Ctrl-C ends it."
 )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the verbs."""
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     run = verbs.add_parser(
         "run",
@@ -47,82 +47,82 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     options.add_creation(run)
     options.add_command(run)
-    run.set_defaults(run=run_run, kept="the sandbox and everything in it is gone")
+    run.set_defaults(run=run_run, kept="the sandbox and everything in it has been removed")
     shell = verbs.add_parser(
         "shell",
-        help="work in a sandbox by hand: a new one, or a live one",
+        help="open a shell in a new or a live sandbox",
         usage="minisandbox sandbox shell [options] [ID]",
-        description="An interactive bash in a live sandbox, or in a new one that ends with it. Where stdin is no "
-        "terminal, commands are read from it.",
+        description="Open an interactive bash in a live sandbox, or in a new one that ends with it. Without a "
+        "terminal, commands are read from stdin.",
     )
-    shell.add_argument("id", metavar="ID", nargs="?", help="a live sandbox: its id, or the beginning of it")
+    shell.add_argument("id", metavar="ID", nargs="?", help="a live sandbox: its id, or a prefix of it")
     options.add_creation(shell)
     options.add_start(shell)
-    shell.set_defaults(run=run_shell, kept="a sandbox made for the shell is gone, another goes on")
+    shell.set_defaults(run=run_shell, kept="a sandbox created for the shell has been removed, a live one keeps running")
     execute = verbs.add_parser(
         "exec",
         help="run one command in a live sandbox",
         usage="minisandbox sandbox exec [options] ID -- CMD [ARGUMENT ...]",
-        description=f"Run one command in a live sandbox, whoever made it. {_STATUS}",
+        description=f"Run one command in a live sandbox of any process of this user. {_STATUS}",
     )
-    execute.add_argument("id", metavar="ID", help="the sandbox: its id, or the beginning of it")
+    execute.add_argument("id", metavar="ID", help="the sandbox: its id, or a prefix of it")
     options.add_command(execute)
-    execute.set_defaults(run=run_exec, kept="the sandbox goes on")
+    execute.set_defaults(run=run_exec, kept="the sandbox keeps running")
     _configure_management(verbs)
 
 
 def _configure_management(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     ls = verbs.add_parser("ls", help="list the live sandboxes of this user")
-    options.add_label(ls, "only those with this label")
+    options.add_label(ls, "only sandboxes with this label")
     add_json_option(ls)
     ls.set_defaults(run=run_ls)
     kill = verbs.add_parser(
         "kill",
         help="end live sandboxes",
         usage="minisandbox sandbox kill (ID ... | --all | --label NAME=VALUE)",
-        description="End live sandboxes of this user, whoever made them, and everything that runs in them.",
+        description="End live sandboxes of this user, from any process, with everything that runs in them.",
     )
-    kill.add_argument("id", metavar="ID", nargs="*", help="a sandbox: its id, or the beginning of it")
-    kill.add_argument("--all", action="store_true", help="all of this user")
-    options.add_label(kill, "those with this label")
-    kill.set_defaults(run=run_kill, kept="sandboxes that were named above have ended")
+    kill.add_argument("id", metavar="ID", nargs="*", help="a sandbox: its id, or a prefix of it")
+    kill.add_argument("--all", action="store_true", help="all sandboxes of this user")
+    options.add_label(kill, "all sandboxes with this label")
+    kill.set_defaults(run=run_kill, kept="the sandboxes named above have ended")
     prune = verbs.add_parser(
         "prune",
-        help="remove what processes that were killed left behind",
-        description="Remove what processes that were killed left behind: records of sandboxes and control groups. "
-        "Nothing of a live process is touched. The next sandbox does the same. Exit status 1 where something could not "
-        "be removed.",
+        help="remove leftovers of killed processes",
+        description="Remove the sandbox records and control groups that killed processes left behind. Creating a "
+        "sandbox does the same. Processes that are alive are not affected. The exit status is 1 if something could "
+        "not be removed.",
     )
-    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     add_json_option(prune)
-    prune.set_defaults(run=run_prune, kept="what was named above has been removed")
+    prune.set_defaults(run=run_prune, kept="the leftovers named above have been removed")
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
 def run_run(args: argparse.Namespace) -> int:
-    """Run a command in a new sandbox; its fate is the exit status."""
+    """Run a command in a new sandbox; return its exit status."""
     command, start = options.command_of(args, "minisandbox sandbox run"), options.parse_start(args)
     with _new(args) as box:
         return _run(box, command, start, stdin=args.stdin, terminal=args.tty)
 
 
 def run_exec(args: argparse.Namespace) -> int:
-    """Run a command in a live sandbox; its fate is the exit status."""
+    """Run a command in a live sandbox; return its exit status."""
     command, start = options.command_of(args, f"minisandbox sandbox exec {args.id}"), options.parse_start(args)
     with Sandbox.attach(options.find(args.id).id) as box:
         return _run(box, command, start, stdin=args.stdin, terminal=args.tty)
 
 
 def run_shell(args: argparse.Namespace) -> int:
-    """Give a person, or a script on stdin, a bash in a sandbox; its exit status is ours."""
+    """Open a bash for a person or a script on stdin; return its exit status."""
     if args.rest:
         raise InvalidValue("'sandbox shell' takes no command", hint="use 'sandbox run' or 'sandbox exec'")
     terminal, start = has_terminal(), options.parse_start(args)
     with _chosen(args) as box:
         if terminal:
-            end = "the sandbox goes on" if args.id else "the sandbox ends with it"
+            end = "the sandbox keeps running" if args.id else "ends the sandbox"
             say(f"minisandbox: sandbox {box.id}; exit or ^D leaves the shell, and {end}")
         return _run(box, ["bash"], start, stdin=True, terminal=terminal)
 
@@ -142,7 +142,7 @@ def _chosen(args: argparse.Namespace) -> Iterator[Sandbox]:
         return
     given = [name for name in ("image", "allow", "limit", "mount", "label") if getattr(args, name)]
     if given:
-        raise InvalidValue(f"--{given[0]} is for a new sandbox, {args.id} is a live one", hint="leave out one of them")
+        raise InvalidValue(f"--{given[0]} needs a new sandbox, and {args.id} is a live one", hint="leave out either")
     with Sandbox.attach(options.find(args.id).id) as box:
         yield box
 
@@ -191,22 +191,20 @@ def _row(info: SandboxInfo, now: float) -> tuple[str, ...]:
 
 
 def run_kill(args: argparse.Namespace) -> int:
-    """End live sandboxes, and name them."""
+    """End live sandboxes and print their ids."""
     if bool(args.id) + args.all + bool(args.label) != 1:
-        raise InvalidValue(
-            "which sandboxes to end is not clear", hint="give ids, or --all, or --label NAME=VALUE; one of the three"
-        )
+        raise InvalidValue("sandbox kill needs one choice", hint="give ids, or --all, or --label NAME=VALUE")
     labels = options.parse_pairs(args.label, "--label")
     chosen = [options.find(text) for text in args.id] if args.id else live_sandboxes(labels=labels)
     for info in dict.fromkeys(chosen):
-        with contextlib.suppress(NotFound):  # it has ended since it was found
+        with contextlib.suppress(NotFound):  # ended in the meantime
             Sandbox.attach(info.id).stop()
         put(info.id, flush=True)
     return exits.OK
 
 
 def run_prune(args: argparse.Namespace) -> int:
-    """Remove what dead owners left behind, and name it; exit status 1 where some of it stays."""
+    """Remove and print the leftovers of dead owners; return 1 if some could not be removed."""
     runtime = reaper.runtime_directory()
     found = [*reaper.leftovers(runtime), *scratch.leftovers()]
     stays = 0

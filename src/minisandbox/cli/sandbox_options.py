@@ -1,4 +1,4 @@
-"""What the verbs of ``minisandbox sandbox`` are told on the command line."""
+"""Options of the verbs of ``minisandbox sandbox``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.sandbox import live_sandboxes
 from minisandbox.types import Limits, Mount, Network, SandboxInfo, parse_size
 
-# name on the command line -> how its value is read; the names are those of Limits
+# name on the command line, as in Limits -> conversion of its value
 _LIMITS: dict[str, Callable[[str], int | float]] = {
     "memory": parse_size,
     "cpu": float,
@@ -28,38 +28,36 @@ LIMIT_NAMES = ", ".join(_LIMITS)
 
 
 def add_creation(parser: argparse.ArgumentParser) -> None:
-    """Declare what decides how a new sandbox looks."""
-    parser.add_argument("--image", metavar="NAME", help="an image of the store (default: nothing but the host's /usr)")
-    parser.add_argument(
-        "--network", choices=("off", "host"), default="off", help="default: off, but for its own loopback"
-    )
+    """Declare the options of a new sandbox."""
+    parser.add_argument("--image", metavar="NAME", help="an image of the store (default: only the host's /usr)")
+    parser.add_argument("--network", choices=("off", "host"), default="off", help="default: off, with its own loopback")
     parser.add_argument(
         "--allow",
         metavar="HOST[:PORT]",
         action="append",
         default=[],
-        help="let it reach a host, or '*.SUFFIX', by HTTP(S)",
+        help="allow HTTP(S) to a host or '*.SUFFIX'",
     )
-    parser.add_argument("--allow-private", action="store_true", help="even where these have private addresses")
+    parser.add_argument("--allow-private", action="store_true", help="allow private addresses of these hosts")
     parser.add_argument("--limit", metavar="NAME=VALUE", action="append", default=[], help=f"one of {LIMIT_NAMES}")
     parser.add_argument(
-        "--mount", metavar="HOST:INSIDE", action="append", default=[], help="show a host path, read-only"
+        "--mount", metavar="HOST:INSIDE", action="append", default=[], help="mount a host path, read-only"
     )
-    add_label(parser, "what to call the sandbox; shown by 'sandbox ls'")
+    add_label(parser, "a label, shown by 'sandbox ls'")
 
 
 def parse_network(args: argparse.Namespace) -> Network:
-    """What ``--network``, ``--allow`` and ``--allow-private`` say together.
+    """Read ``--network``, ``--allow`` and ``--allow-private``.
 
     Raises:
-        InvalidValue: they contradict each other, or a host is no pattern.
+        InvalidValue: they contradict each other, or a host pattern is malformed.
     """
     if not args.allow:
         if args.allow_private:
-            raise InvalidValue("--allow-private without --allow", hint="name the hosts: --allow HOST[:PORT]")
+            raise InvalidValue("--allow-private needs --allow", hint="name the hosts: --allow HOST[:PORT]")
         return Network(args.network)
     if args.network == "host":
-        raise InvalidValue("--allow and --network host", hint="leave out one of them")
+        raise InvalidValue("--allow and --network host cannot be combined", hint="leave out one of them")
     return Network.allow(*args.allow, private=args.allow_private)
 
 
@@ -69,29 +67,29 @@ def add_label(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
-    """Declare what decides how a command starts."""
-    parser.add_argument("--user", metavar="NAME|UID", help="who runs it; root (the default) alone has capabilities")
-    parser.add_argument("--cwd", metavar="DIR", help="where it starts (default: the image's workdir)")
-    parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable for it")
+    """Declare the options of a command's start."""
+    parser.add_argument("--user", metavar="NAME|UID", help="user to run as; only root, the default, has capabilities")
+    parser.add_argument("--cwd", metavar="DIR", help="the directory to start in (default: the image's workdir)")
+    parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="an environment variable")
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
-    """Declare a command and how it is run."""
+    """Declare a command and its options."""
     add_start(parser)
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="end the command after so many seconds")
-    parser.add_argument("-i", "--stdin", action="store_true", help="give the command what stdin holds, as it comes")
-    parser.add_argument("-t", "--tty", action="store_true", help="run the command on a terminal of its own")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="time limit of the command")
+    parser.add_argument("-i", "--stdin", action="store_true", help="forward stdin to the command")
+    parser.add_argument("-t", "--tty", action="store_true", help="run the command on a new terminal")
     parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="after --: the command, its arguments")
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a command starts.
+    """The start options of a command.
 
     Attributes:
-        env: variables for it.
-        user: who runs it, or None for root.
-        cwd: where it starts, or None for the image's workdir.
+        env: environment variables.
+        user: the user to run as, or None for root.
+        cwd: the directory to start in, or None for the image's workdir.
         timeout: wall seconds, or None.
     """
 
@@ -102,7 +100,7 @@ class Start:
 
 
 def parse_start(args: argparse.Namespace) -> Start:
-    """Read what :func:`add_start` and :func:`add_command` declare.
+    """Read the options of :func:`add_start` and :func:`add_command`.
 
     Raises:
         InvalidValue: a variable is not NAME=VALUE.
@@ -114,43 +112,43 @@ def parse_start(args: argparse.Namespace) -> Start:
 
 
 def command_of(args: argparse.Namespace, example: str) -> list[str]:
-    """The command that follows ``--``.
+    """Return the command that follows ``--``.
 
     Args:
         args: the command line.
-        example: what it should look like, up to the command.
+        example: the correct command line, up to the command.
 
     Raises:
-        InvalidValue: there is none, or no ``--``.
+        InvalidValue: there is no command, or no ``--``.
     """
     if args.command:
         words = " ".join([*args.command, *args.rest])
         raise InvalidValue(
-            f"{args.command[0]!r} stands where only options may", reason="there is no -- before the command",
+            f"unexpected argument {args.command[0]!r}", reason="there is no -- before the command",
             hint=f"{example} -- {words}",
         )  # fmt: skip
     if not args.rest:
-        raise InvalidValue("no command was given", hint=f"{example} -- python3 --version")
+        raise InvalidValue("the command is missing", hint=f"{example} -- python3 --version")
     command: list[str] = args.rest
     return command
 
 
 def parse_limits(texts: Iterable[str]) -> Limits:
-    """Read ``NAME=VALUE`` texts.
+    """Read the ``NAME=VALUE`` texts of ``--limit``.
 
     Raises:
-        InvalidValue: a name is not a limit's, or a value is not one for it.
+        InvalidValue: a name is unknown, or its value is invalid.
     """
-    values: dict[str, Any] = {}  # each is of its limit's own type
+    values: dict[str, Any] = {}  # converted by _LIMITS
     for text in texts:
         name, value = parse_pair(text, "--limit")
         if name not in _LIMITS:
-            raise InvalidValue(f"--limit {text}: there is no limit {name!r}", hint=f"the limits are {LIMIT_NAMES}")
+            raise InvalidValue(f"--limit {text}: unknown limit {name!r}", hint=f"the limits are {LIMIT_NAMES}")
         try:
             values[name] = _LIMITS[name](value)
         except ValueError as error:
             hint = error.hint if isinstance(error, InvalidValue) else "give a number"
-            raise InvalidValue(f"--limit {text}: {value!r} cannot be used", hint=hint) from error
+            raise InvalidValue(f"--limit {text}: invalid value {value!r}", hint=hint) from error
     return Limits(**values)
 
 
@@ -163,11 +161,11 @@ def parse_pair(text: str, option: str) -> tuple[str, str]:
     """Read one ``NAME=VALUE``.
 
     Raises:
-        InvalidValue: it is not one.
+        InvalidValue: the text has another form.
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise InvalidValue(f"{option} {text}: no NAME=VALUE", hint=f"for instance {option} NAME=VALUE")
+        raise InvalidValue(f"{option} {text} is not NAME=VALUE", hint=f"for instance {option} NAME=VALUE")
     return name, value
 
 
@@ -175,27 +173,27 @@ def parse_mount(text: str) -> Mount:
     """Read one ``HOST:INSIDE``.
 
     Raises:
-        InvalidValue: it is not one.
+        InvalidValue: the text has another form.
     """
     source, colon, target = text.rpartition(":")
     if not colon or not source:
-        raise InvalidValue(f"--mount {text}: no HOST:INSIDE", hint="for instance --mount ./data:/data")
+        raise InvalidValue(f"--mount {text} is not HOST:INSIDE", hint="for instance --mount ./data:/data")
     return Mount(Path(source).absolute(), PurePosixPath(target))
 
 
 def find(beginning: str) -> SandboxInfo:
-    """The live sandbox that an id, or the beginning of one, stands for; its ``box-`` may be left out.
+    """Return the live sandbox with this id or prefix of one; ``box-`` may be left out.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is no such sandbox.
         InvalidValue: there are several.
     """
     live = live_sandboxes()
     exact = [one for one in live if one.id == beginning]
     found = exact or [one for one in live if beginning and one.id.startswith((beginning, f"box-{beginning}"))]
     if not found:
-        raise NotFound(f"no live sandbox is called {beginning!r}", hint="'minisandbox sandbox ls' lists them")
+        raise NotFound(f"there is no live sandbox {beginning!r}", hint="'minisandbox sandbox ls' lists them")
     if len(found) > 1:
         ids = ", ".join(one.id for one in found[:8])
-        raise InvalidValue(f"{beginning!r} begins the ids of {len(found)} sandboxes: {ids}", hint="give more of it")
+        raise InvalidValue(f"{beginning!r} is ambiguous: {len(found)} sandboxes, {ids}", hint="give a longer prefix")
     return found[0]

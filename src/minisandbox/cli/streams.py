@@ -1,4 +1,4 @@
-"""A command's streams, passed on as they come: pipes, and a terminal for those who sit at one."""
+"""Forward a command's streams as data arrives: pipes, or a terminal."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _SIZE = struct.Struct("HHHH")  # struct winsize, ioctl_tty(2)
 
 
 def has_terminal() -> bool:
-    """Whether somebody sits at stdin and stdout."""
+    """Return whether stdin and stdout are terminals."""
     return os.isatty(_STDIN) and sys.stdout.isatty()
 
 
 def window() -> Terminal:
-    """The size of the terminal at stdin, or a usual one."""
+    """Return the size of the terminal at stdin, or a default."""
     with contextlib.suppress(OSError):
         rows, columns, _, _ = _SIZE.unpack(fcntl.ioctl(_STDIN, termios.TIOCGWINSZ, bytes(_SIZE.size)))
         if rows and columns:
@@ -43,20 +43,20 @@ def window() -> Terminal:
 
 
 def follow(process: Process, *, stdin: bool, terminal: bool) -> int:
-    """Pass a process's output on until it ends, and input to it.
+    """Forward a process's output until it ends, and input to it.
 
     Args:
-        process: what runs; left to the caller to close.
-        stdin: whether to give it what stdin holds; else its input is empty.
-        terminal: whether it runs on a terminal. Where stdin is one too, keys go to it unchanged, Ctrl-C included.
+        process: the process; the caller closes it.
+        stdin: whether to forward stdin; else its input is empty.
+        terminal: whether it runs on a terminal. If stdin is one too, keys are forwarded unchanged, Ctrl-C included.
 
     Returns:
-        The exit status that tells its fate.
+        The exit status that stands for its outcome.
     """
     screen = _passing(keys=stdin) if terminal and has_terminal() else contextlib.nullcontext()
     with screen, _relay(process, stdin=stdin, resize=terminal):
         result = _pass_on(process)
-    _say_fate(result)
+    _report_outcome(result)
     return _status(result)
 
 
@@ -76,7 +76,7 @@ def _pass_on(process: Process) -> ExecResult:
 
 @contextlib.contextmanager
 def _relay(process: Process, *, stdin: bool, resize: bool) -> Iterator[None]:
-    """Let a thread give input and window sizes to a process meanwhile."""
+    """Forward input and window sizes to a process in a thread."""
     if not stdin and not resize:
         process.close_stdin()
         yield
@@ -89,7 +89,7 @@ def _relay(process: Process, *, stdin: bool, resize: bool) -> Iterator[None]:
             yield
     finally:
         os.write(waker, _END)
-        thread.join(1.0)  # it may hang in a write to a process that does not read; its end is the caller's business
+        thread.join(1.0)  # it may hang in a write to a process that does not read, until the caller closes that
         if not thread.is_alive():
             os.close(wake)
             os.close(waker)
@@ -97,26 +97,26 @@ def _relay(process: Process, *, stdin: bool, resize: bool) -> Iterator[None]:
 
 def _feed(process: Process, wake: int, stdin: bool) -> None:
     sources = [wake, _STDIN] if stdin else [wake]
-    with contextlib.suppress(MiniSandboxError):  # it has ended; whoever reads its output says how
+    with contextlib.suppress(MiniSandboxError):  # it has ended; the reader of its output reports how
         while True:
             ready, _, _ = select.select(sources, [], [])
-            if wake in ready and not _heed(process, os.read(wake, 64)):
+            if wake in ready and not _handle(process, os.read(wake, 64)):
                 return
             if _STDIN in ready and not _forward(process):
                 sources = [wake]
 
 
-def _heed(process: Process, notes: bytes) -> bool:
+def _handle(process: Process, notes: bytes) -> bool:
     if _RESIZE in notes:
         process.resize(window())
     return _END not in notes
 
 
 def _forward(process: Process) -> bool:
-    """Pass some input on; returns whether there may be more."""
+    """Forward available input; return whether there may be more."""
     try:
         data = os.read(_STDIN, _PIECE)
-    except OSError:  # closed, or a terminal that has gone
+    except OSError:  # closed, or the terminal is gone
         data = b""
     if data:
         process.write(data)
@@ -130,9 +130,9 @@ def _forward(process: Process) -> bool:
 
 @contextlib.contextmanager
 def _passing(*, keys: bool) -> Iterator[None]:
-    """Let all that is printed, and every key if asked for, pass unchanged: the command's own terminal sees to them.
+    """Stop the terminal from processing output, and with ``keys`` input: the command's pty does both.
 
-    The terminal is as before afterwards, whatever happens.
+    The settings are restored afterwards.
     """
     before = termios.tcgetattr(_STDIN)
     try:
@@ -144,14 +144,14 @@ def _passing(*, keys: bool) -> Iterator[None]:
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, settings)
         yield
     finally:
-        with contextlib.suppress(termios.error):  # it has gone
+        with contextlib.suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager
 def _on_resize(waker: int) -> Iterator[None]:
     def note(_number: int, _frame: FrameType | None) -> None:
-        os.write(waker, _RESIZE)  # whatever the main thread does right now, it must not be done in a handler
+        os.write(waker, _RESIZE)  # the thread resizes: a signal handler must not take locks
 
     previous = signal.signal(signal.SIGWINCH, note)
     try:
@@ -160,10 +160,10 @@ def _on_resize(waker: int) -> Iterator[None]:
         signal.signal(signal.SIGWINCH, previous)
 
 
-# --- the fate --------------------------------------------------------------------------------------------------------
+# --- the outcome -----------------------------------------------------------------------------------------------------
 
 
-def _say_fate(result: ExecResult) -> None:
+def _report_outcome(result: ExecResult) -> None:
     if result.outcome is not Outcome.EXITED:
         verb = "was" if result.outcome is Outcome.SIGNALED else ""
         say(" ".join(f"minisandbox: the command {verb} {result.fate}".split()))

@@ -1,4 +1,4 @@
-"""``minisandbox sweagent``."""
+"""``minisandbox sweagent``: run SWE-agent in sandboxes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks",
         metavar="TASKS",
-        help="whose images are built when asked for: a bundled set's name, a file, a folder, or hub:OWNER/NAME",
+        help="build these tasks' images on demand: a bundled set's name, a file, a folder, or hub:OWNER/NAME",
     )
     parser.add_argument("command", metavar="ARGS", nargs=argparse.REMAINDER, help="after --: SWE-agent's command line")
-    parser.set_defaults(run=run, kept="what SWE-agent has written is kept")
+    parser.set_defaults(run=run, kept="SWE-agent's output is kept")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run SWE-agent: its exit status, or 1 where it failed."""
+    """Run SWE-agent; return its exit status, or 1 where it failed."""
     if args.command or not args.rest:
-        raise InvalidValue("SWE-agent's command line has to follow --", hint=f"for instance {_EXAMPLE}")
+        raise InvalidValue("SWE-agent's command line must follow --", hint=f"for instance {_EXAMPLE}")
+    # slow to import: SWE-ReX takes a second, SWE-agent several
     # only those who use it pay for it: importing SWE-ReX takes a second, SWE-agent several
     from minisandbox.integrations.settings import TASKS_VARIABLE  # noqa: PLC0415 - see above
     from minisandbox.integrations.sweagent import launch  # noqa: PLC0415 - see above

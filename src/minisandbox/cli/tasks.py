@@ -1,4 +1,4 @@
-"""``minisandbox tasks ls|show|filter|unique-images|merge|mutate|export``."""
+"""``minisandbox tasks ls|show|filter|unique-images|merge|mutate|export``: read and convert task sets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DEFAULT = "quickstart"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the verbs."""
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     ls = verbs.add_parser("ls", help="list the tasks of a set")
     add_tasks_arguments(ls, default=DEFAULT)
     add_json_option(ls)
     ls.set_defaults(run=run_ls)
-    show = verbs.add_parser("show", help="print one task: what an agent sees, how it is built, what decides")
+    show = verbs.add_parser("show", help="print one task: problem statement, build, tests, patch")
     add_source_options(show)
     show.add_argument("id", metavar="ID", help="the task's instance_id")
     add_json_option(show)
@@ -57,7 +57,7 @@ def _summary(task: Task) -> dict[str, object]:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    """Print one task: for people what an agent sees, then what decides; as JSON the whole row."""
+    """Print one task: for people the problem statement, build, tests and patch; as JSON the whole row."""
     task = load(args)[args.id]
     if args.json:
         print_json(task.to_row())
@@ -68,8 +68,8 @@ def run_show(args: argparse.Namespace) -> int:
         task.problem_statement.strip(),
         "",
         *_build_lines(task.build),
-        f"tests: {task.test_command}   (at most {task.test_timeout:g} s)",
-        f"runner: {task.test_runner}   read by: {task.test_parser or 'its own reports, exact ids'}",
+        f"tests: {task.test_command}   (timeout {task.test_timeout:g} s)",
+        f"runner: {task.test_runner}   parser: {task.test_parser or 'its own reports, exact ids'}",
         f"hidden from the agent: {', '.join(task.hidden_files) or ('test_patch' if task.test_patch else 'nothing')}",
         f"FAIL_TO_PASS ({len(task.FAIL_TO_PASS)}):",
         *(f"  {test}" for test in task.FAIL_TO_PASS),
@@ -83,19 +83,19 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def _build_lines(build: BuildSpec) -> list[str]:
-    """The recipe; of a complete listing of an environment its length."""
+    """Return the lines that describe a build; a complete environment only by its size."""
     requirements = ", ".join(build.requirements) or "none"
     if build.complete:
-        requirements = f"{len(build.requirements)} that are all there is"
+        requirements = f"{len(build.requirements)} pinned, the complete environment"
     source = "none" if build.source is None else " ".join(value for _, value in build.source.fields)
     return [
         f"python: {build.python or 'the host'}   requirements: {requirements}",
-        *([f"over these: {', '.join(build.overrides)}"] if build.overrides else []),
+        *([f"overrides: {', '.join(build.overrides)}"] if build.overrides else []),
         *([f"system packages: {', '.join(build.system)}"] if build.system else []),
         f"source: {'' if build.source is None else build.source.kind + ' '}{source}",
         *(f"install: {command}" for command in build.install),
-        *([f"network of these: {build.network}"] if build.network != "index" else []),
-        *([f"packages uploaded before: {build.exclude_newer}"] if build.exclude_newer else []),
+        *([f"network of the install commands: {build.network}"] if build.network != "index" else []),
+        *([f"only packages uploaded before: {build.exclude_newer}"] if build.exclude_newer else []),
         *([f"PyTorch: builds for {build.torch_backend}"] if build.torch_backend else []),
         *(f"environment: {name}={value}" for name, value in build.environment),
     ]

@@ -1,4 +1,4 @@
-"""``minisandbox tasks export``: task sets as other programs read them."""
+"""``minisandbox tasks export``: write task sets for other programs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ KINDS = ("skyrl",)
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the options."""
+    """Declare the verb."""
     export = verbs.add_parser(
         "export",
-        help="write a set as another program reads it: Parquet for SkyRL",
-        description="Write train.parquet, and validation.parquet, as SkyRL reads them. Each row has its whole task: "
-        "how it is built and tested, pins included.",
+        help="write a set in another program's format: Parquet for SkyRL",
+        description="Write train.parquet, and validation.parquet, for SkyRL. Each row has the whole task: its build, "
+        "with pins, and its tests.",
     )
     add_tasks_arguments(export)
-    export.add_argument("--to", choices=KINDS, required=True, help="whose format")
-    export.add_argument("--validation", metavar="TASKS", help="a set to evaluate on, of which all tasks are taken")
-    export.add_argument("--shuffle", type=int, metavar="SEED", help="mix the tasks, the same way for the same seed")
+    export.add_argument("--to", choices=KINDS, required=True, help="the format")
+    export.add_argument("--validation", metavar="TASKS", help="a task set for evaluation, taken whole")
+    export.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the tasks, reproducibly by seed")
     export.add_argument(
         "--range", metavar="N", nargs="+",
-        help="of what is left then, the tasks from the A-th (from 0) to the one before the B-th: A B, or A:B",
+        help="then take the tasks from A (from 0) to before B: A B, or A:B",
     )  # fmt: skip
     export.add_argument("-o", "--out", metavar="DIR", type=Path, required=True, help="the directory for the files")
     add_json_option(export)
@@ -50,9 +50,8 @@ def run(args: argparse.Namespace) -> int:
     if args.validation is not None:
         parts["validation"] = _validation(args)
         if both := sorted(set(parts["train"].ids) & set(parts["validation"].ids)):
-            raise InvalidValue(
-                f"{both[0]} is trained on and evaluated on", hint="divide the tasks: minisandbox tasks filter --split"
-            )
+            hint = "divide the tasks: minisandbox tasks filter --split"
+            raise InvalidValue(f"{both[0]} is in both the training and the validation set", hint=hint)
     args.out.mkdir(parents=True, exist_ok=True)
     for name, chosen in parts.items():
         rows = {task.instance_id: row_of(task, chosen.name or name) for task in chosen}
@@ -68,11 +67,11 @@ def _validation(args: argparse.Namespace) -> TaskSet:
 
 
 def _part(words: Sequence[str] | None) -> slice:
-    """``A:B``, or the two by themselves, as the original's ``--data_range`` took them.
+    """Read ``A:B``, or two words as the original's ``--data_range`` took them.
 
     Raises:
-        InvalidValue: it is neither.
+        InvalidValue: the words have another form.
     """
     if words is not None and len(words) > 2:
-        raise InvalidValue(f"--range {' '.join(words)}: more than two numbers", hint="name the tasks before it")
+        raise InvalidValue(f"--range {' '.join(words)}: more than two numbers", hint="put TASKS before --range")
     return parse_range(None if words is None else ":".join(words))

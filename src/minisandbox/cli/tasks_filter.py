@@ -1,4 +1,4 @@
-"""``minisandbox tasks filter|unique-images``: part of a set, in the format that the set came in."""
+"""``minisandbox tasks filter|unique-images``: write part of a set, in the set's own format."""
 
 from __future__ import annotations
 
@@ -16,42 +16,40 @@ from minisandbox.tasks.choosing import MISSING, merged, parts_of, shuffled, uniq
 from minisandbox.tasks.reading import layout_of_name
 
 _IMAGES = ("built", "failed", "missing", "broken")
-_OUT = "the file or folder to write; its ending says the format, else it is that of TASKS"
+_OUT = "the file or folder to write; its suffix chooses the format (default: that of TASKS)"
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the options."""
+    """Declare the verbs."""
     choose = verbs.add_parser(
         "filter",
-        help="write the tasks that meet all conditions, in the format they came in",
-        description="Write the tasks that meet all conditions, in the format they came in; without --out print ids.",
+        help="write the tasks that meet all conditions, in their own format",
+        description="Write the tasks that meet all conditions, in their own format; without --out print their ids.",
     )
     add_tasks_arguments(choose)
     choose.add_argument(
         "--statuses", metavar="RUN", type=Path, action="append", default=[],
-        help="how tasks ended: a run_batch_exit_statuses.yaml, or the directory of a run; a later one wins",
+        help="results of a run: its directory, or a run_batch_exit_statuses.yaml; later ones override earlier ones",
     )  # fmt: skip
     choose.add_argument(
         "--status", metavar="STATUS", action="append",
-        help=f"a status in --statuses, or a glob; '{MISSING}' for tasks that none tells of (default: passed)",
+        help=f"a status in --statuses, or a glob; '{MISSING}' for tasks without one (default: passed)",
     )  # fmt: skip
-    choose.add_argument("--image", choices=_IMAGES, action="append", help="what the store has of the task's image")
-    choose.add_argument("--repo", metavar="REGEX", help="a part of the repository's name")
-    choose.add_argument("--id", metavar="REGEX", help="a part of the id; ^ and $ stand for its ends")
-    choose.add_argument("--shuffle", metavar="SEED", type=int, help="mix the tasks, the same way for the same seed")
-    choose.add_argument(
-        "--range", metavar="A:B", help="of what is left then, the A-th (from 0) to the one before the B-th"
-    )
+    choose.add_argument("--image", choices=_IMAGES, action="append", help="state of the task's image in the store")
+    choose.add_argument("--repo", metavar="REGEX", help="tasks whose repository name contains a match")
+    choose.add_argument("--id", metavar="REGEX", help="tasks whose id contains a match; ^ and $ anchor it")
+    choose.add_argument("--shuffle", metavar="SEED", type=int, help="shuffle the tasks, reproducibly by seed")
+    choose.add_argument("--range", metavar="A:B", help="of the selected tasks, those from A (from 0) to before B")
     choose.add_argument(
         "--split", metavar="NAME=SHARE", action="append",
-        help="a part drawn by lot (by --shuffle's seed, or 0), written to OUT-NAME; give it once for each part",
+        help="a random part (by --shuffle's seed, or 0), written to OUT-NAME; repeat it for each part",
     )  # fmt: skip
     _add_output(choose)
     choose.set_defaults(run=run_filter)
     unique = verbs.add_parser(
         "unique-images",
-        help="one task for each environment: what to build first",
-        description="Choose one task for each environment: tasks share one if their images differ by patches alone.",
+        help="select one task per environment: the images to build first",
+        description="Select one task per environment: tasks share one if their images differ only by patches.",
     )
     add_tasks_arguments(unique)
     _add_output(unique)
@@ -66,13 +64,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def run_filter(args: argparse.Namespace) -> int:
     """Filter a set."""
     if args.status and not args.statuses:
-        raise InvalidValue("--status without --statuses", hint="name the run: --statuses DIR")
+        raise InvalidValue("--status needs --statuses", hint="name the run: --statuses DIR")
     if args.split and args.out is None:
-        raise InvalidValue("--split without --out", hint="say where the parts go: --out tasks.jsonl")
+        raise InvalidValue("--split needs --out", hint="name the output: --out tasks.jsonl")
     fractions = dict(share(text) for text in args.split or ())
     chosen_range = parse_range(args.range)
     tasks = load(args)
-    ids = _meeting(tasks, args)
+    ids = _matching_ids(tasks, args)
     if args.shuffle is not None:
         ids = shuffled(ids, args.shuffle)
     ids = ids[chosen_range]
@@ -87,13 +85,13 @@ def run_filter(args: argparse.Namespace) -> int:
 
 
 def run_unique(args: argparse.Namespace) -> int:
-    """Choose one task for each environment."""
+    """Select one task per environment."""
     tasks = load(args)
     groups = unique_images(tasks)
     if args.json:
         print_json(groups)
     elif args.out is None:
-        columns = (Column("task", whole=True), Column("repository"), Column("tasks of it", number=True))
+        columns = (Column("task", whole=True), Column("repository"), Column("tasks", number=True))
         print_table(columns, [(name, tasks[name].repo, str(len(ids))) for name, ids in groups.items()])
     _write(tasks, list(groups), args.out)
     return exits.OK
@@ -108,15 +106,15 @@ def _write(tasks: TaskSet, ids: Sequence[str], out: Path | None, part: str = "")
 
 
 def part_name(out: Path, part: str) -> Path:
-    """Return the name of a part's file or folder."""
+    """Return the path of a part's file or folder."""
     if layout_of_name(out) is None:
         return out.with_name(f"{out.name}-{part}")
     stem, dot, endings = out.name.partition(".json" if ".json" in out.name else ".parquet")
     return out.with_name(f"{stem}-{part}{dot}{endings}")
 
 
-def _meeting(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
-    """The ids that meet the conditions, in the set's order."""
+def _matching_ids(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
+    """Return the ids of tasks that meet the conditions, in the set's order."""
     ids = [
         task.instance_id
         for task in tasks
@@ -131,7 +129,7 @@ def _meeting(tasks: TaskSet, args: argparse.Namespace) -> list[str]:
 
 
 def _image_statuses() -> dict[str, str]:
-    from minisandbox.store import Store  # noqa: PLC0415 - only this condition looks into the store
+    from minisandbox.store import Store  # noqa: PLC0415 - only --image needs the store
     from minisandbox.store.overview import Status, image_rows  # noqa: PLC0415 - the same
 
     words = {Status.READY: "built", Status.FAILED: "failed", Status.BROKEN: "broken"}
@@ -139,28 +137,28 @@ def _image_statuses() -> dict[str, str]:
 
 
 def found(pattern: str | None, text: str, option: str) -> bool:
-    """Whether a regular expression is found in a text; None is found in every one.
+    """Return whether a text contains a match of a regular expression; None matches every text.
 
     Raises:
-        InvalidValue: it is no regular expression.
+        InvalidValue: the regular expression is malformed.
     """
     if pattern is None:
         return True
     try:
         return re.search(pattern, text) is not None
     except re.error as error:
-        raise InvalidValue(f"{option} {pattern!r}: not a regular expression", reason=str(error)) from None
+        raise InvalidValue(f"{option} {pattern!r} is not a regular expression", reason=str(error)) from None
 
 
 def parse_range(text: str | None) -> slice:
     """Read ``A:B``; None for all.
 
     Raises:
-        InvalidValue: it is no range.
+        InvalidValue: the text is not a range.
     """
     match = re.fullmatch(r"(-?\d+)?:(-?\d+)?", text or ":")
     if match is None:
-        raise InvalidValue(f"--range {text!r}: not a range", hint="for instance --range 0:100, or 100: for the rest")
+        raise InvalidValue(f"--range {text!r} is not a range", hint="for instance --range 0:100, or 100: for the rest")
     return slice(*(None if bound is None else int(bound) for bound in match.groups()))
 
 
@@ -168,7 +166,7 @@ def share(text: str) -> tuple[str, float]:
     """Read ``NAME=SHARE``.
 
     Raises:
-        InvalidValue: it is none.
+        InvalidValue: the text has another form.
     """
     name, _, share = text.partition("=")
     try:
@@ -176,4 +174,4 @@ def share(text: str) -> tuple[str, float]:
             return name, float(share)
     except ValueError:
         pass
-    raise InvalidValue(f"--split {text!r}: not a name and a share", hint="for instance --split train=0.9")
+    raise InvalidValue(f"--split {text!r} is not NAME=SHARE", hint="for instance --split train=0.9")

@@ -1,4 +1,4 @@
-"""``minisandbox tasks merge``: the statuses of several runs as one file."""
+"""``minisandbox tasks merge``: merge the statuses of several runs into one file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from minisandbox.tasks.choosing import merged
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the options."""
+    """Declare the verb."""
     merge = verbs.add_parser(
         "merge",
-        help="put the statuses of several runs together; a later one wins",
-        description="Put the statuses of several runs together, a later one wins, and say what changed.",
+        help="merge the statuses of several runs; later ones override earlier ones",
+        description="Merge the statuses of several runs, later ones overriding earlier ones, and print the changes.",
     )
     merge.add_argument("runs", metavar="RUN", nargs="+", type=Path, help=f"a {STATUSES_NAME}, or a run's directory")
     merge.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help="the file to write")

@@ -1,4 +1,4 @@
-"""``minisandbox tasks mutate``: bug-fix tasks made of the projects of a set."""
+"""``minisandbox tasks mutate``: make bug-fix tasks from the projects of a set."""
 
 from __future__ import annotations
 
@@ -18,27 +18,25 @@ from minisandbox.tasks.mutations import place_of, share_of
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the options."""
+    """Declare the verb."""
     mutate = verbs.add_parser(
         "mutate",
-        help="make bug-fix tasks: one wrong word in a function, found by the project's own tests",
-        description="Put bugs of one word into the functions of the projects of TASKS, drawn by a seed, and write "
-        "those that the projects' tests find as tasks. Validate them like any others: minisandbox validate.",
+        help="make bug-fix tasks: one-word bugs that the projects' own tests detect",
+        description="Put one-word bugs into functions of the projects of TASKS, drawn by a seed, and write those that "
+        "the projects' tests detect as tasks. Validate them like any others: minisandbox validate.",
     )
     add_tasks_arguments(mutate)
     mutate.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help="the file to write")
-    mutate.add_argument("--seed", type=int, default=0, metavar="N", help="of every choice (default: 0)")
+    mutate.add_argument("--seed", type=int, default=0, metavar="N", help="seed of every random choice (default: 0)")
     mutate.add_argument(
-        "--per-function", type=int, default=2, metavar="N", help="tasks of one function at most (default: 2)"
+        "--per-function", type=int, default=2, metavar="N", help="maximum tasks per function (default: 2)"
     )
-    mutate.add_argument(
-        "--tries", type=int, default=4, metavar="N", help="bugs of a function that are tried for these (default: 4)"
-    )
+    mutate.add_argument("--tries", type=int, default=4, metavar="N", help="bugs to try per function (default: 4)")
     mutate.add_argument(
         "--split", metavar="NAME=SHARE", action="append", default=[],
-        help="a part of the functions, written to FILE-NAME; give it once for each part",
+        help="a part of the functions, written to FILE-NAME; repeat it for each part",
     )  # fmt: skip
-    mutate.add_argument("--workers", type=int, metavar="N", help="bugs that are tried at once (default: one per CPU)")
+    mutate.add_argument("--workers", type=int, metavar="N", help="bugs tried at once (default: one per CPU)")
     add_json_option(mutate)
     mutate.set_defaults(run=run, kept="finished layers are kept, and tasks in FILE-unfinished")
 
@@ -57,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     options = Mutating(seed=args.seed, per_function=args.per_function, tries=args.tries, shares=sum(parts.values()))
     with Progress() as progress:
         builder = Builder(Store.open(), progress, args.repo_mirrors)
-        cleaned: dict[str, Task] = {}  # one task without a bug for each project
+        cleaned: dict[str, Task] = {}  # per project, one task without a bug
         for task in map(clean_task, load(args)):
             cleaned.setdefault(task.instance_id, task)
         work = functools.partial(mutated_tasks, options=options, workers=args.workers or cpus(), tell=progress.note)
@@ -70,36 +68,36 @@ def run(args: argparse.Namespace) -> int:
 
 
 def collect(tasks: Iterable[Task], out: Path) -> list[Task]:
-    """Return tasks; where making them fails or is interrupted, those that there are are written beside the output.
+    """Return tasks; on an error or interrupt, first save the finished ones next to the output.
 
     Args:
-        tasks: as they are made.
-        out: the output, which stays as it was.
+        tasks: an iterator that makes the tasks.
+        out: the output path, which is not written.
     """
     found: list[Task] = []
     try:
         for task in tasks:
-            found.append(task)  # noqa: PERF402 - what there is stays where the next one fails
-    except BaseException:  # a Ctrl-C too
+            found.append(task)  # noqa: PERF402 - keeps the tasks when the next one fails
+    except BaseException:  # interrupts too
         if found:
             path = part_name(out, "unfinished")
             TaskSet(found, name=path.name).save(path)
-            say(f"{path}: {len(found)} tasks that were made until then")
+            say(f"{path}: {len(found)} finished tasks")
         raise
     return found
 
 
 def write_parts(tasks: Sequence[Task], parts: Mapping[str, float], seed: int, out: Path) -> dict[Path, int]:
-    """Write tasks to a file for each part; a function's tasks are all in one.
+    """Write tasks to one file per part; all tasks of a function go to the same part.
 
     Args:
-        tasks: of mutated functions.
-        parts: by name the share of the functions; a name that is empty stands for `out` itself.
-        seed: of the division.
-        out: the file that the parts' files are called after.
+        tasks: tasks with mutated functions.
+        parts: the share of the functions by part name; an empty name stands for `out` itself.
+        seed: the seed of the division.
+        out: the base of the parts' file names.
 
     Returns:
-        How many tasks each file has.
+        The number of tasks in each file.
     """
     counts, low = {}, 0.0
     for name, width in parts.items():

@@ -1,4 +1,4 @@
-"""``minisandbox train sft|rl|options``."""
+"""``minisandbox train sft|rl|options``: fine-tuning and reinforcement learning."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ KINDS = {"sft": SftConfig, "rl": RlConfig}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the verbs."""
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     sft = verbs.add_parser("sft", help="fine-tune a model on rows of tokens")
     _add_common(sft)
     sft.add_argument(
-        "--show-mask", type=int, metavar="N", help="print the first N rows and which tokens carry loss, and end"
+        "--show-mask", type=int, metavar="N", help="print the first N rows and the tokens that carry loss, then exit"
     )
     sft.set_defaults(run=run_sft)
     rl = verbs.add_parser("rl", help="train a model by reinforcement learning on tasks, in sandboxes")
     _add_common(rl)
-    rl.add_argument("--repo-mirrors", metavar="DIR", type=Path, help="git repositories to take commits from first")
+    rl.add_argument("--repo-mirrors", metavar="DIR", type=Path, help="git repositories tried before the network")
     add_local_sources_option(rl)
     add_cluster_argument(rl)
     rl.set_defaults(run=run_rl)
     options = verbs.add_parser("options", help="print every option of a configuration")
-    options.add_argument("kind", choices=(*KINDS, "skyrl"), help="of which; skyrl: our section of SkyRL's")
+    options.add_argument("kind", choices=(*KINDS, "skyrl"), help="the configuration; skyrl: our section of SkyRL's")
     add_json_option(options)
     options.set_defaults(run=run_options)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help=f"a YAML file, or one of the package: {', '.join(packaged())}")
+    parser.add_argument("config", metavar="CONFIG", help=f"a YAML file, or a packaged one: {', '.join(packaged())}")
     parser.add_argument(
         "--set", dest="settings", metavar="KEY=VALUE", action="append", default=[],
-        help="instead of what the file has: optimizer.learning_rate=2e-5; may be given several times",
+        help="override a key of the file: optimizer.learning_rate=2e-5; may be repeated",
     )  # fmt: skip
     parser.add_argument("-o", "--out", metavar="DIR", help="the run's directory: short for --set out=DIR")
-    parser.add_argument("--print-config", action="store_true", help="print the whole configuration, and end")
+    parser.add_argument("--print-config", action="store_true", help="print the whole configuration, then exit")
     add_json_option(parser)
-    parser.set_defaults(kept="checkpoints are kept; the same command goes on from the last one")
+    parser.set_defaults(kept="checkpoints are kept; the same command resumes from the last one")
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
@@ -62,7 +62,7 @@ def _settings(args: argparse.Namespace) -> list[str]:
 
 
 def run_sft(args: argparse.Namespace) -> int:
-    """Fine-tune."""
+    """Fine-tune a model."""
     config = load(SftConfig, args.config, _settings(args))
     if args.print_config:
         put(to_yaml(config), end="")
@@ -70,12 +70,12 @@ def run_sft(args: argparse.Namespace) -> int:
     if args.show_mask is not None:
         _show_masks(config, args.show_mask)
         return exits.OK
-    from minisandbox.train.running import is_first  # noqa: PLC0415 - loads what only this needs
+    from minisandbox.train.running import is_first  # noqa: PLC0415 - slow to import
     from minisandbox.train.sft import train_sft  # noqa: PLC0415 - the same
 
     with Progress() as progress:
         result = train_sft(config, tell=progress.note)
-    if not is_first():  # of several processes one says what came of it
+    if not is_first():  # only one of several processes reports the result
         return exits.OK
     if args.json:
         print_json(result)
@@ -87,12 +87,12 @@ def run_sft(args: argparse.Namespace) -> int:
 
 
 def run_rl(args: argparse.Namespace) -> int:
-    """Train by reinforcement learning."""
+    """Train a model by reinforcement learning."""
     config = load(RlConfig, args.config, _settings(args))
     if args.print_config:
         put(to_yaml(config), end="")
         return exits.OK
-    from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - loads what only this needs
+    from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - slow to import
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
     from minisandbox.train.running import require_training  # noqa: PLC0415 - the same
     from minisandbox.train.sandboxes import SandboxSetting  # noqa: PLC0415 - the same
@@ -101,10 +101,9 @@ def run_rl(args: argparse.Namespace) -> int:
     with Progress() as progress:
         tasks, held_out = (_tasks(names, args) for names in (config.tasks, config.evaluation.tasks))
         if both := sorted(set(tasks) & set(held_out)):
-            raise InvalidValue(
-                f"{both[0]} is trained on and held out", hint="divide the tasks: minisandbox tasks filter"
-            )
-        place = _place(args, progress, config.gradings or None)
+            hint = "divide the tasks: minisandbox tasks filter"
+            raise InvalidValue(f"{both[0]} is in both the training and the held-out set", hint=hint)
+        place = _sandbox_source(args, progress, config.gradings or None)
         setting = SandboxSetting(config, tasks, held_out, place)
         result = train_rl(config, setting, tell=progress.note)
     if result.scores:
@@ -120,8 +119,8 @@ def run_rl(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _place(args: argparse.Namespace, progress: Progress, gradings: int | None) -> ImageOf | TrainingNodes:
-    """Where the sandboxes are: on this machine, or on a cluster's nodes."""
+def _sandbox_source(args: argparse.Namespace, progress: Progress, gradings: int | None) -> ImageOf | TrainingNodes:
+    """Return the source of sandboxes: this machine's images, or a cluster's nodes."""
     if args.cluster is None:
         return Builder(Store.open(), progress, args.repo_mirrors).image_of
     return TrainingNodes(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), gradings)
@@ -133,13 +132,13 @@ def _tasks(names: Iterable[str], args: argparse.Namespace) -> dict[str, Task]:
 
 
 def _show_masks(config: SftConfig, count: int) -> None:
-    """Print rows as the loss sees them."""
+    """Print rows with their loss masks."""
     from transformers import AutoTokenizer  # noqa: PLC0415 - an extra
 
     from minisandbox.train.rows import read_rows, shown_mask  # noqa: PLC0415 - as above
 
     if not Path(config.model).is_dir():
-        raise InvalidValue(f"{config.model} is no directory", hint="give a model's: --set model=DIR")
+        raise InvalidValue(f"model {config.model} is not a directory", hint="give a model's directory: --set model=DIR")
     tokenizer = AutoTokenizer.from_pretrained(config.model)
     for row in islice((row for name in config.data for row in read_rows(Path(name))), count):
         put(f"{row.rollout}: {row.loss_tokens} of {len(row.ids)} tokens carry loss")
@@ -148,9 +147,9 @@ def _show_masks(config: SftConfig, count: int) -> None:
 
 
 def run_options(args: argparse.Namespace) -> int:
-    """Print what there is to set."""
+    """Print all options of a configuration."""
     if args.kind == "skyrl":
-        from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions  # noqa: PLC0415 - for this alone
+        from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions  # noqa: PLC0415 - only for this kind
 
         found = list(describe(SandboxOptions, f"{SECTION}."))
     else:
@@ -158,7 +157,7 @@ def run_options(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return exits.OK
-    put("| key | is | without | what it does |\n|---|---|---|---|")
+    put("| key | type | default | description |\n|---|---|---|---|")
     for one in found:
         put(f"| `{one.key}` | {one.kind} | {f'`{one.default}`' if one.default else ''} | {one.help} |")
     return exits.OK

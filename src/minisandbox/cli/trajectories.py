@@ -1,4 +1,4 @@
-"""``minisandbox trajectories``: what a run has, to be read. The other verbs are in ``trajectories_*``."""
+"""``minisandbox trajectories``: read the rollouts of a run. Other verbs are in ``trajectories_*``."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _LINES = 40
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the verbs."""
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     ls = verbs.add_parser("ls", help="list the rollouts of a run", description="List the rollouts of a run.")
     ls.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
-    ls.add_argument("--status", metavar="WORD", help="only those whose exit status or verdict has this word in it")
+    ls.add_argument("--status", metavar="WORD", help="only rollouts whose exit status or verdict contains this word")
     add_json_option(ls)
     ls.set_defaults(run=run_ls)
     show = verbs.add_parser(
         "show",
-        help="read a rollout: turn by turn, then its patch and its tests",
-        description="Read a rollout: turn by turn with timings, then its patch and its tests. Without ID, list them.",
+        help="print a rollout: its turns, patch and tests",
+        description="Print a rollout: its turns with timings, then its patch and tests. Without ID, list the rollouts.",
     )
     show.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
     show.add_argument("id", metavar="ID", nargs="?", help="the task's id; ID#N for its N-th rollout, from 0")
-    show.add_argument("--full", action="store_true", help=f"whole texts, not {_LINES} lines of each")
+    show.add_argument("--full", action="store_true", help=f"whole texts instead of {_LINES} lines of each")
     add_json_option(show)
     show.set_defaults(run=run_show, status=None)
     trajectories_data.configure(verbs)
@@ -50,8 +50,8 @@ def run_ls(args: argparse.Namespace) -> int:
     print_summaries(summaries)
     totals = plain_totals(summaries)
     mean = totals["reward"]
-    said = f"; mean reward {mean:.3f} of {totals['finished']}" if isinstance(mean, float) else ""
-    put(f"\n{len(summaries)} rollouts{said}")
+    shown = f"; mean reward {mean:.3f} over {totals['finished']}" if isinstance(mean, float) else ""
+    put(f"\n{len(summaries)} rollouts{shown}")
     return exits.OK
 
 
@@ -76,26 +76,26 @@ def find(directory: Path, name: str) -> Trajectory:
 
     Args:
         directory: the run's directory.
-        name: the task's id, or its end, or a part that no other has; ``#N`` behind it for the N-th rollout.
+        name: the task's id or an unambiguous part of it; ``#N`` after it for its N-th rollout.
 
     Raises:
         NotFound: there is no such rollout, or there are several.
-        InvalidValue: the number is none.
+        InvalidValue: N is not a number.
     """
     wanted, _, number = name.partition("#")
     if number and not re.fullmatch(r"\d+", number):
-        raise InvalidValue(f"{name}: {number!r} is no number", hint=f"for instance {wanted}#0")
+        raise InvalidValue(f"{name}: {number!r} is not a number", hint=f"for instance {wanted}#0")
     with RunReader(directory) as run:
-        there = sorted({(one.instance_id, one.attempt) for one in run.summaries()})
-        ids = {one for one, _ in there}
+        existing = sorted({(one.instance_id, one.attempt) for one in run.summaries()})
+        ids = {one for one, _ in existing}
         fits = {wanted} if wanted in ids else {one for one in ids if wanted in one}
         if len(fits) != 1:
             known = ", ".join(sorted(fits or ids)[:3]) or "none"
-            what = "several rollouts fit" if fits else "there is no such rollout"
-            raise NotFound(f"{directory}: {name!r}: {what}", hint=f"there are, for instance, {known}")
+            problem = "matches several tasks" if fits else "matches no task"
+            raise NotFound(f"{directory}: {name!r} {problem}", hint=f"the run has, for instance, {known}")
         [instance_id] = fits
-        attempt = int(number) if number else min(one for task, one in there if task == instance_id)
+        attempt = int(number) if number else min(one for task, one in existing if task == instance_id)
         trajectory = run.trajectory(instance_id, attempt)
     if trajectory is None:
-        raise NotFound(f"{directory}: {instance_id} has no rollout {attempt}", hint="minisandbox trajectories ls RUN")
+        raise NotFound(f"{directory}: {instance_id} has no rollout {attempt}", hint="see minisandbox trajectories ls")
     return trajectory

@@ -1,4 +1,4 @@
-"""``minisandbox trajectories collect|filter|balance``: from runs to the examples that are trained on."""
+"""``minisandbox trajectories collect|filter|balance``: select training examples from runs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from minisandbox.trajectories.sources import Reading
 from minisandbox.trajectories.tokenised import count_tokens, open_tokenizer
 from minisandbox.trajectories.writing import write_lines
 
-_KEPT = "no file was written; what was there before is still there"
+_KEPT = "no file was written; existing files are unchanged"
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the options."""
+    """Declare the verbs."""
     _configure_collect(verbs)
     _configure_filter(verbs)
     _configure_balance(verbs)
@@ -44,19 +44,19 @@ def _configure_collect(verbs: argparse._SubParsersAction[argparse.ArgumentParser
     collect = verbs.add_parser(
         "collect",
         help="write the golden rollouts of runs: submitted, resolved, not flagged",
-        description="Write the golden rollouts of runs into a file of examples: those that were submitted, have the "
-        "reward 1, and were not flagged. What is left out, and why, is in a report beside it.",
+        description="Write the golden rollouts of runs to a file of examples: submitted, with reward 1, and not "
+        "flagged. A report next to it lists the rejected ones, with reasons.",
     )
     add_sources(collect)
-    collect.add_argument("--min-reward", metavar="X", default="1", help="the least reward; 'none' for any (default: 1)")
+    collect.add_argument("--min-reward", metavar="X", default="1", help="minimum reward; 'none' for any (default: 1)")
     collect.add_argument(
         "--status", metavar="STATUS", action="append",
-        help=f"an exit status that is taken; 'any' for all (default: {SUBMITTED})",
+        help=f"an exit status to accept; 'any' for all (default: {SUBMITTED})",
     )  # fmt: skip
-    collect.add_argument("--any-flags", action="store_true", help="take those too that were flagged")
-    collect.add_argument("--agent", metavar="NAME", action="append", default=[], help="an agent that is taken")
-    collect.add_argument("--model", metavar="NAME", action="append", default=[], help="a model that is taken")
-    collect.add_argument("--no-tokens", action="store_true", help="leave out the tokens: smaller files, text alone")
+    collect.add_argument("--any-flags", action="store_true", help="accept flagged rollouts too")
+    collect.add_argument("--agent", metavar="NAME", action="append", default=[], help="accept only this agent")
+    collect.add_argument("--model", metavar="NAME", action="append", default=[], help="accept only this model")
+    collect.add_argument("--no-tokens", action="store_true", help="omit the tokens: smaller files, only text")
     _add_output(collect)
     collect.set_defaults(run=run_collect)
 
@@ -64,25 +64,23 @@ def _configure_collect(verbs: argparse._SubParsersAction[argparse.ArgumentParser
 def _configure_filter(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     choose = verbs.add_parser(
         "filter",
-        help="leave out examples: by length, flags, duplicates, repositories",
-        description="Leave out examples by length, flags, duplicates and repositories. What is left out, and why, is "
-        "in a report beside the file.",
+        help="reject examples by length, flags, duplicates, repositories",
+        description="Reject examples by length, flags, duplicates and repositories. A report next to the file lists "
+        "the rejected ones, with reasons.",
     )
     add_sources(choose)
-    choose.add_argument("--max-tokens", metavar="N", type=int, help="tokens of a conversation, as its engine counted")
-    choose.add_argument("--tokenizer", metavar="DIR", help="counts the tokens instead, by its chat template")
-    choose.add_argument("--max-chars", metavar="N", type=int, help="characters of all messages together")
-    choose.add_argument("--min-turns", metavar="N", type=int, help="answers of the model at least")
-    choose.add_argument("--max-turns", metavar="N", type=int, help="answers of the model at most")
-    choose.add_argument("--no-flags", action="store_true", help="leave out what is flagged")
+    choose.add_argument("--max-tokens", metavar="N", type=int, help="maximum tokens of a conversation, by its engine")
+    choose.add_argument("--tokenizer", metavar="DIR", help="count the tokens with this chat template instead")
+    choose.add_argument("--max-chars", metavar="N", type=int, help="maximum characters of all messages together")
+    choose.add_argument("--min-turns", metavar="N", type=int, help="minimum number of responses")
+    choose.add_argument("--max-turns", metavar="N", type=int, help="maximum number of responses")
+    choose.add_argument("--no-flags", action="store_true", help="reject flagged examples")
     choose.add_argument(
-        "--flag", metavar="REGEX", action="append", default=[], help="leave out what has a flag of this kind"
+        "--flag", metavar="REGEX", action="append", default=[], help="reject examples with a flag of this kind"
     )
-    choose.add_argument(
-        "--unique", action="store_true", help="of those of a task with the same submission, keep the first"
-    )
-    choose.add_argument("--repo", metavar="REGEX", help="a part of the repository's name, as owner/name")
-    choose.add_argument("--not-repo", metavar="REGEX", help="the same, for what is left out")
+    choose.add_argument("--unique", action="store_true", help="per task and submission, keep only the first example")
+    choose.add_argument("--repo", metavar="REGEX", help="keep only repositories (owner/name) with a match")
+    choose.add_argument("--not-repo", metavar="REGEX", help="reject repositories with a match")
     _add_output(choose)
     choose.set_defaults(run=run_filter)
 
@@ -90,37 +88,38 @@ def _configure_filter(verbs: argparse._SubParsersAction[argparse.ArgumentParser]
 def _configure_balance(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     even = verbs.add_parser(
         "balance",
-        help="keep at most so many examples of each task, drawn by lot",
-        description="Keep at most so many examples of each task. Lots decide: the same seed draws the same examples, "
-        "in whatever order they come. What is left out, and why, is in a report beside the file.",
+        help="limit the examples per task, drawn at random",
+        description="Limit the examples per task. A seed draws the same examples in whatever order they are read. A "
+        "report next to the file lists the rejected ones, with reasons.",
     )
     add_sources(even)
-    even.add_argument("--max-per-instance", metavar="K", type=int, required=True, help="examples of a task at most")
-    even.add_argument("--seed", metavar="S", type=int, default=0, help="of the lots (default: 0)")
+    even.add_argument("--max-per-instance", metavar="K", type=int, required=True, help="maximum examples per task")
+    even.add_argument("--seed", metavar="S", type=int, default=0, help="the seed of the draw (default: 0)")
     even.add_argument(
-        "--total", metavar="N", type=int, help="examples in all at most: the first of each task before second ones"
+        "--total", metavar="N", type=int, help="maximum total: every task's first example comes before second ones"
     )
     _add_output(even)
     even.set_defaults(run=run_balance)
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
-    """Declare what is read, for all verbs that read examples."""
+    """Declare the sources, for all verbs that read examples."""
     parser.add_argument(
         "sources", metavar="SOURCE", type=Path, nargs="+",
         help="a run; a file of examples; a published set (JSON Lines, JSON, Parquet, a folder of datasets); a "
         "directory of SWE-agent's .traj files",
     )  # fmt: skip
-    group = parser.add_argument_group("files of others")
+    group = parser.add_argument_group("files of other programs")
     group.add_argument(
-        "--style", choices=tuple(ALL_STYLES), default="", help="how their answers say actions (default: as they look)"
+        "--style", choices=tuple(ALL_STYLES), default="", help="how their responses write actions (default: detected)"
     )
     group.add_argument(
-        "--evaluation", metavar="DIR", type=Path, help="where NAME/report.json of .traj files lies (default: beside)"
+        "--evaluation",
+        metavar="DIR",
+        type=Path,
+        help="where NAME/report.json of .traj files is (default: next to them)",
     )
-    group.add_argument(
-        "--numbered", action="store_true", help="names of .traj files end in _N, the number of the rollout"
-    )
+    group.add_argument("--numbered", action="store_true", help="names of .traj files end in _N, the rollout's number")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -130,11 +129,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def examples_of(args: argparse.Namespace) -> Iterator[Example]:
-    """Read the sources, one example at a time.
-
-    Args:
-        args: the command line.
-    """
+    """Iterate over the examples of the sources on the command line."""
     reading = Reading(args.style, args.evaluation, args.numbered)
     return itertools.chain.from_iterable(open_examples(path, reading) for path in args.sources)
 
@@ -168,7 +163,7 @@ def run_filter(args: argparse.Namespace) -> int:
 
 
 def run_balance(args: argparse.Namespace) -> int:
-    """Balance examples. They are read twice, so that they need not all be in memory."""
+    """Balance examples, reading them twice to keep them out of memory."""
     names = [(one.instance_id, one.traj_id) for one in examples_of(args)]
     dropped = balance(names, max_per_instance=args.max_per_instance, seed=args.seed, total=args.total)
     rules = {"max_per_instance": args.max_per_instance, "seed": args.seed, "total": args.total}
@@ -177,12 +172,12 @@ def run_balance(args: argparse.Namespace) -> int:
 
 
 def _reward(text: str) -> float | None:
-    wrong = InvalidValue(f"--min-reward {text!r}: not a number", hint="for instance --min-reward 1, or none")
+    wrong = InvalidValue(f"--min-reward {text!r} is not a number", hint="for instance --min-reward 1, or none")
     try:
         found = None if text == "none" else float(text)
     except ValueError:
         raise wrong from None
-    if found is not None and math.isnan(found):  # no reward is below it
+    if found is not None and math.isnan(found):  # would accept every reward
         raise wrong
     return found
 
@@ -190,60 +185,51 @@ def _reward(text: str) -> float | None:
 def _write(args: argparse.Namespace, examples: Iterable[Example], report: Report) -> int:
     refuse_to_overwrite(args.out, args.sources)
     with Progress() as progress:
-        write_lines(args.out, (one.to_line() for one in told(examples, progress)))
+        write_lines(args.out, (one.to_line() for one in with_status(examples, progress)))
     return finish(args, report, args.out)
 
 
 def refuse_to_overwrite(out: Path, sources: Sequence[Path]) -> None:
-    """Refuse an output that is read at the same time.
+    """Check that an output is not also a source.
 
     Raises:
-        InvalidValue: it is one of the sources.
+        InvalidValue: it is.
     """
     if any(out.resolve() == source.resolve() for source in sources):
-        raise InvalidValue(f"{out} is read and written at once", hint="write another file")
+        raise InvalidValue(f"output {out} is also a source", hint="write to another file")
 
 
-def told(examples: Iterable[Example], progress: Progress) -> Iterator[Example]:
-    """Hand examples on, and tell how many there were.
-
-    Args:
-        examples: they.
-        progress: what tells it.
-    """
+def with_status(examples: Iterable[Example], progress: Progress) -> Iterator[Example]:
+    """Yield the examples, and show their count in the status line."""
     for number, one in enumerate(examples, start=1):
         progress.status(f"{number} {one.instance_id}")
         yield one
 
 
 def finish(args: argparse.Namespace, report: Report, out: Path) -> int:
-    """Write a stage's report beside its output, and print it.
+    """Write a stage's report next to its output, and print it.
 
     Args:
         args: the command line.
-        report: what the stage did.
-        out: what it wrote.
+        report: the stage's report.
+        out: the stage's output.
 
     Returns:
-        The exit status: 1 where nothing was kept.
+        The exit status: 1 where no example was kept.
     """
     report.write(report_path(out))
     if args.json:
         print_json({**report.to_json(), "out": str(out)})
     else:
         print_report(report)
-        say(f"{out}: {report.kept} examples; {report_path(out)}: what was left out")
+        say(f"{out}: {report.kept} examples; report: {report_path(out)}")
     return exits.OK if report.kept else exits.NEGATIVE
 
 
 def print_report(report: Report) -> None:
-    """Print what a stage kept and dropped, as a table.
-
-    Args:
-        report: it.
-    """
-    came, left = report.instances
-    rows = [("read", str(report.read), f"of {came} tasks"), ("kept", str(report.kept), f"of {left} tasks")]
+    """Print the counts of kept and dropped examples as a table."""
+    before, after = report.instances
+    rows = [("read", str(report.read), f"of {before} tasks"), ("kept", str(report.kept), f"of {after} tasks")]
     for reason, count in report.reasons.items():
         first = next(one for one in report.dropped if one.reason == reason)
         rows.append((f"dropped: {reason}", str(count), f"{first.traj_id}: {first.detail}"))

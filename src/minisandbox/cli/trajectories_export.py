@@ -1,4 +1,4 @@
-"""``minisandbox trajectories export``: examples in the forms that trainers read, and the mask of what they train on."""
+"""``minisandbox trajectories export``: write examples in trainers' formats, and show loss masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from minisandbox.agents.actions import TOOLS
 from minisandbox.cli import exits
 from minisandbox.cli.output import Progress, add_json_option, put, say
-from minisandbox.cli.trajectories_data import add_sources, examples_of, finish, refuse_to_overwrite, told
+from minisandbox.cli.trajectories_data import add_sources, examples_of, finish, refuse_to_overwrite, with_status
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.rollouts import export_sweagent
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
@@ -29,50 +29,48 @@ from minisandbox.trajectories.tokenised import (
 from minisandbox.trajectories.writing import Kind, Row, chat_row, write_rows
 
 _FORMS = {
-    "sweagent": "SWE-agent's files, a directory for each rollout of a run",
-    "chat": "conversations as they are",
+    "sweagent": "SWE-agent's files, a directory per rollout of a run",
+    "chat": "conversations, unchanged",
     "xml": "conversations, actions as <function=...>",
     "tool": "conversations, actions as tool calls",
     "ticks": "conversations, actions in ``` as SWE-agent's command lines",
     "text": "conversations, actions as the bash agent's blocks",
-    "datasets": "as chat, in a folder of the datasets package",
-    "parquet": "as chat, in a Parquet file",
-    "tokens": "tokens, labels, and a mask of those that carry loss",
+    "datasets": "like chat, in a folder of the datasets package",
+    "parquet": "like chat, in a Parquet file",
+    "tokens": "tokens, labels, and a loss mask",
 }
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the options."""
+    """Declare the verb."""
     export = verbs.add_parser(
         "export",
-        help="write rollouts in the files of SWE-agent, SWE-smith and trainers",
-        description="Write rollouts in the forms of others. The name of the output says how they are stored: .jsonl, "
-        ".parquet, else a folder of the datasets package. What is left out, and why, is in a report beside it.",
+        help="write rollouts in the formats of SWE-agent, SWE-smith and trainers",
+        description="Write rollouts in another program's format. The output's suffix chooses the storage: .jsonl, "
+        ".parquet, else a folder of the datasets package. A report next to it lists dropped rollouts, with reasons.",
         epilog="; ".join(f"{name}: {what}" for name, what in _FORMS.items()) + ".",
     )
     add_sources(export)
-    export.add_argument("--to", choices=tuple(_FORMS), default="sweagent", help="the form (default: sweagent)")
+    export.add_argument("--to", choices=tuple(_FORMS), default="sweagent", help="the format (default: sweagent)")
     export.add_argument("-o", "--out", metavar="OUT", type=Path, help="the file or folder to write")
-    export.add_argument(
-        "--system", metavar="FILE", type=Path, help="a text that takes the place of every system prompt"
-    )
+    export.add_argument("--system", metavar="FILE", type=Path, help="a text that replaces every system prompt")
     group = export.add_argument_group("tokens")
     group.add_argument(
         "--tokenizer", metavar="DIR",
-        help="makes tokens where the engine did not say them; its chat template says which of them are the model's",
+        help="tokenise text where the engine reported no tokens; the chat template marks the model's tokens",
     )  # fmt: skip
-    group.add_argument("--chat-template", metavar="FILE", type=Path, help="the template to use in place of its own")
-    group.add_argument("--show-mask", metavar="ID", help="print which tokens of a rollout carry loss; write nothing")
+    group.add_argument("--chat-template", metavar="FILE", type=Path, help="the template to use instead of its own")
+    group.add_argument("--show-mask", metavar="ID", help="print the tokens of a rollout that carry loss; write nothing")
     add_json_option(export)
-    export.set_defaults(run=run_export, kept="what was written stays; the same command writes all of it again")
+    export.set_defaults(run=run_export, kept="written files stay; the same command rewrites all of them")
 
 
 def run_export(args: argparse.Namespace) -> int:
-    """Write the files of others."""
+    """Export rollouts, or show a loss mask."""
     if args.show_mask is not None:
         return _show_mask(args)
     if args.out is None:
-        raise InvalidValue("export without --out", hint="say where it goes: --out FILE")
+        raise InvalidValue("export needs --out", hint="name the output: --out FILE")
     refuse_to_overwrite(args.out, args.sources)
     if args.to == "sweagent":
         return _export_sweagent(args)
@@ -80,7 +78,7 @@ def run_export(args: argparse.Namespace) -> int:
     _check_name(args)
     kind: Kind = "chat" if args.to in ("chat", "tool", "parquet", "datasets") else "plain"
     with Progress() as progress:
-        rows = export.rows(told(examples_of(args), progress))
+        rows = export.rows(with_status(examples_of(args), progress))
         count = write_rows(args.out, rows, "tokens" if args.to == "tokens" else kind)
     if export.converter is not None:
         export.report.notes.update(export.converter.notes)
@@ -90,7 +88,7 @@ def run_export(args: argparse.Namespace) -> int:
 
 def _export_sweagent(args: argparse.Namespace) -> int:
     if len(args.sources) != 1:
-        raise InvalidValue("--to sweagent takes one run", hint="its files lie under the names of the tasks")
+        raise InvalidValue("--to sweagent takes one run", hint="export each run to a directory of its own")
     count = 0
     with Progress() as progress:
         for count, name in enumerate(export_sweagent(args.sources[0], args.out), start=1):
@@ -105,14 +103,15 @@ def _rules(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _check_name(args: argparse.Namespace) -> None:
-    """The two forms that are ways of storing, too."""
+    """Check that the output's suffix fits a format that is also a storage."""
     wanted = {"parquet": ".parquet", "datasets": ""}.get(args.to)
     if wanted is not None and args.out.suffix in (".jsonl", ".json", ".parquet") and args.out.suffix != wanted:
         raise InvalidValue(
-            f"--to {args.to} into {args.out}", hint="call a Parquet file .parquet; a folder has no such ending"
+            f"--to {args.to} cannot write {args.out}",
+            hint="use the suffix .parquet for a Parquet file, none for a folder",
         )
     if wanted == ".parquet" and args.out.suffix != ".parquet":
-        raise InvalidValue(f"--to parquet into {args.out}", hint="call it .parquet")
+        raise InvalidValue(f"--to parquet cannot write {args.out}", hint="use the suffix .parquet")
 
 
 def _converter(args: argparse.Namespace) -> Converter | None:
@@ -120,7 +119,7 @@ def _converter(args: argparse.Namespace) -> Converter | None:
     if args.to in ALL_STYLES:
         return Converter(args.to, styles=ALL_STYLES, system=system, rewrite=rewritten_prompt, tools=TOOLS)
     if system is not None:
-        raise InvalidValue(f"--system with --to {args.to}", hint="it goes with --to xml, tool, ticks or text")
+        raise InvalidValue(f"--system and --to {args.to} cannot be combined", hint="use --to xml, tool, ticks or text")
     return None
 
 
@@ -128,14 +127,14 @@ def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:
     template = None if args.chat_template is None else args.chat_template.read_text(encoding="utf-8")
     if args.tokenizer is None:
         if template is not None:
-            raise InvalidValue("--chat-template without --tokenizer", hint="name the tokenizer too")
+            raise InvalidValue("--chat-template needs --tokenizer", hint="name the tokenizer too")
         return None
     return open_tokenizer(args.tokenizer, chat_template=template)
 
 
 @dataclass(slots=True)
 class _Export:
-    """An export at work."""
+    """A running export."""
 
     form: str
     report: Report
@@ -143,7 +142,7 @@ class _Export:
     tokenizer: Tokenizer | None
 
     def rows(self, examples: Iterator[Example]) -> Iterator[Row]:
-        """Return what is written of examples."""
+        """Convert examples to rows; report the dropped ones."""
         for example in examples:
             if self.form == "tokens":
                 yield from self._tokens(example)
@@ -154,7 +153,7 @@ class _Export:
                 self.report.drop(example, "cannot_convert", error.what)
                 continue
             if not converted.turns:
-                self.report.drop(example, "no_answers", "no model was asked")
+                self.report.drop(example, "no_answers", "no model was used")
                 continue
             self.report.keep(example)
             yield chat_row(converted)
@@ -162,7 +161,7 @@ class _Export:
     def _tokens(self, example: Example) -> Iterator[Row]:
         rows = tokens_of(example, self.tokenizer)
         if not rows:
-            self.report.drop(example, "no_tokens", "its engine did not say them; name a tokenizer: --tokenizer DIR")
+            self.report.drop(example, "no_tokens", "its engine reported no tokens; name a tokenizer: --tokenizer DIR")
             return
         self.report.keep(example)
         self.report.notes["tokens"] += sum(len(row.ids) for row in rows)
@@ -171,10 +170,10 @@ class _Export:
 
 
 def tokens_of(example: Example, tokenizer: Tokenizer | None) -> list[TokenisedRow]:
-    """Return an example's rows: those that its engine reported, else one by a tokenizer, else none.
+    """Return an example's rows: the engine's if it reported tokens, else one by the tokenizer if given.
 
     Args:
-        example: it.
+        example: the example.
         tokenizer: for examples without tokens.
 
     Raises:
@@ -199,6 +198,6 @@ def _show_mask(args: argparse.Namespace) -> int:
     if not shown:
         raise NotFound(
             f"no rollout {args.show_mask!r} has tokens",
-            hint="give a traj_id, or the task's id, #N behind it for its N-th rollout; --tokenizer DIR tokenises text",
+            hint="give a traj_id, or a task's id with #N for its N-th rollout; --tokenizer DIR tokenises text",
         )
     return exits.OK

@@ -1,4 +1,4 @@
-"""A rollout as a person reads it in a terminal."""
+"""Print a rollout for a person at a terminal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _COLOURS = {"system": _DIM, "user": _CYAN, "tool": _CYAN, "assistant": _YELLOW}
 
 
 class Reader:
-    """Prints rollouts to stdout, coloured where that is a terminal. What agents and models wrote cannot steer it.
+    """Prints rollouts to stdout, coloured on a terminal, with control characters replaced.
 
     Args:
-        lines: of each text, so many are printed, half from its beginning; None for all.
+        lines: the maximum number of lines per text, half of them from its start; None for all.
     """
 
     def __init__(self, lines: int | None) -> None:
@@ -26,11 +26,7 @@ class Reader:
         self._colours = sys.stdout.isatty()
 
     def print(self, one: Trajectory) -> None:
-        """Print a rollout.
-
-        Args:
-            one: its record.
-        """
+        """Print the record of a rollout."""
         self._head(one)
         if one.messages:
             self._messages(one)
@@ -44,24 +40,24 @@ class Reader:
 
     def _head(self, one: Trajectory) -> None:
         who = one.agent + (f" with {one.model}" if one.model else "")
-        without = "no reward: the pass is unconfirmed" if one.unconfirmed else "no reward: we failed"
+        without = "no reward: the pass is unconfirmed" if one.unconfirmed else "no reward: infrastructure error"
         reward = without if one.reward is None else f"reward {one.reward:g}"
         put_styled(self._in(_BOLD, clean_line(f"{one.instance_id} #{one.attempt}: {one.exit_status}, {reward}")))
-        put_styled(clean_line(f"{who}; begun {one.started}"))
+        put_styled(clean_line(f"{who}; started {one.started}"))
         times = one.timings
         parts = [(name, getattr(times, name)) for name in times.__slots__ if getattr(times, name) > 0]
         put_styled("; ".join(f"{name.replace('_', ' ')} {human_seconds(seconds)}" for name, seconds in parts))
         if one.turns:
             read, sampled = (sum(getattr(turn.usage, kind) for turn in one.turns) for kind in ("prompt", "completion"))
             cost = sum(turn.cost for turn in one.turns)
-            rows = f", {len(one.rows)} rows to train on" if one.rows else ", no token ids"
+            rows = f", {len(one.rows)} training rows" if one.rows else ", no token ids"
             dollars = f", ${cost:.4f}" if cost else ""
             put_styled(f"{len(one.turns)} turns, {read} tokens read, {sampled} sampled{rows}{dollars}")
-        for what in (one.detail, *(f"tried before: {one.phase}: {one.detail}" for one in one.tries)):
+        for what in (one.detail, *(f"earlier try: {one.phase}: {one.detail}" for one in one.tries)):
             if what:
                 self._text(what, _DIM)
         if one.failure is not None:
-            self._text(f"we failed in {one.failure.phase}: {one.failure.kind}: {one.failure.detail}", _RED)
+            self._text(f"infrastructure error in {one.failure.phase}: {one.failure.kind}: {one.failure.detail}", _RED)
 
     def _messages(self, one: Trajectory) -> None:
         turns = {turn.message: (number, turn) for number, turn in enumerate(one.turns)}
@@ -80,7 +76,7 @@ class Reader:
 
     def _patch(self, one: Trajectory) -> None:
         if one.submission is None:
-            self._title("patch", "none could be taken", _BOLD)
+            self._title("patch", "could not be taken", _BOLD)
             return
         text = one.submission.decode("utf-8", "replace")
         self._title("patch", "" if text else "empty", _BOLD)
@@ -113,7 +109,7 @@ class Reader:
             put_styled(self._in(colour, line))
 
     def _cut(self, text: str) -> Iterator[str]:
-        """The lines of a text, clean; not all of them where there are many."""
+        """Yield the lines of a text, cleaned, without the middle ones of a long text."""
         lines = clean(text).rstrip("\n").split("\n") if text.strip("\n") else []
         if self._lines is None or len(lines) <= self._lines:
             yield from lines
@@ -128,7 +124,7 @@ class Reader:
 
 
 def _turn_line(turn: TurnRecord) -> str:
-    tries = f", asked {turn.tries} times" if turn.tries > 1 else ""
+    tries = f", {turn.tries} tries" if turn.tries > 1 else ""
     ended = "" if turn.finish_reason in ("stop", "tool_calls") else f", ended by {turn.finish_reason}"
     return (
         f"at {human_seconds(turn.began)}, answered in {human_seconds(turn.seconds)}: {turn.usage.prompt} tokens read, "
@@ -147,5 +143,5 @@ def _command(step: StepRecord) -> str:
 
 
 def _worst(outcomes: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
-    """The tests that did not pass, and others up to a number."""
+    """Return failed tests first, then passed ones, up to a number."""
     return sorted(outcomes, key=lambda one: one[1] == "passed")[:count]

@@ -1,4 +1,4 @@
-"""``minisandbox validate``."""
+"""``minisandbox validate``: check that tasks can be used."""
 
 from __future__ import annotations
 
@@ -34,66 +34,62 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_tasks_arguments(parser)
     parser.add_argument(
-        "--runs", type=int, default=1, metavar="N", help="how often, to find tests that waver (default: 1)"
+        "--runs", type=int, default=1, metavar="N", help="repetitions, to find flaky tests (default: 1)"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="what one run of tests may take (default: the task's)"
+        "--timeout", type=float, metavar="SECONDS", help="time limit of one test run (default: the task's own)"
     )
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="DIR", help="the run's directory: results and reports; the same one goes on"
+        "-o", "--out", type=Path, metavar="DIR", help="directory for results and reports; an existing one is resumed"
     )
-    parser.add_argument(
-        "--only-failed", action="store_true", help="validate again what DIR says is not valid, and nothing else"
-    )
-    parser.add_argument(
-        "--rebuild", action="store_true", help="build images anew and validate again, whatever is there"
-    )
+    parser.add_argument("--only-failed", action="store_true", help="repeat only the tasks in DIR that are not valid")
+    parser.add_argument("--rebuild", action="store_true", help="rebuild the images and repeat all validations")
     add_work_arguments(parser)
     add_json_option(parser)
-    kept = "finished layers are kept, with -o finished tasks too; the same command goes on"
+    kept = "finished layers are kept, and with -o finished tasks; the same command resumes"
     parser.set_defaults(run=run, kept=kept)
 
 
 def add_work_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare how much a command that builds images and runs tests may do at once."""
-    parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: as many as there are CPUs)")
-    parser.add_argument(
-        "--jobs", type=int, metavar="N", help="build steps at once (default: as many as there are CPUs)"
-    )
+    """Declare the concurrency of a command that builds images and runs tests."""
+    parser.add_argument("--workers", type=int, metavar="N", help="tasks at once (default: one per CPU)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
     add_cluster_argument(parser)
 
 
-def checks_of(args: argparse.Namespace, progress: Progress) -> ClusterChecks | None:
-    """What does the work where ``--cluster`` says so; None for this machine."""
+def cluster_checks(args: argparse.Namespace, progress: Progress) -> ClusterChecks | None:
+    """Return the checks that ``--cluster`` runs on its nodes; None for this machine."""
     if args.cluster is None:
         return None
     return ClusterChecks(Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note), args.workers)
 
 
 def load_both(args: argparse.Namespace) -> tuple[TaskSet, TaskSet]:
-    """Read the whole set, and say which of it ``--only`` chooses."""
+    """Return the whole set, and the part selected by ``--only``."""
     everything = load(argparse.Namespace(**{**vars(args), "only": []}))
     return everything, everything.select(args.only) if args.only else everything
 
 
 def cpus() -> int:
-    """How many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Validate tasks: 0 if all are valid, 1 if one is not, 30 if we could not find out about one."""
+    """Validate tasks; return 0 if all are valid, 1 if one is not, 30 after an infrastructure error."""
     require_positive(args, "runs", "workers", "jobs", "timeout")
     if args.rebuild and args.cluster is not None:
-        raise InvalidValue("--rebuild is about this machine's store", hint="minisandbox image rm, on each node")
+        raise InvalidValue(
+            "--rebuild and --cluster cannot be combined", hint="run minisandbox image rm on each node instead"
+        )
     if args.only_failed and args.out is None:
-        raise InvalidValue("--only-failed goes by what a run directory says", hint="--only-failed -o DIR")
+        raise InvalidValue("--only-failed needs a run's directory", hint="name it: --only-failed -o DIR")
     tasks, selected = load_both(args)
     chosen = frozenset(selected.ids)
-    # builds that failed in this very run are not tried again unasked
+    # on resume, builds that failed in this run are not retried
     retry = args.rebuild or args.only_failed or args.out is None or not (args.out / DATABASE).exists()
     with Progress() as progress:
-        checks = checks_of(args, progress)
+        checks = cluster_checks(args, progress)
         builder = Builder(Store.open(), progress, args.repo_mirrors) if checks is None else None
         found = run_validations(
             tasks,
@@ -107,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             timeout=args.timeout,
             config={"tasks": args.tasks},
             build=None if builder is None else lambda some: _build(builder, some, args, retry),
-            progress=lambda news: _tell(progress, news),
+            progress=lambda news: _show_progress(progress, news),
             elsewhere=checks,
         )
     if args.out is not None:
@@ -127,44 +123,44 @@ def _build(builder: Builder, tasks: Sequence[Task], args: argparse.Namespace, re
 
 
 def validate_all(tasks: Sequence[Task], builder: Builder, *, workers: int = 1) -> tuple[Validated, ...]:
-    """Validate tasks, several at once, and keep nothing.
+    """Validate tasks without a run directory.
 
     Args:
         tasks: the tasks.
-        builder: where their images come from.
+        builder: builds their images.
         workers: tasks at once.
 
     Returns:
-        What was found, task by task; what cannot be built or run is a result with the status ``error``.
+        The results in the order of the tasks; a task that cannot be built or run has the status ``error``.
     """
     return run_validations(
-        tasks, builder.image_of, workers=workers, progress=lambda news: _tell(builder.progress, news)
+        tasks, builder.image_of, workers=workers, progress=lambda news: _show_progress(builder.progress, news)
     )
 
 
-def _tell(progress: Progress, news: News[Validated]) -> None:
-    """Tell of a task that has ended, and of how long the rest will take."""
+def _show_progress(progress: Progress, news: News[Validated]) -> None:
+    """Report a finished task, and the estimated time for the rest."""
     one = news.latest
     if not news.resumed:
-        said = f": {detail(one)}" if detail(one) else ""
-        progress.note(f"{news.done}/{news.total} {one.instance_id}: {one.status}{said}")
+        why = f": {detail(one)}" if detail(one) else ""
+        progress.note(f"{news.done}/{news.total} {one.instance_id}: {one.status}{why}")
     progress.status(f"{news.done} of {news.total} tasks{estimate(news.seconds_left)}")
 
 
 def estimate(seconds_left: float | None) -> str:
-    """How long it will take, as the end of a sentence."""
+    """Return the estimated time as the end of a sentence."""
     return "" if not seconds_left else f"; about {human_seconds(max(seconds_left, 1.0))} left"
 
 
 def status_of(found: Sequence[Validated]) -> int:
-    """The exit status that a set of validations deserves."""
+    """Return the exit status for a set of validations."""
     if any(one.status is Status.ERROR for one in found):
         return GradingError.exit_code
     return exits.OK if all(one.valid for one in found) else exits.NEGATIVE
 
 
 def detail(found: Validated) -> str:
-    """What was found in a line, with the first of the tests it is about; of a valid task its notes."""
+    """Return the reason of a result in one line, with the first test it concerns; for a valid task its notes."""
     if found.valid:
         return "; ".join(f"note: {note}" for note in found.notes)
     tests = f" ({found.tests[0]}{', ...' if len(found.tests) > 1 else ''})" if found.tests else ""
@@ -187,7 +183,7 @@ def _print(args: argparse.Namespace, found: Sequence[Validated], selected: Seque
     )
     if args.out is not None:
         valid = sum(one.valid for one in found)
-        put(f"\n{valid} of {total} tasks are valid; {args.out} has the report")
+        put(f"\n{valid} of {total} tasks are valid; report in {args.out}")
 
 
 def _summary(found: Validated) -> dict[str, object]:

@@ -125,7 +125,7 @@ def test_the_command(smith: Task, smith_image: Image, store: Store, tmp_path: Pa
     (tmp_path / "preds.json").write_text(json.dumps({"calc__a1": good, "calc__b1": {"model_patch": 5}, "x__y-1": good}))
     done = evaluate("preds.json", "-o", "run")
     assert done.returncode == 1, done.stderr
-    assert "1 of 2 tasks resolved (50.0%); run has the reports" in done.stdout
+    assert "1 of 2 tasks resolved (50.0%); reports in run" in done.stdout
     assert "for tasks that are not in the set: 1" in done.stderr
     assert "calc__b1 has a model_patch of type int, not text" in done.stderr
     assert json.loads((tmp_path / "run" / "report.json").read_text())["resolved_ids"] == ["calc__a1"]

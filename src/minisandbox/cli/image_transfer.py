@@ -1,4 +1,4 @@
-"""``minisandbox image export|import``: images on their way to another machine, user or store."""
+"""``minisandbox image export|import``: move images to another machine, user or store."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     out = verbs.add_parser(
         "export",
         help="write images to one file",
-        description="Write images to one compressed file, every content once. `-` is standard output.",
+        description="Write images to one compressed file, every content once.",
     )
-    out.add_argument("images", metavar="IMAGE", nargs="+", help="an image's name, or a glob of names")
+    out.add_argument("images", metavar="IMAGE", nargs="+", help="an image's name, or a glob")
     out.add_argument("file", metavar="FILE", type=Path, help="the file; `-` for standard output")
     add_json_option(out)
     out.set_defaults(run=run_export, kept="no file was written")
     take = verbs.add_parser(
         "import",
-        help="take images over from a file or another store",
-        description="Take images over from a file of `image export`, or from another store's directory, which is only "
-        "read. Every content is checked against its hash; what is there already is not read. Import only from those "
-        "whose programs you would run.",
+        help="import images from a file or another store",
+        description="Import images from a file of `image export`, or from another store's directory, which is opened "
+        "read-only. Every content is checked against its hash; content already present is skipped. Import only from "
+        "sources whose programs you would run.",
     )
     take.add_argument("source", metavar="FILE|STORE", type=Path, help="a file (`-`: standard input), or a directory")
-    take.add_argument("images", metavar="IMAGE", nargs="*", help="from a store: which images (default: all)")
-    take.add_argument("--replace", action="store_true", help="replace other images of the same names")
+    take.add_argument("images", metavar="IMAGE", nargs="*", help="images to take from a store (default: all)")
+    take.add_argument("--replace", action="store_true", help="replace different images with the same names")
     add_json_option(take)
-    take.set_defaults(run=run_import, kept="layers that were finished are kept; no image is half there")
+    take.set_defaults(run=run_import, kept="finished layers are kept; there are no partial images")
 
 
 def run_export(args: argparse.Namespace) -> int:
     """Write images to a file."""
     if args.file == STANDARD and (args.json or sys.stdout.isatty()):
-        raise InvalidValue("image export -: standard output is not free for it", hint="redirect it, without --json")
+        raise InvalidValue("image export -: stdout is a terminal or used by --json", hint="redirect it, without --json")
     store = Store.open()
     with Progress() as progress:
-        done = export_file(store, chosen(store, args.images), args.file, progress=_teller(progress, "written"))
+        done = export_file(store, chosen(store, args.images), args.file, progress=_byte_progress(progress, "written"))
     if args.json:
         print_json(done)
         return exits.OK
     size = "" if args.file == STANDARD else f" in {human_size(os.stat(args.file).st_size)}"
     say(
         f"{len(done.images)} images, {done.layers} layers: {human_size(done.total)} of files, "
-        f"{human_size(done.bytes)} of different contents{size}"
+        f"{human_size(done.bytes)} after deduplication{size}"
     )
     return exits.OK
 
 
 def run_import(args: argparse.Namespace) -> int:
-    """Take images over."""
+    """Import images."""
     store = Store.open()
     with Progress() as progress:
-        tell = _teller(progress, "read")
+        tell = _byte_progress(progress, "read")
         if args.source.is_dir():
             done = import_directory(store, args.source, args.images or None, replace=args.replace, progress=tell)
         elif args.images:
-            raise InvalidValue("image import FILE takes no names of images", hint="it takes over all that are in it")
+            raise InvalidValue("image import FILE takes no image names", hint="it imports all images of the file")
         else:
             done = import_file(store, args.source, replace=args.replace, progress=tell)
     if args.json:
@@ -80,17 +80,17 @@ def run_import(args: argparse.Namespace) -> int:
 
 def _print_imported(done: Imported) -> None:
     put(
-        f"{len(done.images)} images: {len(done.layers)} layers taken over, {done.present} were there; "
+        f"{len(done.images)} images: {len(done.layers)} layers imported, {done.present} already present; "
         f"{human_size(done.bytes)} read"
     )
     if done.owners:
-        put(f"{done.owners} files of other users are yours now: an ordinary user can have no others")
+        put(f"{done.owners} files of other users now belong to you: an ordinary user cannot keep other owners")
     if done.privileges:
-        put(f"{done.privileges} files lost setuid or setgid, which have no effect in a sandbox")
+        put(f"{done.privileges} files lost their setuid or setgid bit, which has no effect in a sandbox")
 
 
-def _teller(progress: Progress, what: str) -> Callable[[int, int], None]:
-    def tell(done: int, total: int) -> None:
-        progress.status(f"{human_size(done)} of {human_size(total)} {what}")
+def _byte_progress(progress: Progress, verb: str) -> Callable[[int, int], None]:
+    def show(done: int, total: int) -> None:
+        progress.status(f"{human_size(done)} of {human_size(total)} {verb}")
 
-    return tell
+    return show
