@@ -279,7 +279,7 @@ def test_an_answer_that_cannot_be_read_does_not_tell_the_key(choices: list[objec
             access = proxy.session()
             said = await Foreign(client, access).post([USER])
             assert said.status == 502
-            assert "repeats the engine's key" in said.text
+            assert "contains the API key" in said.text
             assert SECRET[:5] not in said.text
             assert SECRET[:5] not in proxy.captured(access.key).errors[0].message
 
@@ -543,7 +543,7 @@ def test_sessions_keep_to_one_of_several_engines() -> None:
             assert {got.session for got in second.received} == {"b", "d"}
 
     asyncio.run(run())
-    with pytest.raises(InvalidValue, match="without an engine"):
+    with pytest.raises(InvalidValue, match="has no engine"):
         CaptureProxy([])
 
 

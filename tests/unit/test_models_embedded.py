@@ -34,7 +34,7 @@ def test_names(tmp_path: Path) -> None:
     assert find_model(f"local:{tmp_path}") == tmp_path
     (tmp_path / "smollm2-135m-instruct-1").mkdir()
     assert find_model("local", cache=tmp_path) == tmp_path / "smollm2-135m-instruct-1"  # nothing is fetched
-    with pytest.raises(InvalidValue, match="no local model"):
+    with pytest.raises(InvalidValue, match="is not a local model"):
         find_model("gpt")
 
 

@@ -243,7 +243,7 @@ def test_a_template_without_tools_or_for_other_messages() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }}{% endif %}x"
     form = ChatFormat(tokenizer)
-    with pytest.raises(ModelRefused, match="knows no tools"):
+    with pytest.raises(ModelRefused, match="does not support tools"):
         form.render(Request((Message("user", "x"),), (TOOL,)))
     with pytest.raises(ModelRefused, match="users first"):
         form.render(Request((Message("system", "x"),)))

@@ -1,4 +1,4 @@
-"""What a model was forced to sample is captured, and carries no loss."""
+"""What a model was forced to sample is captured, and carry no loss."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ def test_what_a_model_was_forced_to_sample_carries_no_loss(caplog: pytest.LogCap
                 assert any(row.logprobs) is loss, more
 
     run(body)
-    assert sum("carries no loss" in one.message for one in caplog.records) == 1
+    assert sum("carry no loss" in one.message for one in caplog.records) == 1

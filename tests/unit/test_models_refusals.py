@@ -41,7 +41,7 @@ def test_half_of_an_escaped_key_at_the_end_of_what_was_read_is_not_told() -> Non
     key = "sk-ENGINEKEY-0123456789"
     escaped = "".join(f"\\u{ord(letter):04x}" for letter in key)
     proxy = CaptureProxy("http://127.0.0.1:9/v1", api_key=key)
-    with pytest.raises(Exception, match=r"it repeats the engine's key$"):
+    with pytest.raises(Exception, match=r"it contains the API key$"):
         proxy._read(Answer(500, {}, ((escaped + " ") * 900).encode()[:LARGEST_REFUSAL]))
 
 
@@ -51,7 +51,7 @@ PARTS = [KEY[3:-3] + " is no key", "no key: " + KEY[:-1], KEY.upper() + "?", jso
 
 @pytest.mark.parametrize("said", [*PARTS, "".join(f"\\u{ord(sign):04x}" for sign in KEY[2:16]), "sk-EN\\u0047\\u004"])
 def test_of_a_text_with_a_part_of_the_key_nothing_is_told(said: str) -> None:
-    assert without_key(said, KEY) == clean(said, KEY) == "it repeats the engine's key"
+    assert without_key(said, KEY) == clean(said, KEY) == "it contains the API key"
 
 
 @pytest.mark.parametrize("said", ["", "a key begins with sk-ENGINEKE, not so", "\\u0073k", "no part", "sk-EN", "9"])
@@ -63,9 +63,9 @@ def test_an_answer_that_repeats_the_key_is_passed_on_only_without_it() -> None:
     proxy = CaptureProxy("http://127.0.0.1:9/v1", api_key=KEY)
     answer = {"choices": [{"message": {"role": "assistant", "content": "x"}, "error": "of " + KEY}]}
     for status in (200, 500):
-        with pytest.raises(Exception, match=r"it repeats the engine's key$" if status == 200 else r"of \*\*\*"):
+        with pytest.raises(Exception, match=r"it contains the API key$" if status == 200 else r"of \*\*\*"):
             proxy._read(Answer(status, {}, json.dumps(answer).encode()))
-    with pytest.raises(Exception, match=r"it repeats the engine's key$"):
+    with pytest.raises(Exception, match=r"it contains the API key$"):
         proxy._read(Answer(500, {}, json.dumps({"error": KEY[:-1]}).encode()))
     short = CaptureProxy("http://127.0.0.1:9/v1", api_key="not-needed")
     assert short._read(Answer(200, {}, b'{"choices": ["not-needed"]}'))

@@ -82,4 +82,4 @@ def test_an_answer_that_is_no_http_is_not_quoted(answer: bytes) -> None:
 
     said = asyncio.run(run())
     assert KEY[:9].decode() not in said
-    assert "no answer from" in said
+    assert "no response from" in said

@@ -19,7 +19,7 @@ from minisandbox.agents.actions import TOOLS, Bash, Create, Insert, StrReplace, 
 from minisandbox.agents.prompts import Prompts
 from minisandbox.cli.main import main
 from minisandbox.models import Message, ToolCall
-from minisandbox.models.history import taken_back
+from minisandbox.models.history import for_history
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
 from minisandbox.trajectories.converting import LEFT, STALE, Converter
 from minisandbox.trajectories.example import Example
@@ -246,7 +246,7 @@ def test_a_conversation_of_ours_becomes_tool_calls_and_comes_back() -> None:
     assert convert(tools, "text") == one
 
 
-@pytest.mark.parametrize("kept", [lambda one: one, taken_back], ids=["as it came", "as our histories have it"])
+@pytest.mark.parametrize("kept", [lambda one: one, for_history], ids=["as it came", "as our histories have it"])
 def test_a_call_that_was_none_becomes_no_action(kept: Callable[[Message], Message]) -> None:
     bad = kept(Message("assistant", "I look.", (ToolCall("a", "bash", '{"command": "l'),)))
     answer = Message("tool", "[nothing was done]", tool_call_id="a")

@@ -1,4 +1,4 @@
-"""The session: what a rollout hands to an agent. All that an agent does goes through it, and is recorded there."""
+"""The session: an agent's access to the sandbox and the model. It records everything that the agent does."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from minisandbox.agents.actions import Edit
 from minisandbox.agents.edits import EditError, carry_out, command_of
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError
 from minisandbox.models import Completion, Message, Model, Request, Sampling, TokenGraph, TokenRow
-from minisandbox.models.history import taken_back
+from minisandbox.models.history import for_history
 from minisandbox.sandbox import AsyncSandbox, AsyncShell
 from minisandbox.types import ExecResult, Outcome
 
 KEPT_OUTPUT = 64 << 10
-"""Bytes of each of a command's stdout and stderr that a record keeps: half from the head, half from the tail."""
+"""Bytes of each of a command's stdout and stderr in a record: half from the head, half from the tail."""
 _MISSING = b"\n[... %d bytes dropped ...]\n"  # as a sandbox writes it
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLimits:
-    """What one rollout may take; None for no limit. Reaching one is the agent's own ending, and is graded.
+    """The limits of one rollout; None for no limit. Reaching one ends the agent, and the rollout is graded.
 
     Attributes:
-        steps: answers of the model.
+        steps: responses of the model.
         seconds: wall time of the agent's loop.
-        tokens: sampled tokens, all answers together.
-        context: tokens of prompt and answer together, of one request. They are known when the answer is there: what was
-            said since counts from the next answer on. An engine that has the same bound keeps it exactly.
+        tokens: sampled tokens of all responses together.
+        context: tokens of a request's prompt and response together. They are counted after the response, so messages
+            added since then count with the next one. An engine with the same limit enforces it exactly.
         cost: US dollars.
     """
 
-    steps: int | None = field(default=75, metadata={"metavar": "N", "help": "answers of the model"})
+    steps: int | None = field(default=75, metadata={"metavar": "N", "help": "responses of the model"})
     seconds: float | None = field(default=None, metadata={"metavar": "SECONDS", "help": "wall time of the agent"})
-    tokens: int | None = field(default=None, metadata={"metavar": "N", "help": "sampled tokens, all answers together"})
-    context: int | None = field(default=None, metadata={"metavar": "N", "help": "tokens of one prompt and its answer"})
-    cost: float | None = field(default=None, metadata={"metavar": "DOLLARS", "help": "what the answers cost"})
+    tokens: int | None = field(default=None, metadata={"metavar": "N", "help": "sampled tokens of all responses"})
+    context: int | None = field(default=None, metadata={"metavar": "N", "help": "tokens of a prompt and its response"})
+    cost: float | None = field(default=None, metadata={"metavar": "DOLLARS", "help": "cost of all responses"})
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -57,15 +57,15 @@ EXIT_OF_LIMIT: Mapping[LimitName, str] = {
     "context": "exit_context",
     "cost": "exit_cost",
 }
-"""The exit status of a limit, in SWE-agent's words, which counts calls and dollars alike as cost."""
+"""The exit status of each limit, in SWE-agent's terms, which count calls and dollars alike as cost."""
 
 
 class LimitReached(MiniSandboxError):
-    """A limit of the rollout ends the agent's loop. What it has done until then is its submission.
+    """A limit of the rollout ended the agent's loop. The changes made so far are its submission.
 
     Args:
-        limit: which.
-        value: what it is.
+        limit: the limit.
+        value: its value.
     """
 
     exit_code = 46
@@ -78,12 +78,12 @@ class LimitReached(MiniSandboxError):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer of the model.
+    """One response of the model.
 
     Attributes:
-        message: the answer's index in the history.
-        completion: the answer; its tokens are in the record's graph, where each is kept once.
-        began: seconds from the beginning of the session to the request.
+        message: the response's index in the history.
+        completion: the response, without tokens: the record's graph stores each token once.
+        began: seconds from the start of the session to the request.
     """
 
     message: int
@@ -96,11 +96,11 @@ class Step:
     """One command of an agent.
 
     Attributes:
-        command: what it ran, as given; of an edit, the tool's name and its arguments as JSON.
-        result: how that ended, with :data:`KEPT_OUTPUT` of each stream. The agent had all that the sandbox keeps.
-        turn: how many answers of the model came before it.
-        began: seconds from the beginning of the session to its start.
-        stateful: whether it ran in the session's shell, which keeps its state from one command to the next.
+        command: the command, as given; for an edit, the tool's name and its arguments as JSON.
+        result: its result, with :data:`KEPT_OUTPUT` of each stream; the agent saw all that the sandbox keeps.
+        turn: the number of responses before it.
+        began: seconds from the start of the session to its start.
+        stateful: whether it ran in the session's shell, which keeps its state between commands.
     """
 
     command: str | tuple[str, ...]
@@ -112,13 +112,13 @@ class Step:
 
 @dataclass(slots=True)
 class Record:
-    """What an agent has done so far. It only grows, and is whole at any moment: also where the agent is cut off.
+    """The record of an agent's work. It only grows, and is complete even if the agent is cut off.
 
     Attributes:
         messages: the history.
-        turns: the model's answers.
+        turns: the model's responses.
         steps: the commands.
-        tokens: what was read and sampled.
+        tokens: the tokens read and sampled.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -128,43 +128,43 @@ class Record:
     _with_tokens: list[int] = field(default_factory=list)
 
     def add(self, completion: Completion, began: float, tools: Sequence[Mapping[str, object]] = ()) -> None:
-        """Append an answer of the model, as engines take it back.
+        """Append a response of the model, in the form that engines accept back.
 
         Args:
-            completion: the answer.
-            began: seconds from the beginning of the session to the request.
-            tools: what the model was offered.
+            completion: the response.
+            began: seconds from the start of the session to the request.
+            tools: the tools offered to the model.
         """
         if completion.tokens is not None:
             self.tokens.add(completion.tokens)
             self._with_tokens.append(len(self.turns))
-        # a prompt holds all prompts before it: kept as they are, tokens grow as a square
-        completion = replace(completion, tokens=None, message=taken_back(completion.message, tools))
+        # each prompt repeats all earlier ones: storing them whole would take quadratic space
+        completion = replace(completion, tokens=None, message=for_history(completion.message, tools))
         self.turns.append(Turn(len(self.messages), completion, began))
         self.messages.append(completion.message)
 
     def rows(self) -> tuple[TokenRow, ...]:
-        """Return the tokens as sequences to train on; their turns are indices of ``turns``."""
+        """Return the training rows; their turns are indices of ``turns``."""
         numbers = self._with_tokens
         return tuple(replace(row, turns=tuple(numbers[one] for one in row.turns)) for row in self.tokens.rows())
 
 
 class Session:
-    """What an agent works with.
+    """An agent's access to the sandbox and the model.
 
     Attributes:
-        box: the sandbox. Commands that are to be in the record go through :meth:`perform`.
-        attempt: which rollout of the task it is, from 0.
-        record: what was done so far.
+        box: the sandbox. Run commands with :meth:`perform` to record them.
+        attempt: the number of the rollout of this task, from 0.
+        record: the work so far.
 
     Args:
         box: the sandbox, ready.
-        model: what is asked; None for agents that ask nothing.
-        sampling: how answers are drawn; of a seed, each answer has one of its own, by the rollout's name and the turn.
-        limits: what the rollout may take.
-        attempt: which rollout of the task it is.
+        model: the model; None for agents without one.
+        sampling: the sampling options; each response has its own seed, derived from a given seed, rollout and turn.
+        limits: the limits of the rollout.
+        attempt: the number of the rollout of this task.
         name: the rollout's name, for the engine's caches and logs.
-        clock: the time, in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Session:
 
     @property
     def limits(self) -> AgentLimits:
-        """What the rollout may take."""
+        """The limits of the rollout."""
         return self._limits
 
     @property
@@ -201,9 +201,9 @@ class Session:
         return self._clock() - self._began
 
     def left(self) -> dict[LimitName, float]:
-        """Return what is left of each limit that there is: steps, seconds, tokens, dollars.
+        """Return the remainder of each limit that is set: steps, seconds, tokens, dollars.
 
-        The context's is what the next prompt and answer may have beyond the latest.
+        For the context it is the number of tokens that the next request may have beyond the latest.
         """
         used: dict[LimitName, float] = {
             "steps": len(self.record.turns),
@@ -216,33 +216,33 @@ class Session:
         return {name: limits[name] - used[name] for name in used if limits[name] is not None}
 
     def say(self, *messages: Message) -> None:
-        """Append messages to the history. Nothing in it is ever changed or taken away."""
+        """Append messages to the history, which is append-only."""
         self.record.messages.extend(messages)
 
     async def ask(self, tools: Sequence[Mapping[str, object]] = ()) -> Completion:
-        """Have the model answer the history; the answer is appended to it.
+        """Send the history to the model, and append the response.
 
-        It has as many tokens as are left of the rollout's, and as many seconds. What is appended is what engines take
-        back (:func:`.taken_back`): a call whose arguments are no JSON object has them as a text there. What is returned
-        is the answer as it came.
+        The response may use the rollout's remaining tokens and seconds. The history gets it in a form that engines
+        accept back (:func:`.for_history`), with malformed arguments of calls wrapped in an object. The returned
+        response is unchanged.
 
         Args:
-            tools: what the model may call, as JSON schemas in OpenAI's layout.
+            tools: the tools on offer, as JSON schemas in OpenAI's format.
 
         Returns:
-            The answer.
+            The response.
 
         Raises:
-            LimitReached: a limit does not allow a further answer, or the time was over before it came.
-            ModelError: no answer came.
+            LimitReached: a limit allows no further response, or the time was over before it came.
+            ModelError: the model gave no usable response.
         """
         if self._model is None:
-            raise InvalidValue("this agent asks a model", hint="give one: --model and --api-base, or --model local")
+            raise InvalidValue("this agent needs a model", hint="give one: --model and --api-base, or --model local")
         for name, left in self.left().items():
             if left <= 0:
                 raise self._reached(name)
         began = self.elapsed
-        request = Request(tuple(self.record.messages), tuple(tools), self._draw(), self._name)
+        request = Request(tuple(self.record.messages), tuple(tools), self._next_sampling(), self._name)
         async with self._until_deadline():
             completion = await self._model.complete(request)
         self._used["tokens"] += completion.usage.completion
@@ -258,17 +258,16 @@ class Session:
         stdin: str | bytes | None = None,
         stateful: bool = False,
     ) -> ExecResult:
-        """Run a command in the sandbox and record it; its failure is a result like any other.
+        """Run a command in the sandbox and record it; a failure is a normal result.
 
         Args:
-            command: text for bash, or arguments.
-            timeout: seconds it may take; what is left of the rollout's is the most that it gets.
+            command: shell text for bash, or arguments.
+            timeout: time limit in seconds; the rollout's remaining time if that is less.
             stdin: its standard input; empty if None.
-            stateful: run it in the session's one shell, whose directory and variables stay. Text only, without stdin.
+            stateful: run it in the session's one shell, which keeps directory and variables. Only text, without stdin.
 
         Raises:
-            LimitReached: the rollout's time was over before the command was; it has ended, and is in the record.
-            SandboxGone: the sandbox has ended.
+            LimitReached: the rollout's time ended first; the command was killed and recorded.
         """
         kept = command if isinstance(command, str) else tuple(command)
         left = self._seconds()
@@ -278,7 +277,7 @@ class Session:
             result = await (
                 self._in_shell(kept, allowed) if stateful else self.box.exec(kept, timeout=allowed, stdin=stdin)
             )
-        except FileAccessError as error:  # the agent has removed or closed the directory that commands start in
+        except FileAccessError as error:  # the agent removed or locked the workdir
             result = _result(kept, 126, stderr=error.what)
         self.record.steps.append(Step(kept, _shortened(result), len(self.record.turns), began, stateful))
         if result.outcome is Outcome.TIMEOUT and allowed != timeout:
@@ -286,10 +285,10 @@ class Session:
         return result
 
     async def edit(self, edit: Edit) -> ExecResult:
-        """Make an edit in the sandbox and record it; where it cannot be made, the result's stderr says why.
+        """Perform an edit in the sandbox and record it; if it is impossible, the result's stderr has the reason.
 
         Raises:
-            LimitReached: the rollout's time is over.
+            LimitReached: the rollout's time limit is reached.
             SandboxGone: the sandbox has ended.
         """
         began = self.elapsed
@@ -302,23 +301,23 @@ class Session:
         return result
 
     async def close(self) -> None:
-        """Close the shell, where there is one; calling it again does nothing."""
+        """Close the shell, if it is open; calling it again does nothing."""
         shell, self._shell = self._shell, None
         if shell is not None:
             await shell.close()
 
     async def _in_shell(self, command: str | tuple[str, ...], timeout: float | None) -> ExecResult:
         if not isinstance(command, str):
-            raise InvalidValue("arguments for a stateful shell", hint="give text, or run it without state")
+            raise InvalidValue("a stateful shell takes no argument list", hint="give a string, or stateful=False")
         if self._shell is None:
             async with self._until_deadline():
                 self._shell = await self.box.shell()
         return await self._shell.run(command, timeout=timeout)
 
-    def _draw(self) -> Sampling:
-        """How the next answer is drawn: no longer than what is left of the rollout's tokens, by a seed of its own.
+    def _next_sampling(self) -> Sampling:
+        """Return the next response's sampling: at most the rollout's remaining tokens, and a seed of its own.
 
-        One seed for all answers would draw the rollouts of a group alike.
+        With one seed for all responses, the rollouts of a group would be equal.
         """
         how = self._sampling
         if how.seed is not None:
@@ -336,15 +335,15 @@ class Session:
             async with deadline:
                 yield
         except TimeoutError:
-            if not deadline.expired():  # somebody else's
+            if not deadline.expired():  # raised by another timeout
                 raise
             raise self._reached("seconds") from None
 
     def _seconds(self) -> float | None:
-        """Seconds left, or None for no limit.
+        """Return the remaining seconds, or None for no limit.
 
         Raises:
-            LimitReached: there are none.
+            LimitReached: no seconds remain.
         """
         left = self.left().get("seconds")
         if left is not None and left <= 0:
@@ -365,19 +364,19 @@ def _result(command: str | tuple[str, ...], status: int, *, stdout: str = "", st
 
 
 def _shortened(result: ExecResult) -> ExecResult:
-    """Return a result with the ends of its output: hundreds of records with many of them are in memory at once."""
+    """Return a result with only the ends of its output, since hundreds of records are in memory at once."""
     out, dropped_out = _ends(result.stdout_bytes, result.dropped_stdout)
     err, dropped_err = _ends(result.stderr_bytes, result.dropped_stderr)
     return replace(result, stdout_bytes=out, stderr_bytes=err, dropped_stdout=dropped_out, dropped_stderr=dropped_err)
 
 
 def _ends(data: bytes, dropped: int) -> tuple[bytes, int]:
-    """Return the head and the tail of what was kept of an output, and how many of its bytes are missing then."""
+    """Return the head and tail of kept output, and the number of its missing bytes."""
     if len(data) <= KEPT_OUTPUT:
         return data, dropped
-    told = len(_MISSING % dropped) if dropped else 0  # the sandbox's own line, in what is left out here
-    missing = dropped + len(data) - told - KEPT_OUTPUT
-    if missing <= dropped:  # it is longer by that line alone
+    marker = len(_MISSING % dropped) if dropped else 0  # the sandbox's own line, which is in the part left out here
+    missing = dropped + len(data) - marker - KEPT_OUTPUT
+    if missing <= dropped:  # too long only by that line
         return data, dropped
     half = KEPT_OUTPUT // 2
     return data[:half] + _MISSING % missing + data[-half:], missing

@@ -1,4 +1,4 @@
-"""Models: what agents ask for their next action, with the tokens that were read and sampled."""
+"""Models: they choose agents' actions, and report the tokens that were read and sampled."""
 
 from minisandbox.models.client import OpenAIModel
 from minisandbox.models.endpoint import Timeouts

@@ -1,6 +1,6 @@
-"""The scripted model's tokeniser: a token for each byte, and one for each mark between the parts of a message.
+"""The scripted model's tokeniser: one token per byte, and one per mark between the parts of a message.
 
-It is reversible, and what it makes of a longer conversation begins with what it made of the shorter one.
+It is reversible, and the tokens of a continued conversation start with those of the shorter one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ END = 256
 _ROLES: dict[Role, int] = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
 _TOOLS, _ANSWERS, _THOUGHT, _TEXT, _CALL, _NAME, _ARGUMENTS = range(261, 268)
 VOCABULARY = 268
-"""How many tokens there are."""
+"""The number of different tokens."""
 
 
 def encode_prompt(request: Request) -> array[int]:
-    """Return what the model reads: the tools, the messages, and the mark after which it answers."""
+    """Return the model's input: the tools, the messages, and the mark after which it answers."""
     ids = array("i")
     if request.tools:
         ids.append(_TOOLS)
@@ -33,7 +33,7 @@ def encode_prompt(request: Request) -> array[int]:
 
 
 def encode_message(message: Message) -> array[int]:
-    """Return a message, from after its role's mark to its end's."""
+    """Return a message's tokens, from after its role's mark to its end mark."""
     ids = array("i")
     if message.tool_call_id is not None:
         ids += _marked(_ANSWERS, message.tool_call_id)
@@ -50,7 +50,7 @@ def encode_message(message: Message) -> array[int]:
 
 
 def decode_answer(ids: Sequence[int]) -> Message:
-    """Return the message that an assistant's tokens stand for, also where they were cut off."""
+    """Return the message of an assistant's tokens, which may be cut off."""
     content, reasoning = "", ""
     calls: list[ToolCall] = []
     for mark, text in _parts(ids):
@@ -68,7 +68,7 @@ def decode_answer(ids: Sequence[int]) -> Message:
 
 
 def _parts(ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Split tokens at the marks: each mark with the text after it; 0 before the first."""
+    """Split tokens at the marks: each mark with the text after it; 0 for the text before the first."""
     mark, text = 0, bytearray()
     for token in ids:
         if token < END:
@@ -84,4 +84,4 @@ def _marked(mark: int, text: str) -> array[int]:
 
 
 def _bytes(text: str) -> array[int]:
-    return array("i", list(text.encode("utf-8", "replace")))  # of bytes themselves it would take four for each
+    return array("i", list(text.encode("utf-8", "replace")))  # array takes bytes as raw 4-byte items

@@ -1,4 +1,4 @@
-"""A client of the chat completions API: vLLM, SGLang, llama.cpp, OpenAI and what speaks like them."""
+"""A client for the chat completions API of vLLM, SGLang, llama.cpp, OpenAI and compatible servers."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from minisandbox.models.refusals import (
     Failed,
     answer_repeats_key,
     clean,
+    contains_key,
     error_in,
     failure_of,
-    tells_key,
 )
 
 if TYPE_CHECKING:
     from minisandbox.models.transport import Answer
 
 _LOG = logging.getLogger("minisandbox.models")
-_SELDOM = 2  # further tries after what most likely comes back the same
+_SELDOM = 2  # retries after failures that will probably repeat
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _LONGEST_WAIT = 600.0
 LARGEST_ANSWER = 8 * 1024 * 1024
 _SHOWN = 200
-_TOKENS_TAKE = 8  # bytes of JSON about the tokens of a text, for each of the text
+_TOKENS_TAKE = 8  # bytes of token JSON per byte of text
 _EXACT = 1e-4
-_RAW = "{} gives log-probabilities of the raw model, not of the distribution that it samples from"
+_RAW = "{} reports log-probabilities of the raw model, not of the distribution that it samples from"
 _RAW_HINT = "start vLLM with --logprobs-mode processed_logprobs, or sample with temperature 1 without top_p and top_k"
-_NO_TOKENS = "vLLM 0.10.2 or later answers them; --tokens no goes without, and nothing can be trained on it"
+_NO_TOKENS = "use vLLM 0.10.2 or later, or --tokens no; without token ids the responses cannot be trained on"
 
 
 class OpenAIModel:
-    """A model behind a chat completions API. All requests of a run go through one, on one event loop.
+    """A model behind a chat completions API. A run sends all its requests through one instance, on one event loop.
 
-    A try that fails is repeated: after a growing pause where that may pass (429, 5xx, lost connections), ``retries``
-    times; twice where it hardly does (time-outs, answers that are none); never where the server refuses.
+    A failed try is repeated: ``retries`` times with growing pauses for transient failures (429, 5xx, lost connections);
+    twice for probably permanent ones (timeouts, malformed responses); never when the server rejects the request.
 
     Args:
-        model: the name that the server knows it by.
-        api_base: where the API is: ``http://localhost:8000/v1``.
-        api_key: the server's key, "" for none. It is in no error, record or ``repr``: an answer that repeats one of 20
-            characters or more is none.
-        tokens: whether token ids and log-probabilities are asked for (``yes``, ``auto``, ``no``).
-        timeouts: of one try.
-        retries: further tries after failures that may pass.
-        gate: how many tries at once, and how fast; 256 at once if None.
-        meter: what tokens cost, and the run's budget.
-        largest: bytes that an answer's text may have.
+        model: the model's name at the server.
+        api_base: the API's address: ``http://localhost:8000/v1``.
+        api_key: the server's key, "" for none. It is in no error, record or ``repr``: responses that contain a key
+            of 20 characters or more are rejected.
+        tokens: whether to request token ids and log-probabilities (``yes``, ``auto``, ``no``).
+        timeouts: the time limits of one try.
+        retries: retries after transient failures.
+        gate: limits the number and rate of concurrent tries; None: 256 at once.
+        meter: the prices of tokens, and the run's budget.
+        largest: maximum bytes of a response's text.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class OpenAIModel:
         meter: Meter | None = None,
         largest: int = LARGEST_ANSWER,
     ) -> None:
-        # aiohttp takes a quarter of a second to load: only whoever asks a server pays for it
+        # aiohttp takes a quarter of a second to import: only clients of servers need it
         from minisandbox.models.transport import Transport  # noqa: PLC0415 - see above
 
         if retries < 0:
-            raise InvalidValue(f"{retries!r} retries", hint="give 0 or more")
+            raise InvalidValue(f"retries is {retries!r}", hint="give 0 or more")
         self._model = model
         self._key = check_key(api_key)
         self._tokens: TokensWanted = tokens
@@ -101,32 +101,32 @@ class OpenAIModel:
 
     @property
     def name(self) -> str:
-        """The name that the server knows it by."""
+        """The model's name at the server."""
         return self._model
 
     async def complete(self, request: Request) -> Completion:
-        """Answer a conversation (:meth:`Model.complete`)."""
+        """Complete a conversation (:meth:`Model.complete`)."""
         found = await self._answer(request)
-        if found.tokens is None or await self._are_of_the_sampling(request.sampling):
+        if found.tokens is None or await self._match_sampling(request.sampling):
             return found
         if self._tokens == "yes":
             raise ModelRefused(_RAW.format(self._transport.server), hint=_RAW_HINT)
         return replace(found, tokens=None)
 
-    async def _are_of_the_sampling(self, sampling: Sampling) -> bool:
-        """Whether log-probabilities are of the distribution that is sampled from; asked once, where it matters."""
+    async def _match_sampling(self, sampling: Sampling) -> bool:
+        """Return whether log-probabilities are of the sampled distribution; probes the server once if needed."""
         if sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0):
-            return True  # the raw ones are the same
+            return True  # raw and processed are equal
         async with self._probing:
             if self._processed is None:
                 tokens = (await self._answer(PROBE)).tokens
                 self._processed = tokens is None or min(tokens.logprobs) > -_EXACT
                 if not self._processed and self._tokens != "yes":
-                    _LOG.warning("%s; tokens are not kept; %s", _RAW.format(self._transport.server), _RAW_HINT)
+                    _LOG.warning("%s; token ids are discarded; %s", _RAW.format(self._transport.server), _RAW_HINT)
         return self._processed
 
     async def _answer(self, request: Request) -> Completion:
-        """Answer a conversation, after as many tries as it may have."""
+        """Complete a conversation, with retries."""
         call = _Call(self._left_out, self._length_field)
         began = time.monotonic()
         while True:
@@ -138,7 +138,7 @@ class OpenAIModel:
             else:
                 self._settle(call)
                 return replace(completion, cost=call.cost, seconds=time.monotonic() - began, tries=call.tries)
-            # outside of the except block, so that nothing is chained to what is raised: it may carry the key
+            # outside the except block: a chained exception could contain the key
             if not self._adapt(failed, fields, call):
                 pause = self._pause(failed, call, time.monotonic() - began)
                 _LOG.info("%s; again in %.1f s", failed.error.what, pause)
@@ -163,14 +163,14 @@ class OpenAIModel:
 
     def _completion(self, answer: Answer, call: _Call, *, asked: bool) -> Completion:
         try:
-            # not elsewhere than on the loop: json holds the interpreter's lock all the time
-            # as json does it with bytes; what the key is looked for in has to be what was read
+            # on the event loop: json holds the interpreter lock anyway
+            # decoded as json does with bytes: the key must be searched in the very text that is parsed
             text = answer.body.decode(json.detect_encoding(answer.body), "surrogatepass")
             body = json.loads(text)
         except (ValueError, RecursionError):
-            # cleaned before it is cut: half of a key would not be recognised
+            # cleaned before it is cut: half a key would not be recognised
             beginning = clean(answer.body[:4096].decode("utf-8", "replace"), self._key)[:_SHOWN]
-            error = BadAnswer(f"{self._transport.server} sends what is no JSON: {beginning!r}")
+            error = BadAnswer(f"{self._transport.server} sent malformed JSON: {beginning!r}")
             raise Failed(error, "seldom") from None
         if found := error_in(body):
             raise self._refusal(replace(answer, status=found[0], body=found[1]))
@@ -181,28 +181,28 @@ class OpenAIModel:
         return completion
 
     def _read(self, body: object, text: str) -> Completion:
-        """Read an answer that does not repeat the key: all of it may get into records."""
+        """Parse a response, rejecting one that contains the key: it may end up in records."""
         server = self._transport.server
         if answer_repeats_key(text, self._key):
             error = BadAnswer(
-                f"{server} repeats the API key in its answer, which is not kept",
-                reason="the server, or a proxy before it, sends back what it is sent",
-                hint="look at what the server sends by itself, and at its logs: the key may be there too",
+                f"{server} repeats the API key in its response, which is rejected",
+                reason="the server, or a proxy before it, sends its input back",
+                hint="look at the server's raw responses and its logs: the key may be there too",
             )
             raise Failed(error, "seldom")
         try:
             return read_answer(body, self._largest)
         except BadAnswer as error:
-            told = error.about(server)
-        if tells_key(text, self._key):  # of which the error may have a part, cut within the key
-            told = BadAnswer(f"{server} sends an answer that cannot be read: {REPEATS_KEY}")
-        raise Failed(told, "seldom")
+            shown = error.about(server)
+        if contains_key(text, self._key):  # the error may quote a part of it that cuts the key in two
+            shown = BadAnswer(f"{server} sent a malformed response: {REPEATS_KEY}")
+        raise Failed(shown, "seldom")
 
     def _without_tokens(self, call: _Call) -> None:
-        """The engine has said nothing about tokens, though asked."""
+        """Handle a response without the token ids that were requested."""
         if self._tokens == "yes":
-            said = f"{self._transport.server} does not tell the token ids of {self._model!r}"
-            raise Failed(ModelRefused(said, hint=_NO_TOKENS), "never")
+            problem = f"{self._transport.server} reports no token ids of {self._model!r}"
+            raise Failed(ModelRefused(problem, hint=_NO_TOKENS), "never")
         call.left_out |= {"logprobs", "top_logprobs", "return_token_ids"}
 
     def _refusal(self, answer: Answer) -> Failed:
@@ -219,7 +219,7 @@ class OpenAIModel:
         return failed
 
     def _adapt(self, failed: Failed, fields: Fields, call: _Call) -> bool:
-        """Find out whether the server refuses only what the request can do without; the call leaves it out then."""
+        """Drop optional fields that the server rejected; return whether the request changed."""
         if not isinstance(failed.error, ModelRefused) or not failed.named:
             return False
         new_name = "max_completion_tokens"
@@ -233,46 +233,46 @@ class OpenAIModel:
         return bool(refused)
 
     def _settle(self, call: _Call) -> None:
-        """Remember what the server did without, now that it has answered."""
+        """Remember the fields that the server rejected, now that it has responded without them."""
         new = call.left_out - self._left_out
         if new:
             if "return_token_ids" in new:
-                _LOG.warning("%s tells no token ids: nothing can be trained on its answers", self._transport.server)
+                _LOG.warning("%s reports no token ids: its responses cannot be trained on", self._transport.server)
             if engine := sorted(new - {"logprobs", "top_logprobs", "return_token_ids"}):
-                _LOG.warning("%s does not take %s: its own defaults hold", self._transport.server, ", ".join(engine))
+                _LOG.warning("%s does not support %s: its defaults apply", self._transport.server, ", ".join(engine))
         self._left_out |= call.left_out
         self._length_field = call.length_field
 
     def _pause(self, failed: Failed, call: _Call, seconds: float) -> float:
-        """Return how long to wait before the next try.
+        """Return the seconds until the next try.
 
         Raises:
-            ModelError: there is none.
+            ModelError: there is no further try.
         """
         call.failures[failed.again] = call.failures.get(failed.again, 0) + 1
         allowed = {"often": self._retries, "seldom": min(_SELDOM, self._retries), "never": 0}[failed.again]
         made = call.failures[failed.again]
         if made > allowed:
-            raise _told(failed.error, call.tries, seconds)
+            raise _with_tries(failed.error, call.tries, seconds)
         if failed.after is not None:
             if failed.after > _LONGEST_WAIT:
                 error = ModelUnavailable(f"{failed.error.what}; it asks to wait {failed.after:.0f} s")
-                raise _told(error, call.tries, seconds)
+                raise _with_tries(error, call.tries, seconds)
             return spread(failed.after)
         longest = min(_FIRST_PAUSE * 2.0 ** (made - 1), _LONGEST_PAUSE)
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - nothing secret: it spreads requests
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
 
 
 @dataclass(slots=True)
 class _Call:
-    """One request on its way to an answer.
+    """The state of one request over its tries.
 
     Attributes:
-        left_out: optional fields that it goes without.
-        length_field: how the answer's length is called.
-        tries: how often it was sent.
+        left_out: optional fields that the server rejected.
+        length_field: the server's name for the maximum length.
+        tries: the number of tries so far.
         cost: US dollars so far.
-        failures: how many tries failed in each way.
+        failures: the number of failed tries by kind.
     """
 
     left_out: frozenset[str]
@@ -282,26 +282,26 @@ class _Call:
     failures: dict[Again, int] = field(default_factory=dict)
 
     def body(self, fields: Fields) -> dict[str, object]:
-        """Return the request as it is sent."""
+        """Return the request's JSON body."""
         body = fields.without(self.left_out)
         if "max_tokens" in body:
             body[self.length_field] = body.pop("max_tokens")
         return body
 
 
-def _told(error: ModelError, tries: int, seconds: float) -> ModelError:
+def _with_tries(error: ModelError, tries: int, seconds: float) -> ModelError:
     if tries > 1:
         error.what += f" (try {tries}, after {seconds:.0f} s)"
     return error
 
 
 def check_key(key: str) -> str:
-    """Return a key without white space around it.
+    """Return a key without surrounding white space.
 
     Raises:
-        InvalidValue: it cannot be one; it is not shown.
+        InvalidValue: it has impossible characters; the message does not show the key.
     """
     key = key.strip()
     if not (key.isascii() and key.isprintable()):
-        raise InvalidValue("the API key has characters that no key has", hint="look at the variable that has it")
+        raise InvalidValue("the API key has characters other than printable ASCII", hint="check its variable")
     return key

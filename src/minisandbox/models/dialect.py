@@ -1,4 +1,4 @@
-"""The chat completions API, as JSON: requests and answers, in both directions, with token ids as vLLM gives them."""
+"""The chat completions API as JSON: requests and responses, in both directions, with vLLM's token ids."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from minisandbox.models.protocol import (
 )
 
 TokensWanted = Literal["no", "auto", "yes"]
-"""Whether token ids are asked for: ``auto`` takes them where the engine has them."""
+"""Whether to request token ids: ``auto`` takes them if the engine supports it."""
 
 TOKEN_FIELDS: Mapping[str, object] = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
-"""What asks vLLM for ids and log-probabilities; without ``top_logprobs`` it gives none."""
+"""The fields that make vLLM return ids and log-probabilities; without ``top_logprobs`` it returns none."""
 
 PROBE = Request((Message("user", "Name any word."),), sampling=Sampling(top_k=1, max_tokens=4))
-"""Shows whether a server's log-probabilities are of the distribution that it samples from: all of these are 0 then."""
+"""Detects raw log-probabilities: those of the sampled distribution (``top_k`` 1) are all 0."""
 
-# Engines have defaults of their own for these (vLLM takes them from the model's generation_config.json), with which
-# tokens come from another distribution than the one that Sampling describes.
+# Engines have defaults of their own for these (vLLM takes them from the model's generation_config.json), which would
+# change the distribution that Sampling describes.
 _NEUTRAL: Mapping[str, object] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _OURS = frozenset({"model", "messages", "tools", "n", "stream", *TOKEN_FIELDS})
 _FINISH: Mapping[object, FinishReason] = {
@@ -39,17 +39,17 @@ _FINISH: Mapping[object, FinishReason] = {
     "function_call": "tool_calls",
 }
 _LONGEST_NAME = 200
-_MOST_TOKENS = 1 << 31  # ids are counted in arrays; a database has no room for any number
+_MOST_TOKENS = 1 << 31  # bounds counts that go into arrays and databases
 
 
 _FORCING = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
 
 def constraint_in(body: Mapping[str, object]) -> str | None:
-    """Return the field of a request that forces what may be sampled, or None.
+    """Return the field of a request that constrains the sampling, or None.
 
-    The log-probabilities of such answers are of the constrained distribution, up to 19 nats from the model's own, which
-    a trainer computes.
+    The log-probabilities of such responses are of the constrained distribution, up to 19 nats from the model's own,
+    which a trainer computes.
     """
     if body.get("tool_choice") not in (None, "auto", "none"):
         return "tool_choice"
@@ -67,29 +67,29 @@ class Fields:
     """The body of a request.
 
     Attributes:
-        needed: what must be in it.
-        optional: what says only what should be so anyway, or what is asked for where it can be had.
+        needed: the required fields.
+        optional: fields with default values, or for optional features.
     """
 
     needed: Mapping[str, object]
     optional: Mapping[str, object]
 
     def without(self, names: Iterable[str]) -> dict[str, object]:
-        """Return the body, without optional fields of these names."""
-        left = {name: value for name, value in self.optional.items() if name not in set(names)}
-        return {**left, **self.needed}
+        """Return the body without these optional fields."""
+        kept = {name: value for name, value in self.optional.items() if name not in set(names)}
+        return {**kept, **self.needed}
 
     def refused(self, text: str, left_out: frozenset[str]) -> frozenset[str]:
-        """Find the optional fields that a refusal is about.
+        """Find the optional fields that an error response is about.
 
-        A server that does not know one field of vLLM's does not know the others.
+        A server that does not know one of vLLM's fields does not know the others.
 
         Args:
-            text: the refusal.
-            left_out: what was not in the request any more.
+            text: the error response.
+            left_out: fields that the request already lacked.
 
         Returns:
-            The fields to leave out beyond those, if any.
+            Further fields to leave out, if any.
         """
         present = self.optional.keys() - left_out
         named = {name for name in present if name in text}
@@ -101,19 +101,19 @@ class Fields:
 
 
 def request_fields(request: Request, model: str, tokens: TokensWanted) -> Fields:
-    """Return a request as the API takes it.
+    """Convert a request to the API's fields.
 
     Raises:
-        InvalidValue: ``Sampling.extra`` has a field that is not the user's.
+        InvalidValue: ``Sampling.extra`` has a field that is reserved.
     """
     drawn = request.sampling
     if clash := sorted(_OURS & drawn.extra.keys()):
-        raise InvalidValue(f"Sampling.extra has {', '.join(clash)}", hint="these are set from the request itself")
+        raise InvalidValue(f"Sampling.extra has {', '.join(clash)}", hint="leave it out: the request sets it")
     constraint = constraint_in(drawn.extra)
     if constraint is not None and tokens == "yes":
         raise InvalidValue(
-            f"{constraint} with tokens to train on",
-            reason="the server's log-probabilities would be of the constrained distribution, not of the model's",
+            f"{constraint} cannot be combined with tokens=yes",
+            reason="the server's log-probabilities would be of the constrained distribution, and not trainable",
             hint=f"leave out {constraint}, or give tokens=no",
         )
     needed: dict[str, object] = {"model": model, "messages": [message.to_json() for message in request.messages]}
@@ -133,10 +133,10 @@ def request_fields(request: Request, model: str, tokens: TokensWanted) -> Fields
 
 
 def read_request(body: object) -> Request:
-    """Read a request, as a server does. What is not known goes to ``Sampling.extra``.
+    """Parse a request on the server's side; unknown fields go to ``Sampling.extra``.
 
     Raises:
-        InvalidValue: it is none.
+        InvalidValue: the request is malformed.
     """
     if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list):
         raise InvalidValue("the request has no list of messages")
@@ -156,12 +156,12 @@ def read_request(body: object) -> Request:
             extra=extra,
         )
     except (TypeError, ValueError) as error:
-        raise InvalidValue(f"the request's sampling cannot be used: {error}") from error
+        raise InvalidValue(f"the request's sampling options are invalid: {error}") from error
     return Request(tuple(map(Message.from_json, body["messages"])), tuple(tools), sampling)
 
 
 def wants_tokens(body: Mapping[str, object]) -> bool:
-    """Whether a request asks for token ids."""
+    """Return whether a request asks for token ids."""
     return body.get("return_token_ids") is True
 
 
@@ -178,7 +178,7 @@ def _given(body: Mapping[str, object], name: str, default: float) -> float | str
 
 
 def read_usage(body: object) -> TokenUsage:
-    """Return the tokens that an answer took; zeros where it does not say, or says what no answer can take."""
+    """Return the token counts of a response; zeros where they are missing or impossible."""
     usage = body.get("usage") if isinstance(body, Mapping) else None
     if not isinstance(usage, Mapping):
         return TokenUsage()
@@ -189,31 +189,31 @@ def read_usage(body: object) -> TokenUsage:
 
 
 def read_answer(body: object, largest: int | None = None) -> Completion:
-    """Read an answer.
+    """Parse a response.
 
     Args:
         body: the JSON.
-        largest: characters that its texts may have together; None for no bound.
+        largest: maximum characters of its texts together; None for no limit.
 
     Raises:
-        BadAnswer: it is none, or a part of it contradicts another.
+        BadAnswer: the response is malformed or contradicts itself.
     """
     choice = _choice(body)
-    assert isinstance(body, Mapping)  # it has a choice
+    assert isinstance(body, Mapping)  # _choice checks that
     try:
         message = Message.from_json(choice.get("message"))
         tokens = _tokens(body, choice)
     except InvalidValue as error:
         raise BadAnswer(error.what, reason=error.reason, hint=error.hint) from None
     if message.role != "assistant":
-        raise BadAnswer(f"the answer is a message of the role {message.role!r}")
+        raise BadAnswer(f"the response's message has the role {message.role!r}, not 'assistant'")
     if largest is not None and _size(message) > largest:
-        raise BadAnswer(f"the answer has {_size(message)} characters, more than {largest}", hint="lower --max-tokens")
+        raise BadAnswer(f"the response has {_size(message)} characters, more than {largest}", hint="lower --max-tokens")
     usage = read_usage(body)
     _check_counts(usage, tokens)
     sampled = len(tokens.sampled) if tokens else usage.completion
     if not (sampled or message.content or message.tool_calls or message.reasoning):
-        raise BadAnswer("the answer is empty: no text, no tool call, no token")
+        raise BadAnswer("the response is empty: no text, no tool call, no token")
     name = body.get("model")
     named = name[:_LONGEST_NAME] if isinstance(name, str) else ""
     return Completion(message, _finish_reason(choice), usage, tokens, model=named)
@@ -222,15 +222,15 @@ def read_answer(body: object, largest: int | None = None) -> Completion:
 def _choice(body: object) -> Mapping[str, object]:
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        raise BadAnswer("the answer has no choice", reason="the server gave up, or speaks another API")
+        raise BadAnswer("the response has no choice", reason="the server failed, or has another API")
     return choices[0]
 
 
 def _finish_reason(choice: Mapping[str, object]) -> FinishReason:
     reason = choice.get("finish_reason")
     if not isinstance(reason, str) or reason not in _FINISH:
-        # "abort": the engine was told to stop, or gets new weights; "content_filter": a part is withheld
-        raise BadAnswer(f"the answer ended with {str(reason)[:_LONGEST_NAME]!r}", reason="what came is not all of it")
+        # "abort": the engine was stopped, or gets new weights; "content_filter": a part is withheld
+        raise BadAnswer(f"the response ended with {str(reason)[:_LONGEST_NAME]!r}", reason="the response is incomplete")
     return _FINISH[reason]
 
 
@@ -245,18 +245,18 @@ def _tokens(body: Mapping[str, object], choice: Mapping[str, object]) -> Tokens 
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     if not (isinstance(prompt, list) and isinstance(sampled, list) and isinstance(content, list | None)):
-        raise InvalidValue("the answer's token ids or log-probabilities are no lists")
+        raise InvalidValue("the response's token ids or log-probabilities are not lists")
     try:
         values = array("d", [one["logprob"] for one in content or ()])
         tokens = Tokens(array("i", prompt), array("i", sampled), values)
     except (TypeError, KeyError, OverflowError) as error:
-        raise InvalidValue(f"the answer's tokens cannot be read: {error}") from None
+        raise InvalidValue(f"the response's tokens are malformed: {error}") from None
     if not math.isfinite(sum(values)) or max(values, default=0.0) > 1e-3:
         wrong = next((value for value in values if not math.isfinite(value) or value > 1e-3), math.inf)
         raise InvalidValue(
-            f"the answer has {wrong} as a log-probability",
-            reason="the engine computed NaN or infinity, or reports something else: log-probabilities are 0 or less",
-            hint="look at the engine's log; a wrong dtype or broken weights cause this",
+            f"the response has {wrong} as a log-probability",
+            reason="the engine computed NaN or infinity, or reports another number: log-probabilities are at most 0",
+            hint="check the engine's log, dtype and weights",
         )
     return tokens
 
@@ -264,24 +264,24 @@ def _tokens(body: Mapping[str, object], choice: Mapping[str, object]) -> Tokens 
 def _check_counts(usage: TokenUsage, tokens: Tokens | None) -> None:
     if tokens is None:
         return
-    for what, said, there in (
+    for what, counted, present in (
         ("prompt", usage.prompt, len(tokens.prompt)),
         ("completion", usage.completion, len(tokens.sampled)),
     ):
-        if said not in (0, there):
+        if counted not in (0, present):
             raise BadAnswer(
-                f"the answer's {what} has {there} token ids, and took {said} tokens by its own account",
-                reason="the engine does not report every token",
+                f"the response has {present} token ids for its {what}, but reports a usage of {counted}",
+                reason="the engine does not return every token",
             )
 
 
 def answer_body(completion: Completion, *, tokens: bool = False, number: int = 0) -> dict[str, object]:
-    """Return an answer as a server gives it.
+    """Return a response as a server sends it.
 
     Args:
-        completion: the answer.
-        tokens: with its token ids and log-probabilities, if it has them.
-        number: of the answer, for its id.
+        completion: the response.
+        tokens: whether to include its token ids and log-probabilities, if it has them.
+        number: the response's number, for its id.
     """
     choice: dict[str, object] = {
         "index": 0,

@@ -1,4 +1,4 @@
-"""Where a model's server is, how it is reached, and how long that may take."""
+"""The address of a model's server, its proxy, and its timeouts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from urllib.parse import unquote, urlsplit
 from minisandbox.errors import InvalidValue
 
 SESSION_HEADER = "X-Session-Id"
-"""Names the rollout, so that a router can send all of its requests to the engine that has its cache."""
+"""Names the rollout, so that a router can send all of its requests to the engine that caches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long one try may take, in seconds.
+    """The time limits of one try, in seconds.
 
     Attributes:
-        connect: until there is a connection, names and TLS included.
-        read: between two pieces of the answer, and until its first; None: as long as the whole.
-        total: the whole.
+        connect: until the connection is established, DNS and TLS included.
+        read: until the first data of the response, and between two reads; None: the same as total.
+        total: the whole try.
     """
 
     connect: float = 20.0
@@ -32,40 +32,40 @@ class Timeouts:
         for name in self.__slots__:
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise InvalidValue(f"Timeouts.{name} is {value!r}", hint="give seconds, more than 0")
+                raise InvalidValue(f"Timeouts.{name} is {value!r}", hint="give a positive number of seconds")
 
 
 def check_base(base: str) -> str:
-    """Return the address of an API without the slash at its end.
+    """Return the address of an API without a trailing slash.
 
     Raises:
-        InvalidValue: it cannot be one, or it has a secret in it.
+        InvalidValue: it is not an HTTP address, or contains a secret.
     """
     hint = "for instance http://localhost:8000/v1"
     try:
         parts = urlsplit(base)
-        parts.port  # noqa: B018 - the property raises where it is no number
+        parts.port  # noqa: B018 - the property raises if it is not a number
     except ValueError as error:
         raise InvalidValue(f"--api-base is not an address: {error}", hint=hint) from None
     if "@" in parts.netloc or parts.query or parts.fragment:  # not shown: it may be a secret
         raise InvalidValue(
-            "--api-base has a name, a password or a query in it",
-            reason="it is kept with the run, and shown in messages",
+            "--api-base contains a user name, password or query",
+            reason="the address is recorded with the run and shown in messages",
             hint="give the key in an environment variable: --api-key-env",
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidValue(f"--api-base {base}: no http:// or https:// address", hint=hint)
+        raise InvalidValue(f"--api-base {base} is not an http:// or https:// address", hint=hint)
     return base.rstrip("/").removesuffix("/chat/completions")
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy of HTTP.
+    """An HTTP proxy.
 
     Attributes:
-        url: where it is, without name and password.
-        user: whom it lets through; "" for everybody.
-        password: the user's.
+        url: its address, without user name and password.
+        user: the user name; "" for none.
+        password: the user's password.
     """
 
     url: str
@@ -73,7 +73,7 @@ class Proxy:
     password: str = field(default="", repr=False)
 
     def headers(self) -> dict[str, str]:
-        """Return what tells the proxy who asks."""
+        """Return the proxy's authentication headers."""
         if not self.user:
             return {}
         token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
@@ -81,26 +81,26 @@ class Proxy:
 
 
 def proxy_for(url: str) -> Proxy | None:
-    """Find the proxy that the environment names for an address; never one for this machine itself.
+    """Return the environment's proxy for an address; None for loopback addresses.
 
     Raises:
-        InvalidValue: what the environment names is no HTTP proxy.
+        InvalidValue: the environment names something other than an HTTP proxy.
     """
     parts = urlsplit(url)
     found = urllib.request.getproxies().get(parts.scheme)
-    if not found or _is_here(parts.hostname or "") or urllib.request.proxy_bypass(parts.netloc):
+    if not found or _is_loopback(parts.hostname or "") or urllib.request.proxy_bypass(parts.netloc):
         return None
     proxy = urlsplit(found if "://" in found else f"http://{found}")
     if proxy.scheme not in ("http", "https") or not proxy.hostname:
         raise InvalidValue(
-            f"the environment's proxy for {parts.scheme} is no HTTP proxy",
-            hint=f"an http:// proxy, or {parts.hostname} in NO_PROXY",
+            f"the environment's proxy for {parts.scheme} is not an HTTP proxy",
+            hint=f"name an http:// proxy, or add {parts.hostname} to NO_PROXY",
         )
     where = f"{proxy.scheme}://{proxy.netloc.rpartition('@')[2]}"
     return Proxy(where, unquote(proxy.username or ""), unquote(proxy.password or ""))
 
 
-def _is_here(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

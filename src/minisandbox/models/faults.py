@@ -1,4 +1,4 @@
-"""What can go wrong between an agent and its model: names for it, and how a request ends that meets it every time."""
+"""Names of the faults between an agent and its model, and the error of a request that meets one every time."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Fault = Literal[
     "redirect",
 ]
 """
-``timeout``: never an answer. ``reset``, ``reset_mid_answer``: the connection is cut. ``rate_limit``: 429; with
-``_retry_after`` it says for how long. ``server_error``: 500. ``invalid_json``; ``empty_choices``; ``empty_answer``;
-``aborted``: answers that are none. ``context_length``: 400, as vLLM says it. ``huge``: 10 MB of text. ``drip``: a byte
-now and then, for ever. ``wrong_token_counts``: a log-probability too few. ``no_tokens``: none, though asked.
+``timeout``: no response. ``reset``, ``reset_mid_answer``: the connection is cut. ``rate_limit``: 429, and with
+``_retry_after`` the time to wait. ``server_error``: 500. ``invalid_json``; ``empty_choices``; ``empty_answer``;
+``aborted``: malformed responses. ``context_length``: 400, in vLLM's wording. ``huge``: 10 MB of text. ``drip``: a byte
+at a time, forever. ``wrong_token_counts``: a log-probability is missing. ``no_tokens``: no token ids, though requested.
 ``wrong_key``: 401. ``unknown_model``: 404. ``redirect``: 307 to another host.
 """
 
@@ -57,4 +57,4 @@ ENDS_WITH: Mapping[Fault, type[ModelError]] = {
     "unknown_model": ModelRefused,
     "redirect": ModelRefused,
 }
-"""The error of a request whose every try meets the fault, where tokens are asked for."""
+"""The error of a request whose tries all meet the fault, with tokens requested."""

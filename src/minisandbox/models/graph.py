@@ -1,7 +1,7 @@
-"""Training rows from answers: turns are linked by their tokens alone, never by their text.
+"""Training rows from responses: turns are linked by their tokens, never by their text.
 
-An answer follows another if its prompt begins with all tokens of the other, prompt and sampled ones. A conversation
-that only grows is one row; where it forks, or was summarised, or was rendered into other tokens, there are several.
+A response follows another if its prompt starts with all tokens of the other, prompt and sampled ones. A conversation
+that only grows becomes one row; where it forks, is summarised or is tokenized differently, there are several.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class TokenRow:
     Attributes:
         ids: the tokens (``array('i')``).
         logprobs: natural logarithms of the probabilities they were sampled with; 0.0 for context (``array('d')``).
-        mask: for each token 1 where it carries loss, else 0: context, what an earlier row has trained already, and what
-            a model was forced to sample.
-        turns: the numbers of the answers in it, in order, from 0.
+        mask: per token, 1 if it carries loss, else 0: context, tokens that carry loss in an earlier row, and tokens
+            sampled under a constraint.
+        turns: the numbers of the responses in it, in order, from 0.
     """
 
     ids: array[int]
@@ -32,14 +32,14 @@ class TokenRow:
 
     @property
     def prompt_length(self) -> int:
-        """How many tokens come before the first sampled one that carries loss."""
+        """The number of tokens before the first one that carries loss."""
         found = self.mask.find(1)
         return len(self.mask) if found < 0 else found
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """An answer: what its prompt has beyond the node before, and what was sampled."""
+    """A response: the part of its prompt after the previous node's tokens, and the sampled tokens."""
 
     turn: int
     context: array[int]
@@ -50,18 +50,18 @@ class _Node:
     after: list[_Node] = field(default_factory=list)
 
     def is_at(self, prompt: array[int], start: int) -> int:
-        """Return where this node's tokens end in a prompt if they lie at ``start``, else -1."""
+        """Return where this node's tokens end in a prompt if they are at ``start``, else -1."""
         middle = start + len(self.context)
         end = middle + len(self.sampled)
-        there = prompt[start:middle] == self.context and prompt[middle:end] == self.sampled
-        return end if there else -1
+        matches = prompt[start:middle] == self.context and prompt[middle:end] == self.sampled
+        return end if matches else -1
 
 
 class TokenGraph:
-    """The answers of one rollout.
+    """The responses of one rollout.
 
     Attributes:
-        held: how many tokens it holds: of a prompt that follows another answer, what it has beyond that.
+        held: the number of stored tokens; the part of a prompt that repeats an earlier response is not stored.
     """
 
     def __init__(self) -> None:
@@ -70,11 +70,11 @@ class TokenGraph:
         self._count = 0
 
     def add(self, tokens: Tokens, *, trained: bool = True) -> int:
-        """Take an answer; returns its number, from 0.
+        """Add a response; return its number, from 0.
 
         Args:
-            tokens: what was read and sampled.
-            trained: whether it carries loss; not where the model was forced to sample it.
+            tokens: the tokens read and sampled.
+            trained: whether the sampled tokens carry loss; False if they were sampled under a constraint.
         """
         before, start = self._latest_before(tokens.prompt)
         node = _Node(self._count, tokens.prompt[start:], tokens.sampled, tokens.logprobs, before, trained)
@@ -84,13 +84,13 @@ class TokenGraph:
         return node.turn
 
     def rows(self) -> tuple[TokenRow, ...]:
-        """Return a row for each answer that nothing follows, in the order of these answers."""
+        """Return a row for each response without a successor, in order."""
         leaves = sorted((node for node in self._nodes() if not node.after), key=lambda node: node.turn)
         trained: set[int] = set()
         return tuple(_row(leaf, trained) for leaf in leaves)
 
     def _latest_before(self, prompt: array[int]) -> tuple[_Node | None, int]:
-        """Return the node whose tokens are the longest beginning of a prompt, and how many they are."""
+        """Return the node whose tokens are the longest prefix of a prompt, and its length."""
         best: tuple[_Node | None, int] = (None, 0)
         waiting = [(node, 0) for node in self._roots]
         while waiting:

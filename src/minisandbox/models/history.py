@@ -1,4 +1,4 @@
-"""Answers as engines take them back, in the conversation that the next request repeats."""
+"""Responses as engines accept them back, in the history of the next request."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from dataclasses import replace
 from minisandbox.models.protocol import Message, ToolCall
 
 NO_JSON = "INVALID_JSON"
-"""In a history: the parameter that holds a call's arguments which are no JSON object."""
+"""The parameter in a history that holds call arguments which are not a JSON object."""
 
-_ODD = re.compile(r"[^A-Za-z0-9_-]")
+_INVALID = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST_NAME = 64
 
 
-def taken_back(message: Message, tools: Sequence[Mapping[str, object]] = ()) -> Message:
-    """Return an answer as it can stand in a history: its calls name tools properly, and have objects as arguments.
+def for_history(message: Message, tools: Sequence[Mapping[str, object]] = ()) -> Message:
+    """Return a response with well-formed tool calls: valid tool names, and objects as arguments.
 
-    Models write calls that are none, and engines hand them on. Sent back as they came, they are refused with every
-    further request: vLLM reads the arguments of earlier calls as JSON before it fills in the chat template, and
-    OpenAI looks at the names. What was written stays, as the text of one parameter.
+    Models write malformed calls, and engines pass them on. Sent back unchanged, they make every further request fail:
+    vLLM parses the arguments of earlier calls as JSON before it fills in the chat template, and OpenAI validates the
+    names. The original arguments are kept as the text of one parameter.
 
     Args:
-        message: the answer.
-        tools: what it was offered; names of these are proper.
+        message: the response.
+        tools: the tools offered; their names are valid.
     """
     if not message.tool_calls:
         return message
     known = {function.get("name") for tool in tools if isinstance(function := tool.get("function"), Mapping)}
-    return replace(message, tool_calls=tuple(_taken_back(call, call.name in known) for call in message.tool_calls))
+    return replace(message, tool_calls=tuple(_well_formed(call, call.name in known) for call in message.tool_calls))
 
 
-def _taken_back(call: ToolCall, known: bool) -> ToolCall:
-    name = call.name if known else _ODD.sub("_", call.name)[:_LONGEST_NAME] or "_"
+def _well_formed(call: ToolCall, known: bool) -> ToolCall:
+    name = call.name if known else _INVALID.sub("_", call.name)[:_LONGEST_NAME] or "_"
     return ToolCall(call.id, name, _object(call.arguments))
 
 
 def _object(arguments: str) -> str:
-    """Return the text of a JSON object: the arguments, where they are one."""
+    """Return arguments as the text of a JSON object, wrapped if they are something else."""
     try:
         value = json.loads(arguments or "{}", parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -48,5 +48,5 @@ def _object(arguments: str) -> str:
 
 
 def _refuse(name: str) -> object:
-    """Refuse NaN and the infinities: Python's reader takes them, and no other."""
+    """Reject NaN and infinities, which only Python's parser accepts."""
     raise ValueError(name)

@@ -1,4 +1,4 @@
-"""What answers cost, and how much of it a run may spend."""
+"""The cost of responses, and the budget of a run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a model's tokens cost.
+    """The prices of a model's tokens.
 
     Attributes:
-        prompt: US dollars for a million tokens read.
-        completion: for a million tokens sampled.
-        cached: for a million tokens of prompts that the engine had seen before; None: as much as the others.
+        prompt: US dollars per million tokens read.
+        completion: US dollars per million tokens sampled.
+        cached: US dollars per million prompt tokens from the engine's cache; None: the same as ``prompt``.
     """
 
     prompt: float = 0.0
@@ -28,19 +28,19 @@ class Prices:
         for name in self.__slots__:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise InvalidValue(f"Prices.{name} is {value!r}", hint="give US dollars for a million tokens")
+                raise InvalidValue(f"Prices.{name} is {value!r}", hint="give US dollars per million tokens, 0 or more")
 
     def cost(self, usage: TokenUsage) -> float:
-        """Return what an answer cost, in US dollars."""
+        """Return the cost of a response in US dollars."""
         cached = self.prompt if self.cached is None else self.cached
         fresh = max(usage.prompt - usage.cached, 0)
         return (fresh * self.prompt + usage.cached * cached + usage.completion * self.completion) / _MILLION
 
 
 class Budget:
-    """What all requests of a run may spend together. It is looked at before each try and charged after it.
+    """The budget of all requests of a run together. It is checked before each try and charged after it.
 
-    What is in flight is not known yet: a run spends at most the answers in flight beyond its budget.
+    Requests in flight are not counted yet, so a run can exceed its budget by the responses in flight.
 
     Args:
         dollars: US dollars; None for no limit.
@@ -50,7 +50,7 @@ class Budget:
     def __init__(self, dollars: float | None = None, tokens: int | None = None) -> None:
         for name, value in (("dollars", dollars), ("tokens", tokens)):
             if value is not None and not value > 0:
-                raise InvalidValue(f"the budget in {name} is {value!r}", hint="give more than 0, or None for no limit")
+                raise InvalidValue(f"the budget in {name} is {value!r}", hint="give a positive number, or None")
         self._dollars = dollars
         self._tokens = tokens
         self._spent_dollars = 0.0
@@ -58,26 +58,26 @@ class Budget:
 
     @property
     def spent_dollars(self) -> float:
-        """US dollars so far."""
+        """US dollars spent so far."""
         return self._spent_dollars
 
     @property
     def spent_tokens(self) -> int:
-        """Tokens so far, read and sampled."""
+        """Tokens used so far, read and sampled."""
         return self._spent_tokens
 
     def charge(self, tokens: int, dollars: float) -> None:
-        """Count what was spent; a run that goes on begins with what it had spent before."""
+        """Charge the usage of a response, or on resume of the earlier ones."""
         self._spent_tokens += tokens
         self._spent_dollars += dollars
 
     def check(self) -> None:
-        """See that there is something left.
+        """Check that some budget remains.
 
         Raises:
-            BudgetExceeded: there is not.
+            BudgetExceeded: it is spent.
         """
-        hint = "finished rollouts are kept; the same command with a larger budget goes on"
+        hint = "finished rollouts are kept; the same command with a larger budget resumes"
         if self._dollars is not None and self._spent_dollars >= self._dollars:
             spent = f"{self._spent_dollars:.2f} of {self._dollars:.2f} dollars"
             raise BudgetExceeded(f"the run's budget is spent: {spent}", hint=hint)
@@ -88,28 +88,28 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Prices answers and charges a budget with them.
+    """Computes the cost of responses and charges a budget.
 
     Attributes:
-        prices: of the model.
-        budget: of the run.
+        prices: the model's prices.
+        budget: the run's budget.
     """
 
     prices: Prices
     budget: Budget
 
     def charge(self, usage: TokenUsage) -> float:
-        """Count an answer; returns what it cost, in US dollars."""
+        """Charge a response; return its cost in US dollars."""
         cost = self.prices.cost(usage)
         self.budget.charge(usage.prompt + usage.completion, cost)
         return cost
 
 
 class Metered:
-    """A model whose answers are priced, and counted against a budget.
+    """A model whose responses are charged to a budget.
 
     Args:
-        model: what answers.
+        model: the model.
         meter: its prices and the budget.
     """
 
@@ -119,15 +119,15 @@ class Metered:
 
     @property
     def name(self) -> str:
-        """The name of what answers."""
+        """The model's name."""
         return self._model.name
 
     async def complete(self, request: Request) -> Completion:
-        """Answer a conversation, while there is budget (:meth:`Model.complete`)."""
+        """Complete a conversation within the budget (:meth:`Model.complete`)."""
         self._meter.budget.check()
         completion = await self._model.complete(request)
         return replace(completion, cost=self._meter.charge(completion.usage))
 
     async def close(self) -> None:
-        """Close what answers."""
+        """Close the model."""
         await self._model.close()

@@ -1,4 +1,4 @@
-"""How the scripted server misbehaves: a handler for each fault."""
+"""The faults of the scripted server: a handler for each."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Body = Mapping[str, object]
 
 @dataclass(slots=True)
 class Orders:
-    """What handlers go by.
+    """The settings of handlers.
 
     Attributes:
-        ending: the server ends.
-        retry_after: for how long clients are asked to wait, in seconds.
+        ending: set when the server ends.
+        retry_after: seconds that clients are asked to wait.
     """
 
     ending: asyncio.Event = field(default_factory=asyncio.Event)
@@ -31,21 +31,21 @@ class Orders:
 
 
 def answer(body: Body) -> web.Response:
-    """Return an answer of JSON."""
+    """Return a JSON response."""
     return web.Response(body=json.dumps(body).encode(), content_type="application/json")
 
 
 def error(status: int, message: str, *, kind: str = "", headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return a refusal, as vLLM words it."""
-    said = {"message": message, "type": kind or "BadRequestError", "param": None, "code": status}
-    return web.json_response({"error": said}, status=status, headers=headers)
+    """Return an error in vLLM's format."""
+    fields = {"message": message, "type": kind or "BadRequestError", "param": None, "code": status}
+    return web.json_response({"error": fields}, status=status, headers=headers)
 
 
 _Handler = Callable[[Orders, web.Request, Body], Awaitable[web.StreamResponse]]
 
 
 def _plain(number: int = 1) -> dict[str, object]:
-    """An answer of one word, to be spoilt."""
+    """Return a response of one word, for handlers to break."""
     completion = {"index": 0, "message": {"role": "assistant", "content": "word"}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 3, "completion_tokens": number}
     return {"object": "chat.completion", "model": "scripted", "choices": [completion], "usage": usage}
@@ -105,8 +105,8 @@ async def _aborted(_orders: Orders, _http: web.Request, _body: Body) -> web.Stre
 
 async def _context_length(_orders: Orders, _http: web.Request, body: Body) -> web.StreamResponse:
     asked = body.get("max_tokens") or 0
-    said = f"This model's maximum context length is 10 tokens. However, you requested {asked} output tokens"
-    return error(400, f"{said} and your prompt contains at least 11 input tokens.")
+    text = f"This model's maximum context length is 10 tokens. However, you requested {asked} output tokens"
+    return error(400, f"{text} and your prompt contains at least 11 input tokens.")
 
 
 async def _huge(_orders: Orders, _http: web.Request, _body: Body) -> web.StreamResponse:
@@ -175,5 +175,5 @@ _HANDLERS: Mapping[Fault, _Handler] = {
 
 
 async def misbehave(fault: Fault, orders: Orders, http: web.Request, body: Body) -> web.StreamResponse:
-    """Answer a request with a fault."""
+    """Respond to a request with a fault."""
     return await _HANDLERS[fault](orders, http, body)

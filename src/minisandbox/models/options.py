@@ -1,4 +1,4 @@
-"""Which model, where, and how it is asked: one value that is kept with a run, and the model that it stands for."""
+"""The options of a model, which are recorded with a run, and the function that opens it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from minisandbox.models.protocol import Model, Sampling
 from minisandbox.models.scripted import Script, ScriptedModel
 
 LOCAL = "local"
-"""The model that comes with MiniSandbox."""
+"""The embedded model."""
 
 SCRIPTED = "scripted:"
-"""What stands before the file of a scripted model's answers."""
+"""The prefix of the file with a scripted model's responses."""
 
 _KEY = "OPENAI_API_KEY"
 _LOG = logging.getLogger("minisandbox.models")
@@ -30,24 +30,24 @@ _LOG = logging.getLogger("minisandbox.models")
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model, where, and how it is asked. Nothing in it is secret.
+    """The choice of a model and its options. It contains no secrets.
 
     Attributes:
-        model: the name that a server knows it by; ``local`` or ``local:...``; ``scripted:FILE``.
-        api_base: where the server's API is: ``http://localhost:8000/v1``.
+        model: the model's name at its server; ``local`` or ``local:...``; ``scripted:FILE``.
+        api_base: the address of the server's API: ``http://localhost:8000/v1``.
         api_key_env: the environment variable that holds the server's key.
-        sampling: how answers are drawn, for whoever makes the requests.
-        tokens: whether token ids and log-probabilities are asked for: ``yes`` insists on them, ``auto`` takes them
-            where the engine has them.
-        timeout: seconds that one try may take.
-        connect_timeout: seconds until there is a connection.
-        read_timeout: seconds between two pieces of an answer, and until its first; None: as long as the whole.
-        retries: further tries after failures that may pass.
-        concurrency: requests in flight at once.
-        requests_per_minute: tries that begin in a minute; None for no limit.
-        budget_dollars: US dollars that the run may spend; None for no limit.
-        budget_tokens: tokens that the run may take, read and sampled; None for no limit.
-        prices: of the model's tokens.
+        sampling: the sampling options of requests.
+        tokens: whether to request token ids and log-probabilities: ``yes`` requires them, ``auto`` takes them if the
+            engine supports it.
+        timeout: time limit of one try in seconds.
+        connect_timeout: time limit to connect in seconds.
+        read_timeout: seconds until the first data and between two reads; None: the same as ``timeout``.
+        retries: retries after transient failures.
+        concurrency: maximum concurrent requests.
+        requests_per_minute: maximum tries started per minute; None for no limit.
+        budget_dollars: maximum cost of the run in US dollars; None for no limit.
+        budget_tokens: maximum tokens of the run, read and sampled; None for no limit.
+        prices: the prices of the model's tokens.
     """
 
     model: str
@@ -67,24 +67,22 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise InvalidValue("--model is empty", hint="a name that the server's /models lists, or local")
-        self.timeouts, self.gate(), self.budget()  # each looks at its own values
+            raise InvalidValue("--model is empty", hint="give a name that the server's /models lists, or local")
+        self.timeouts, self.gate(), self.budget()  # each validates its own values
         if self.api_base is not None:
             check_base(self.api_base)
         if self.budget_dollars is not None and self.prices == Prices():
-            raise InvalidValue(
-                "a budget in dollars, and no prices",
-                hint="--price prompt=3 --price completion=15: dollars for a million tokens",
-            )
+            hint = "give dollars per million tokens: --price prompt=3 --price completion=15"
+            raise InvalidValue("a budget in dollars needs prices", hint=hint)
         if self.served == (self.api_base is None):
             raise InvalidValue(
-                f"--model {self.model} {'without' if self.served else 'with'} --api-base",
-                hint="--api-base http://localhost:8000/v1" if self.served else "leave one of them out",
+                f"--model {self.model} {'needs an' if self.served else 'takes no'} --api-base",
+                hint="for instance --api-base http://localhost:8000/v1" if self.served else "leave one of them out",
             )
 
     @property
     def served(self) -> bool:
-        """Whether a server answers."""
+        """Whether a server runs the model."""
         return self.model.partition(":")[0] != LOCAL and not self.model.startswith(SCRIPTED)
 
     @property
@@ -93,11 +91,11 @@ class ModelOptions:
         return Timeouts(self.connect_timeout, self.read_timeout, self.timeout)
 
     def gate(self) -> Gate:
-        """Return a gate for the requests of a run."""
+        """Return a gate that limits the requests of a run."""
         return Gate(self.concurrency, self.requests_per_minute)
 
     def budget(self) -> Budget:
-        """Return the budget of a run, untouched."""
+        """Return the budget of a run, unspent."""
         return Budget(self.budget_dollars, self.budget_tokens)
 
 
@@ -108,17 +106,17 @@ def open_model(
     *,
     tell: Callable[[str], object] = _LOG.warning,
 ) -> Model:
-    """Open a model. Whoever opens it closes it.
+    """Open a model, which the caller closes.
 
     Args:
-        options: which, and how.
-        budget: of a run that goes on, with what it has spent; else a new one.
-        api_key: the server's key; None: as the options say.
-        tell: is told what ``local`` fetches the first time, which takes minutes; the log's warnings by default, and so
-            stderr.
+        options: the model and its options.
+        budget: the budget of a resumed run, with its earlier usage; None: a new one.
+        api_key: the server's key; None: from the environment variable in the options.
+        tell: receives messages while ``local`` is fetched the first time, which takes minutes; by default they are
+            logged as warnings, which go to stderr.
 
     Raises:
-        InvalidValue: a key or a script cannot be used.
+        InvalidValue: a key or a script is malformed.
         MissingExtra: ``local`` needs packages that are not installed.
     """
     meter = Meter(options.prices, budget or options.budget())
@@ -126,10 +124,10 @@ def open_model(
         script = Script.load(Path(options.model.removeprefix(SCRIPTED)))
         return Metered(ScriptedModel(script, name=options.model, tokens=options.tokens != "no"), meter)
     if not options.served:
-        # loads torch
+        # imports torch
         open_local: Callable[..., Model] = import_module("minisandbox.models.engine").open_local
         return Metered(open_local(options, tell=tell), meter)
-    assert options.api_base is not None  # the options have seen to it
+    assert options.api_base is not None  # ModelOptions checks that
     return OpenAIModel(
         options.model,
         options.api_base,
@@ -143,12 +141,12 @@ def open_model(
 
 
 def _key(variable: str) -> str:
-    """The key in an environment variable. Only the usual variable may be missing: many servers want none."""
+    """Return the key in an environment variable; only the default variable may be missing, for servers without keys."""
     if not variable:
         return ""
     key = os.environ.get(variable)
     if key is None and variable != _KEY:
-        raise InvalidValue(f"--api-key-env {variable}: there is no such variable in the environment")
+        raise InvalidValue(f"the environment variable {variable} is not set (--api-key-env)", hint="set it to the key")
     try:
         return check_key(key or "")
     except InvalidValue as error:

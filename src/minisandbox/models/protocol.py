@@ -1,4 +1,4 @@
-"""What a model is: something that answers a conversation, and says which tokens it read and sampled."""
+"""The interface of models: they complete conversations, and report the tokens read and sampled."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that the model wants called.
+    """A tool call requested by the model.
 
     Attributes:
-        id: what the answer refers to.
+        id: the call's id, which its result refers to.
         name: the tool.
-        arguments: JSON, as it was sampled: it may be no JSON at all.
+        arguments: JSON text as it was sampled, possibly malformed.
     """
 
     id: str
@@ -36,9 +36,9 @@ class Message:
     Attributes:
         role: ``system``, ``user``, ``assistant`` or ``tool``.
         content: its text.
-        tool_calls: of an assistant's message: the tools it wants called.
-        tool_call_id: of a tool's message: the call that it answers.
-        reasoning: of an assistant's message: what the engine parsed off as its thoughts; sent back as it came.
+        tool_calls: the tool calls of an assistant's message.
+        tool_call_id: the call that a tool's message answers.
+        reasoning: the reasoning that the engine separated from an assistant's text; sent back unchanged.
     """
 
     role: Role
@@ -48,7 +48,7 @@ class Message:
     reasoning: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return it as the chat completions API takes it."""
+        """Return the message in the chat completions API's format."""
         body: dict[str, object] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             body["tool_calls"] = [
@@ -63,16 +63,16 @@ class Message:
 
     @classmethod
     def from_json(cls, body: object) -> Self:
-        """Read what the chat completions API gives.
+        """Read a message in the chat completions API's format.
 
         Raises:
-            InvalidValue: it is no such message.
+            InvalidValue: it is malformed.
         """
         if not isinstance(body, Mapping):
             raise InvalidValue(f"a message is {type(body).__name__}, not an object")
         role = body.get("role", "assistant")
         if role not in _ROLES:
-            raise InvalidValue(f"a message's role is {role!r}", hint=f"one of {', '.join(_ROLES)}")
+            raise InvalidValue(f"a message's role is {role!r}", hint=f"use one of {', '.join(_ROLES)}")
         calls = body.get("tool_calls") or ()
         if not isinstance(calls, list | tuple):
             raise InvalidValue("a message's tool_calls are not a list")
@@ -93,36 +93,36 @@ def _tool_call(body: object) -> ToolCall:
         raise InvalidValue("a tool call names no function")
     parts = (body.get("id") or "", function.get("name"), function.get("arguments") or "")
     if not all(isinstance(part, str) for part in parts):
-        raise InvalidValue("a tool call's id, name or arguments are not texts")
+        raise InvalidValue("a tool call's id, name or arguments are not strings")
     return ToolCall(*map(str, parts))
 
 
 def _text(content: object) -> str:
-    """The text of a message's content, which may be a list of parts."""
+    """Return the text of a message's content, which may be a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
         return "".join(str(part.get("text", "")) for part in content)
-    raise InvalidValue("a message's content is no text", hint="pictures and sounds are not supported")
+    raise InvalidValue("a message's content is not text", hint="images and audio are not supported")
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an answer is drawn.
+    """The sampling options of a response.
 
-    With what differs from the defaults here, captured log-probabilities are those of another distribution than the
-    model's own, and a trainer's ratios mean something else.
+    With other values than the defaults, log-probabilities are those of another distribution than the model's own,
+    which changes a trainer's ratios.
 
     Attributes:
         temperature: 0 takes the likeliest token.
-        top_p: the smallest set of tokens with this much probability is sampled from; 1 for all.
-        top_k: as many of the likeliest tokens are sampled from; 0 for all.
-        max_tokens: the answer's length at most, in tokens; None: the engine's own bound.
-        seed: of the engine's random numbers, where it has any.
-        stop: texts that end the answer.
-        extra: further fields of the request, as the engine knows them.
+        top_p: sample from the smallest set of tokens with this total probability; 1 for all.
+        top_k: sample from this many of the likeliest tokens; 0 for all.
+        max_tokens: maximum length of the response in tokens; None: the engine's own limit.
+        seed: the seed of the engine's random numbers, if it supports seeds.
+        stop: texts that end the response.
+        extra: additional fields of the request, in the engine's terms.
     """
 
     temperature: float = 1.0
@@ -135,24 +135,24 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
-            raise InvalidValue(f"temperature {self.temperature!r}", hint="give 0 or more")
+            raise InvalidValue(f"temperature is {self.temperature!r}", hint="give 0 or more")
         if not 0 < self.top_p <= 1:
-            raise InvalidValue(f"top_p {self.top_p!r}", hint="give more than 0, at most 1")
+            raise InvalidValue(f"top_p is {self.top_p!r}", hint="give more than 0 and at most 1")
         if self.top_k < 0:
-            raise InvalidValue(f"top_k {self.top_k!r}", hint="give 1 or more, or 0 for all tokens")
+            raise InvalidValue(f"top_k is {self.top_k!r}", hint="give 1 or more, or 0 for all tokens")
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidValue(f"max_tokens {self.max_tokens!r}", hint="give 1 or more")
+            raise InvalidValue(f"max_tokens is {self.max_tokens!r}", hint="give 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a model is asked.
+    """A request to a model.
 
     Attributes:
         messages: the conversation so far.
-        tools: what it may call, as JSON schemas in OpenAI's layout.
-        sampling: how the answer is drawn.
-        session: the rollout that asks; the same for all of its requests, so that engines find their caches.
+        tools: the tools on offer, as JSON schemas in OpenAI's format.
+        sampling: the sampling options.
+        session: the rollout; the same for all of its requests, so that engines find their caches.
     """
 
     messages: tuple[Message, ...]
@@ -163,12 +163,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of one answer, exactly as the engine that sampled them has them.
+    """The tokens of one response, exactly as its engine reported them.
 
     Attributes:
-        prompt: ids of what it read (``array('i')``).
-        sampled: ids of what it sampled, the token that ended the answer included (``array('i')``).
-        logprobs: natural logarithms of the sampled tokens' probabilities, one each (``array('d')``).
+        prompt: ids of the tokens read (``array('i')``).
+        sampled: ids of the tokens sampled, including the one that ended the response (``array('i')``).
+        logprobs: natural logarithms of the sampled tokens' probabilities (``array('d')``).
     """
 
     prompt: array[int]
@@ -178,19 +178,19 @@ class Tokens:
     def __post_init__(self) -> None:
         if len(self.sampled) != len(self.logprobs):
             raise InvalidValue(
-                f"{len(self.sampled)} tokens were sampled, and {len(self.logprobs)} log-probabilities came",
+                f"the response has {len(self.sampled)} sampled tokens, but {len(self.logprobs)} log-probabilities",
                 reason="the engine does not report both for every token",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """How many tokens an answer took.
+    """The token counts of a response.
 
     Attributes:
         prompt: tokens read.
         completion: tokens sampled.
-        cached: tokens of the prompt that the engine had seen before.
+        cached: tokens of the prompt that came from the engine's cache.
     """
 
     prompt: int = 0
@@ -200,17 +200,17 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A model's answer.
+    """A model's response.
 
     Attributes:
-        message: the answer itself.
-        finish_reason: ``stop``, ``length`` (it was cut off) or ``tool_calls``.
-        usage: tokens that it took.
-        tokens: which they were; None from an engine that does not say.
-        cost: US dollars, by the price list that the model was given.
-        seconds: from the request to the answer, tries that failed included.
-        tries: how often it was asked for.
-        model: the name that the engine gives itself.
+        message: the message.
+        finish_reason: ``stop``, ``length`` (truncated) or ``tool_calls``.
+        usage: its token counts.
+        tokens: its tokens; None if the engine does not report them.
+        cost: US dollars, by the model's price list.
+        seconds: time from the request to the response, failed tries included.
+        tries: the number of tries.
+        model: the model's name as the engine reports it.
     """
 
     message: Message
@@ -224,25 +224,25 @@ class Completion:
 
 
 class Model(Protocol):
-    """What an agent asks for its next action. One serves many rollouts at once, all on one event loop."""
+    """A model that chooses an agent's next action. One instance serves many rollouts at once, on one event loop."""
 
     @property
     def name(self) -> str:
-        """What people, logs and trajectories call it."""
+        """Its name in logs and trajectories."""
         ...
 
     async def complete(self, request: Request) -> Completion:
-        """Answer a conversation.
+        """Complete a conversation.
 
         Raises:
-            ModelUnavailable: no answer came, however often it was asked for.
-            BadAnswer: what came is no answer.
-            ContextExceeded: the conversation is longer than the model reads.
-            BudgetExceeded: what the answer would cost is no longer there.
-            ModelRefused: the request is wrong, or not allowed.
+            ModelUnavailable: all retries failed.
+            BadAnswer: the response is malformed.
+            ContextExceeded: the conversation exceeds the model's context.
+            BudgetExceeded: the budget is spent.
+            ModelRefused: the server rejects the request.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of connections and processes; calling it again does nothing."""
+        """Release connections and processes; calling it again does nothing."""
         ...

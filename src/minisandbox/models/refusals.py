@@ -1,4 +1,4 @@
-"""What a server's refusal means: whether to try again, and in whose words to tell."""
+"""Interpret a server's error responses: whether to retry, and a safe message that does not contain the key."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Literal
 from minisandbox.errors import ContextExceeded, ModelError, ModelRefused, ModelUnavailable
 
 Again = Literal["often", "seldom", "never"]
-"""Whether to try again: ``often`` for what passes, ``seldom`` for what most likely comes back the same."""
+"""Whether to retry: ``often`` for transient failures, ``seldom`` for failures that will probably repeat."""
 
 _LONGEST_WORDS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_SHORTEST_SECRET = 6  # "EMPTY", "none": what people give servers that want any key
-_PART = 12  # characters of a key in a row; error messages show as many as 11, and what keys begin with
-_LONG = 20  # characters of a key that answers, not errors alone, may not have: models say shorter ones too
-_BEGINNING = 6  # characters of a key that the end of a text, or of a string in it, may not be: it may have been cut
-REPEATS_KEY = "it repeats the engine's key"
+_SHORTEST_SECRET = 6  # shorter keys are placeholders: "EMPTY", "none"
+_PART = 12  # consecutive characters of a key that count as a leak; servers' own messages show up to 11
+_LONG = 20  # characters of a key that is searched in responses too: models may write shorter ones by chance
+_BEGINNING = 6  # characters of a key at the end of a text that count as a leak, since the text may be truncated
+REPEATS_KEY = "it contains the API key"
 _BACKSLASHES = re.compile(r"\\(?:\\|u005[cC])*+(?:u([0-9a-fA-F]{4}))?")
-_ESCAPED_BLANK = re.compile(r"\\(?:\\|u005[cC])*+([bfnrt])?")  # as above: each run is looked at once
+_ESCAPED_BLANK = re.compile(r"\\(?:\\|u005[cC])*+([bfnrt])?")  # possessive, as above: linear time
 _BLANKS = bytes([*range(33), 127])
 _SIGNS = bytes(one for one in range(128) if not chr(one).isalnum())
 _HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")
@@ -41,23 +41,23 @@ _PASSES = frozenset({408, 409, 425, 429})
 _OF_ONE_REQUEST = frozenset({400, 413, 422})
 _NO_MONEY = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
 _HINTS: Mapping[int, str] = {
-    400: "if an option is named, leave it out, or start the server with what it needs",
-    401: "is the key of this server in the variable that --api-key-env names?",
-    403: "is this key allowed to use this model?",
-    404: "is --model a name that the server's /models lists? Most servers' --api-base ends with /v1",
-    405: "--api-base is not that of a chat completions API; most servers' ends with /v1",
-    407: "the proxy wants a name and a password: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT",
+    400: "if an option is named, leave it out, or start the server with support for it",
+    401: "check that the variable in --api-key-env has the key of this server",
+    403: "check that this key is allowed to use this model",
+    404: "check that --model is listed by the server's /models; most servers' --api-base ends with /v1",
+    405: "check --api-base: it is not a chat completions API; most servers' ends with /v1",
+    407: "give the proxy's user name and password: HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT",
 }
 
 
 class Failed(Exception):
-    """A try failed.
+    """A failed try.
 
     Attributes:
-        error: what to raise if there is no further try.
-        again: whether there is one.
-        after: seconds that the server asks to wait for, or None.
-        named: what the refusal is about, for whoever looks for names of fields in it.
+        error: the error to raise if there is no further try.
+        again: whether to retry.
+        after: seconds that the server asks to wait, or None.
+        named: the error response, to search for names of fields.
     """
 
     def __init__(self, error: ModelError, again: Again, *, after: float | None = None, named: str = "") -> None:
@@ -69,11 +69,11 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """What a server says of an error.
+class _ErrorText:
+    """A server's description of an error.
 
     Attributes:
-        message: the sentence, cleaned.
+        message: the message, cleaned.
         codes: its ``code`` and ``type``.
     """
 
@@ -82,7 +82,7 @@ class _Words:
 
 
 def clean(text: str, secret: str = "") -> str:
-    """Make a server's text fit for an error: one bounded line, without control characters, without the key."""
+    """Clean a server's text for an error: one bounded line, without control characters and the key."""
     if len(secret) >= _SHORTEST_SECRET:
         text = without_key(text, secret)
     line = _CONTROL.sub(" ", text).strip()
@@ -90,48 +90,49 @@ def clean(text: str, secret: str = "") -> str:
 
 
 def without_key(text: str, secret: str) -> str:
-    r"""Put stars in place of a key; each letter may be escaped as in JSON (``\u0073``, ``\"``), however often.
+    r"""Replace a key by stars; each letter may be escaped as in JSON (``\u0073``, ``\"``), at any depth.
 
-    How many backslashes there are says nothing: those of the key may be missing, and at its ends they may stay. Where
-    a part of the key stays, nothing of the text does: it was cut within the key, or says it in pieces.
+    The number of backslashes is ignored: some of the key's may be missing, and some may stay at its ends. If a part of
+    the key remains, the whole text is replaced: it was cut within the key, or contains it in pieces.
     """
     letters = secret.replace("\\", "")
     if not letters:
         return text
-    # a run of backslashes is looked at once, not from each of its own, nor given back one by one: that takes for ever
+    # possessive quantifiers: without them a run of backslashes takes exponential time
     pattern = r"(?:\\*+u005(?i:c))*".join(rf"\\*+(?:u(?i:{ord(one):04x})|{re.escape(one)})" for one in letters)
     shown = re.sub(rf"(?<!\\){pattern}", "***", text)
-    said, key = _letters(_HALF_ESCAPE.sub("", shown)), _letters(secret)
+    letters_shown, key = _letters(_HALF_ESCAPE.sub("", shown)), _letters(secret)
     beginnings = [key[:length] for length in range(_BEGINNING, min(_PART, len(key)))]
-    ends = any(said.endswith(one) or f'{one}"' in said for one in beginnings)
+    ends = any(letters_shown.endswith(one) or f'{one}"' in letters_shown for one in beginnings)
     return REPEATS_KEY if ends or repeats_key(shown, secret, _PART) or _has_pieces(shown, secret) else shown
 
 
 def repeats_key(text: str, secret: str, least: int) -> bool:
-    """Whether a text has so many characters of a key in a row, or all if it has fewer; escaped as in JSON or not."""
-    said, key = _letters(text), _letters(secret)
+    """Return whether a text has this many consecutive characters of a key, or the whole key; JSON escapes allowed."""
+    letters, key = _letters(text), _letters(secret)
     length = min(least, len(key))
-    return length > 0 and any(key[start : start + length] in said for start in range(len(key) - length + 1))
+    return length > 0 and any(key[start : start + length] in letters for start in range(len(key) - length + 1))
 
 
 def answer_repeats_key(text: str, secret: str) -> bool:
-    """Whether an answer, as it came, has a whole key that no model says by itself; escaped as in JSON or not."""
+    """Return whether a raw response contains the whole of a key too long to be there by chance; escapes allowed."""
     return len(secret) >= _LONG and repeats_key(text, secret, len(secret))
 
 
-def tells_key(text: str, secret: str) -> bool:
-    """Whether a text has a key, or a part of it, that an error may not tell."""
+def contains_key(text: str, secret: str) -> bool:
+    """Return whether a text contains a key, or a part of one, that an error must not show."""
     return len(secret) >= _SHORTEST_SECRET and without_key(text, secret) != text
 
 
 def _has_pieces(text: str, secret: str) -> bool:
-    """Whether a text has a part of a key once what stands between its pieces is gone.
+    """Return whether a text contains a part of a key, split up by other characters.
 
-    Blanks, line ends and what is not ASCII; of a long key any sign: shorter ones may be made of words that texts have.
+    These are blanks, line ends and non-ASCII characters; for a long key, punctuation too. Short keys are excluded from
+    that because they may consist of ordinary words.
     """
     joints = _SIGNS if len(_without(secret, _SIGNS)) >= _LONG else _BLANKS
     key = _without(secret, joints)
-    # a backslash and "n" are the end of a line, or a letter of the key
+    # backslash and "n" may be a line end, or an escaped letter of the key
     readings = (text, _ESCAPED_BLANK.sub(lambda found: " " if found[1] else found[0], text))
     return len(key) >= _SHORTEST_SECRET and any(repeats_key(_without(one, joints), key, _PART) for one in readings)
 
@@ -141,46 +142,46 @@ def _without(text: str, joints: bytes) -> str:
 
 
 def _letters(text: str) -> str:
-    """What is said once all of JSON's escapes are undone, whatever the case of its letters."""
+    """Return a text with JSON's escapes undone, case-folded."""
     return _BACKSLASHES.sub(lambda found: chr(int(found[1], 16)) if found[1] else "", text).casefold()
 
 
 def failure_of(
     status: int, headers: Mapping[str, str], body: bytes, *, server: str, model: str, secret: str = ""
 ) -> Failed:
-    """Say what an answer that is no completion means.
+    """Interpret an error response.
 
     Args:
-        status: of HTTP, or what the body says in its place.
-        headers: of the answer.
-        body: the answer, or its beginning.
-        server: whom it is from, for people.
-        model: what was asked for.
-        secret: what must not be repeated.
+        status: the HTTP status, or the status in the body instead.
+        headers: the response's headers.
+        body: the response, or its start.
+        server: the server, for the message.
+        model: the requested model.
+        secret: the key, which the message must not contain.
     """
-    words = _words(body, secret)
-    said = f"{server} answers {status} for {model!r}: {words.message or '(nothing)'}"
+    found = _error_text(body, secret)
+    what = f"{server} responds {status} for {model!r}: {found.message or '(empty)'}"
     named = body.decode("utf-8", "replace")
-    if status < 600 and _is_about_length(status, words):
-        error = ContextExceeded(said, hint="a shorter history or answer (--max-tokens), or a larger context")
+    if status < 600 and _is_about_length(status, found):
+        error = ContextExceeded(what, hint="shorten the history or the response (--max-tokens), or raise the context")
         return Failed(error, "never", named=named)
     if status in _PASSES or status >= 500:
-        if words.codes & _NO_MONEY:
-            refused = ModelRefused(said, reason="the account has no quota left", hint="see the provider's billing page")
+        if found.codes & _NO_MONEY:
+            refused = ModelRefused(what, reason="the account has no quota left", hint="see the provider's billing page")
             return Failed(refused, "never")
-        unavailable = ModelUnavailable(said, hint="is the server overloaded? Lower --model-concurrency")
+        unavailable = ModelUnavailable(what, hint="if the server is overloaded, lower --model-concurrency")
         return Failed(unavailable, "often", after=retry_after(headers))
     if 300 <= status < 400:
-        there = clean(headers.get("Location", "another place"), secret)
-        hint = f"redirects are not followed, since the key would go along: give --api-base for {there}"
-        return Failed(ModelRefused(said, hint=hint), "never")
-    refused = ModelRefused(said, hint=_HINTS.get(status, "the server's own log says more"))
+        location = clean(headers.get("Location", "another address"), secret)
+        hint = f"redirects are not followed, to protect the key; the server is at {location}: change --api-base"
+        return Failed(ModelRefused(what, hint=hint), "never")
+    refused = ModelRefused(what, hint=_HINTS.get(status, "look at the server's log"))
     refused.every_request = status not in _OF_ONE_REQUEST
     return Failed(refused, "never", named=named)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds for which a server asks to be left alone (RFC 9110, 10.2.3), or None."""
+    """Return the seconds that a server asks to wait (RFC 9110, 10.2.3), or None."""
     try:
         if "retry-after-ms" in headers:  # OpenAI's own
             return max(float(headers["retry-after-ms"]) / 1000, 0.0)
@@ -193,7 +194,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def error_in(body: object) -> tuple[int, bytes] | None:
-    """Find the error that some servers send with the status 200: its status, and its text; None if there is none."""
+    """Return the status and text of an error that was sent with the status 200; None if there is no error."""
     error = body.get("error") if isinstance(body, Mapping) and not body.get("choices") else None
     if isinstance(body, Mapping) and body.get("object") == "error":
         error = body
@@ -204,22 +205,22 @@ def error_in(body: object) -> tuple[int, bytes] | None:
     return status, json.dumps(body).encode()
 
 
-def _is_about_length(status: int, words: _Words) -> bool:
-    if words.codes & _BY_CODE:
+def _is_about_length(status: int, found: _ErrorText) -> bool:
+    if found.codes & _BY_CODE:
         return True
-    # 500 is what llama.cpp answers; in other errors of servers these words may stand for anything
-    return status in (400, 413, 422, 500) and _BY_WORDS.search(words.message) is not None
+    # llama.cpp sends 500; under other statuses these words may mean anything
+    return status in (400, 413, 422, 500) and _BY_WORDS.search(found.message) is not None
 
 
-def _words(body: bytes, secret: str) -> _Words:
-    """Read ``{"error": {"message", "type", "code"}}``, vLLM's old form without ``error``, ``detail``, or plain text."""
+def _error_text(body: bytes, secret: str) -> _ErrorText:
+    """Parse ``{"error": {"message", "type", "code"}}``, vLLM's old form, ``detail``, or plain text."""
     try:
         found: object = json.loads(body)
     except (ValueError, RecursionError):
-        return _Words(clean(body.decode("utf-8", "replace"), secret), frozenset())
+        return _ErrorText(clean(body.decode("utf-8", "replace"), secret), frozenset())
     error = found.get("error", found) if isinstance(found, Mapping) else found
     if not isinstance(error, Mapping):
-        return _Words(clean(str(error), secret), frozenset())
+        return _ErrorText(clean(str(error), secret), frozenset())
     message = error.get("message") or error.get("detail") or error
     codes = frozenset(str(error.get(name)) for name in ("code", "type"))
-    return _Words(clean(message if isinstance(message, str) else json.dumps(message), secret), codes)
+    return _ErrorText(clean(message if isinstance(message, str) else json.dumps(message), secret), codes)

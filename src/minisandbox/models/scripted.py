@@ -1,4 +1,4 @@
-"""A model that answers from a script: for tests, and for runs that must be the same every time."""
+"""A model that responds from a script: for tests, and for reproducible runs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from minisandbox.models.bytewise import decode_answer, encode_message, encode_pr
 from minisandbox.models.faults import ENDS_WITH, FAULTS, Fault
 from minisandbox.models.protocol import Completion, FinishReason, Message, Request, Tokens, TokenUsage
 
-EVERYBODY = "*"
-"""In a script: whoever has no answers of his own."""
+ALL_OTHERS = "*"
+"""In a script: the responses for instances without their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer of a script.
+    """One response of a script.
 
     Attributes:
-        message: what is answered.
-        fault: what goes wrong instead, every time that this answer is asked for; "" for nothing.
+        message: the message.
+        fault: the fault instead of it, on every try; None for no fault.
     """
 
     message: Message = field(default_factory=lambda: Message("assistant", ""))
@@ -35,10 +35,10 @@ class Reply:
 
     @classmethod
     def of(cls, body: object) -> Self:
-        """Make one of a text, a :class:`Message`, a message in OpenAI's layout, or ``{"fault": NAME}``.
+        """Make a reply from a text, a :class:`Message`, a message in OpenAI's format, or ``{"fault": NAME}``.
 
         Raises:
-            InvalidValue: it is none of these.
+            InvalidValue: it is something else.
         """
         if isinstance(body, cls):
             return body
@@ -48,67 +48,67 @@ class Reply:
             for fault in FAULTS:
                 if fault == body["fault"]:
                     return cls(fault=fault)
-            raise InvalidValue(f"there is no fault {body['fault']!r}", hint=f"one of {', '.join(FAULTS)}")
+            raise InvalidValue(f"there is no fault {body['fault']!r}", hint=f"use one of {', '.join(FAULTS)}")
         if not isinstance(body, Mapping) or not body.keys() & {"content", "tool_calls"}:
-            raise InvalidValue(f"an answer is {str(body)[:100]!r}", hint="a text, a message, or a fault")
+            raise InvalidValue(f"{str(body)[:100]!r} is not an answer", hint="give a text, a message, or a fault")
         return cls(Message.from_json(body))
 
 
 Answerer = Callable[[Request], str | Message | Reply]
-"""Makes an answer of a request; it may raise a :class:`ModelError` instead."""
+"""Returns a response to a request; it may raise a :class:`ModelError` instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Answers, for each rollout in order.
+    """Responses for rollouts, in order.
 
-    Which answer is next is seen from the history, by the number of the assistant's messages in it: a request that is
-    made again gets the same one.
+    The number of assistant messages in a request's history selects the next response, so a repeated request gets the
+    same one.
 
     Attributes:
-        replies: of an instance, a session, or all others (``*``).
+        replies: the responses by instance or session, or for all others (``*``).
     """
 
     replies: Mapping[str, Sequence[Reply]]
 
     @classmethod
     def of(cls, answers: Sequence[object] | Mapping[str, Sequence[object]]) -> Self:
-        """Make one of texts, messages and faults: a list for all, or lists by instance.
+        """Make a script from texts, messages and faults: a list for all instances, or lists by instance.
 
         Raises:
-            InvalidValue: an answer is none.
+            InvalidValue: an answer is malformed.
         """
-        lists = answers if isinstance(answers, Mapping) else {EVERYBODY: answers}
+        lists = answers if isinstance(answers, Mapping) else {ALL_OTHERS: answers}
         for name, some in lists.items():
             if isinstance(some, str) or not isinstance(some, Sequence):
-                raise InvalidValue(f"the answers for {name!r} are no list")
+                raise InvalidValue(f"the answers for {name!r} are not a list")
         return cls({name: tuple(map(Reply.of, some)) for name, some in lists.items()})
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file.
+        """Read a script from a file.
 
         Args:
-            path: JSON, a list for all or ``{INSTANCE: [ANSWER, ...]}``; or JSON Lines, an answer each, or
-                ``{"instance_id": ..., "answers": [...]}`` each.
+            path: JSON: a list for all instances, or ``{INSTANCE: [ANSWER, ...]}``; or JSON Lines: one answer, or one
+                ``{"instance_id": ..., "answers": [...]}``, per line.
 
         Raises:
-            InvalidValue: it cannot be read, or is no script.
+            InvalidValue: the file cannot be read, or is not a script.
         """
         try:
             text = path.read_text(encoding="utf-8")
             found = _of_lines(text) if path.suffix == ".jsonl" else json.loads(text)
         except (OSError, ValueError, RecursionError) as error:
-            raise InvalidValue(f"{path}: no script of answers: {error}") from None
+            raise InvalidValue(f"{path} is not a script of answers: {error}") from None
         if not isinstance(found, list | Mapping):
-            raise InvalidValue(f"{path}: no script of answers", hint="a list, or an object with a list per instance")
+            raise InvalidValue(f"{path} is not a script of answers", hint="give a list, or a list per instance")
         try:
             return cls.of(found)
         except InvalidValue as error:
             raise error.about(str(path)) from None
 
     def __call__(self, request: Request) -> Reply:
-        """Answer a request.
+        """Respond to a request.
 
         Raises:
             ModelRefused: the script has no answer for it.
@@ -117,32 +117,32 @@ class Script:
         asked = sum(message.role == "assistant" for message in request.messages)
         if asked >= len(mine):
             raise ModelRefused(
-                f"the script has {len(mine)} answers for {request.session!r}, and one more is asked for",
+                f"the script has {len(mine)} answers for {request.session!r}, and one more is requested",
                 hint="let its last answer end the agent's loop",
             )
         return mine[asked]
 
     def _of_session(self, session: str) -> Sequence[Reply]:
-        """The answers of the instance that a session's name begins with; the longest such instance."""
+        """Return the responses of the longest instance name that a session's name starts with."""
         for end in range(len(session), 0, -1):
             if session[:end] in self.replies and not session[end : end + 1].isalnum():
                 return self.replies[session[:end]]
-        return self.replies.get(EVERYBODY, ())
+        return self.replies.get(ALL_OTHERS, ())
 
 
 class ScriptedModel:
-    """Answers from a script, with tokens of a tokeniser of its own (:mod:`minisandbox.models.bytewise`).
+    """Responds from a script, with tokens of its own tokeniser (:mod:`minisandbox.models.bytewise`).
 
     Attributes:
-        in_flight: requests that have no answer yet.
-        most_in_flight: how many there were at once.
+        in_flight: requests in progress.
+        most_in_flight: the maximum of that.
 
     Args:
         script: answers in order, answers by instance, a script, or a function of the request.
-        name: what it calls itself.
-        latency: seconds until an answer, or a function of the request that tells them.
-        context: tokens that prompt and answer may have together; None for no bound.
-        tokens: whether it tells its tokens.
+        name: the model's name.
+        latency: seconds to a response, or a function of the request that returns them.
+        context: maximum tokens of prompt and response together; None for no limit.
+        tokens: whether it reports its tokens.
     """
 
     def __init__(
@@ -164,14 +164,14 @@ class ScriptedModel:
 
     @property
     def name(self) -> str:
-        """What it was called."""
+        """The model's name."""
         return self._name
 
     async def complete(self, request: Request) -> Completion:
-        """Answer a conversation (:meth:`Model.complete`). A fault of the script is raised as what a client makes of it.
+        """Complete a conversation (:meth:`Model.complete`); a fault raises the error that a client would raise.
 
         Raises:
-            ModelError: the script says so, or has no answer.
+            ModelError: the script has a fault, or no answer.
         """
         began = time.monotonic()
         self.in_flight += 1
@@ -187,13 +187,13 @@ class ScriptedModel:
             self.in_flight -= 1
 
     async def close(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: there is nothing to release."""
 
     def _completion(self, request: Request, message: Message, began: float) -> Completion:
         prompt, sampled = encode_prompt(request), encode_message(message)
         room = self._context - len(prompt) if self._context is not None else len(sampled)
         if room < 1:
-            raise ContextExceeded(f"the conversation has {len(prompt)} tokens, and {self._name} reads {self._context}")
+            raise ContextExceeded(f"the prompt has {len(prompt)} tokens, {self._name} a context of {self._context}")
         most = min(room, request.sampling.max_tokens or room)
         finish: FinishReason = "tool_calls" if message.tool_calls else "stop"
         if len(sampled) > most:
@@ -215,13 +215,13 @@ def _fault_error(fault: Fault) -> ModelError:
 
 
 def _of_lines(text: str) -> object:
-    """The lines of a script: answers for all, or objects that name an instance."""
+    """Parse the lines of a script: answers for all instances, or objects that name one."""
     found = [json.loads(line) for line in text.splitlines() if line.strip()]
     for_one = [one for one in found if isinstance(one, Mapping) and "answers" in one]
     if not for_one:
         return found
     if len(for_one) != len(found) or any(one.keys() != {"instance_id", "answers"} for one in for_one):
-        raise InvalidValue("lines are all answers, or all {'instance_id': ..., 'answers': [...]}")
+        raise InvalidValue("lines must be all answers, or all {'instance_id': ..., 'answers': [...]}")
     names = [str(one["instance_id"]) for one in for_one]
     for before, name in itertools.pairwise(sorted(names)):
         if before == name:

@@ -1,4 +1,4 @@
-"""What servers of the chat completions API share: their life, their errors, answers as a stream."""
+"""The common parts of chat completions servers: start and stop, errors, streamed responses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from minisandbox.errors import HostError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 LARGEST_REQUEST = 256 * 1024 * 1024
-"""Bytes of one request: a conversation is sent whole each time."""
+"""Maximum bytes of one request, which contains the whole conversation."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether it is about anything but a request that is no HTTP: whose text, keys too, is nobody's business."""
+    """Return whether a log record is not about malformed HTTP, whose text may contain keys."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     return not isinstance(error, http_exceptions.HttpProcessingError)
 
@@ -33,9 +33,9 @@ class HttpServer:
 
     Args:
         host: the address to listen on.
-        port: 0 for any that is free.
-        address: what others reach it by, where that is not what it listens on: a name, or the address of this node
-            where ``host`` is all of them.
+        port: the port; 0 for any free one.
+        address: the address for clients, if it is not ``host``: a name, or this node's address where ``host`` is the
+            wildcard address.
     """
 
     def __init__(self, host: str, port: int, address: str = "") -> None:
@@ -44,19 +44,19 @@ class HttpServer:
         self._runner: web.AppRunner | None = None
 
     def route(self, method: str, path: str, handler: Handler) -> None:
-        """Have a path answered; before the start."""
+        """Register a handler for a path, before the start."""
         self._routes.append((method, path, handler))
 
     async def start(self) -> None:
-        """Begin to listen.
+        """Start listening.
 
         Raises:
-            HostError: the address cannot be had.
+            HostError: the address is not available.
         """
-        app = web.Application(client_max_size=LARGEST_REQUEST, middlewares=[_refuse_packed])
+        app = web.Application(client_max_size=LARGEST_REQUEST, middlewares=[_reject_compressed])
         for method, path, handler in self._routes:
             app.router.add_route(method, path, handler)
-        # who goes away must not leave an answer behind that nobody reads
+        # cancel the handler when a client disconnects
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_LOG, auto_decompress=False
         )
@@ -66,53 +66,53 @@ class HttpServer:
         except OSError as error:
             await self.stop()
             raise HostError(
-                f"{self._host}:{self._port} cannot be listened on", reason=error.strerror, hint="another --port, or 0"
+                f"{self._host}:{self._port} is not available", reason=error.strerror, hint="use another --port, or 0"
             ) from error
         self._port = int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """Listen no longer, and end what is being answered; calling it again does nothing."""
+        """Stop listening, and cancel running requests; calling it again does nothing."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
 
     @property
     def base_url(self) -> str:
-        """What clients take as their ``api_base``."""
+        """The ``api_base`` for clients."""
         host = f"[{self._address}]" if ":" in self._address else self._address
         return f"http://{host}:{self._port}/v1"
 
     async def __aenter__(self) -> Self:
-        """Start it."""
+        """Start the server."""
         await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop it."""
+        """Stop the server."""
         await self.stop()
 
 
 def key_of(request: web.Request) -> str:
-    """Return the key that a request has, or an empty text."""
+    """Return a request's API key, or an empty string."""
     kind, _, key = request.headers.get("Authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""
 
 
 def has_key(request: web.Request, key: str) -> bool:
-    """Whether a request has this key, which nobody learns from how long the answer takes."""
+    """Return whether a request has this key, compared in constant time."""
     return hmac.compare_digest(key_of(request).encode("utf-8", "surrogateescape"), key.encode())
 
 
 @web.middleware
-async def _refuse_packed(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse bodies that are packed: no client of OpenAI's packs them, and a few bytes can be made to take seconds."""
+async def _reject_compressed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Reject compressed bodies: OpenAI's clients send none, and a small one can expand to take seconds."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        return error_response(415, "the request is packed; send it without Content-Encoding", "BadRequestError")
+        return error_response(415, "the request is compressed; send it without Content-Encoding", "BadRequestError")
     return await handler(request)
 
 
 def error_response(status: int, message: str, kind: str) -> web.Response:
-    """Return an error as OpenAI's and vLLM's servers give it."""
+    """Return an error in the format of OpenAI and vLLM."""
     body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
     return web.json_response(body, status=status)
 
@@ -120,11 +120,11 @@ def error_response(status: int, message: str, kind: str) -> web.Response:
 async def stream_of(
     request: web.Request, answer: Mapping[str, object], asked: Mapping[str, object]
 ) -> web.StreamResponse:
-    """Send an answer that is there as the stream that was asked for.
+    """Send a complete response as a stream.
 
     Args:
-        request: whose answer it is.
-        answer: the body of the whole answer.
+        request: the HTTP request.
+        answer: the body of the whole response.
         asked: the body of the request.
     """
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -137,20 +137,20 @@ async def stream_of(
 
 
 def stream_chunks(answer: Mapping[str, object], asked: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return the pieces of a stream: one for what was said, one for its end, one for usage where that was asked for."""
+    """Return the chunks of a stream: the messages, the finish reasons, and the usage if it was requested."""
     common = {name: answer[name] for name in ("id", "created", "model") if name in answer}
     common["object"] = "chat.completion.chunk"
-    said, ends = [], []
+    messages, ends = [], []
     choices = answer.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         delta = dict(choice.get("message") or {})
         if delta.get("tool_calls"):
             delta["tool_calls"] = [{"index": n, **call} for n, call in enumerate(delta["tool_calls"])]
         rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
-        said.append({**rest, "delta": delta, "finish_reason": None})
+        messages.append({**rest, "delta": delta, "finish_reason": None})
         ends.append({"index": choice.get("index", 0), "delta": {}, "finish_reason": choice.get("finish_reason")})
     extra = {"prompt_token_ids": answer["prompt_token_ids"]} if "prompt_token_ids" in answer else {}
-    chunks: list[dict[str, object]] = [{**common, **extra, "choices": said}, {**common, "choices": ends}]
+    chunks: list[dict[str, object]] = [{**common, **extra, "choices": messages}, {**common, "choices": ends}]
     options = asked.get("stream_options")
     if isinstance(options, Mapping) and options.get("include_usage"):
         chunks.append({**common, "choices": [], "usage": answer.get("usage")})

@@ -1,7 +1,7 @@
-"""A server of the chat completions API for tests: it answers from a script, and misbehaves on order.
+"""A chat completions server for tests, which responds from a script and can produce faults.
 
-``python -m minisandbox.models.testing --script FILE --port 0`` serves a script of :class:`Script`'s layout until it is
-ended; its first line of output is the address to give as ``--api-base``. In tests::
+``python -m minisandbox.models.testing --script FILE --port 0`` serves a script in :class:`Script`'s format until it is
+stopped; the first line of its output is the address for ``--api-base``. In tests::
 
     async with ScriptedServer(["first answer", "second answer"]) as server:
         server.fail("rate_limit", "reset")
@@ -10,7 +10,7 @@ ended; its first line of output is the address to give as ``--api-base``. In tes
     with serving(ScriptedServer({"task-1": ["..."], "task-2": [{"fault": "timeout"}]})) as server:
         subprocess.run([..., "--api-base", server.url])
 
-It speaks vLLM's dialect, with token ids where they are asked for. A rollout is known by the header ``X-Session-Id``,
+It speaks vLLM's dialect, with token ids if they are requested. A rollout is identified by the header ``X-Session-Id``,
 else by the field ``user``, else by the key.
 """
 
@@ -44,24 +44,24 @@ _PATIENCE = 30.0
 _KEPT = 1000
 
 Scripted = Answerer | Script | Sequence[object] | Mapping[str, Sequence[object]]
-"""What :class:`ScriptedModel` takes as a script."""
+"""The scripts that :class:`ScriptedModel` accepts."""
 
 
 def _probed(logprob: float) -> dict[str, object]:
-    """The answer to the client's question whether log-probabilities are those of the sampling."""
+    """Return the response to the client's probe for log-probabilities of the sampled distribution."""
     tokens = Tokens(array("i", [1, 2]), array("i", [3]), array("d", [logprob]))
     return answer_body(Completion(Message("assistant", "word"), "length", TokenUsage(2, 1), tokens), tokens=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request that came.
+    """A received request.
 
     Attributes:
-        session: the rollout that it is of.
-        headers: of HTTP.
+        session: its rollout.
+        headers: its HTTP headers.
         body: its JSON.
-        fault: what was done to it.
+        fault: the fault in response.
     """
 
     session: str
@@ -71,23 +71,23 @@ class Received:
 
 
 class ScriptedServer:
-    """Serves a script on the loopback, from the beginning of an ``async with`` block to its end.
+    """Serves a script on the loopback device during an ``async with`` block.
 
     Attributes:
         received: the latest 1,000 requests.
-        count: how many there were.
-        in_flight: requests that have no answer yet.
-        most_in_flight: how many there were at once.
-        orders: how faults come out: for how long ``rate_limit_retry_after`` asks to wait.
+        count: the number of requests.
+        in_flight: requests in progress.
+        most_in_flight: the maximum of that.
+        orders: the settings of faults: the time to wait of ``rate_limit_retry_after``.
 
     Args:
         script: answers in order, answers by instance, a script, or a function of the request.
-        latency: seconds until an answer, or a function of the request that tells them.
-        context: tokens that prompt and answer may have together.
-        tokens: whether it tells token ids where they are asked for.
+        latency: seconds to a response, or a function of the request that returns them.
+        context: maximum tokens of prompt and response together.
+        tokens: whether it reports token ids on request.
         processed: whether its log-probabilities are of the distribution that it samples from.
-        models: the names that it knows; None for every name.
-        port: where it listens; 0 for any free port.
+        models: the known model names; None for any name.
+        port: the port; 0 for any free one.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class ScriptedServer:
 
     @property
     def url(self) -> str:
-        """What to give as ``--api-base``."""
+        """The address for ``--api-base``."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     def fail(self, *faults: Fault | None, session: str | None = None) -> None:
-        """Let something go wrong with the next requests, in this order; None is a request that is answered.
+        """Produce faults for the next requests, in this order; None is a normal response.
 
         Args:
-            faults: what.
-            session: with the requests of this rollout only.
+            faults: the faults.
+            session: only for requests of this rollout.
         """
         self._faults.setdefault(session, deque()).extend(faults)
 
@@ -137,11 +137,11 @@ class ScriptedServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Start serving."""
         app = web.Application(client_max_size=LARGEST_REQUEST)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._list_models)
-        # who waits for an answer when the server ends gets none; a client that goes away ends its request
+        # requests in progress end with the server; a client that disconnects cancels its request
         self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=True, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=1024)
@@ -149,7 +149,7 @@ class ScriptedServer:
         self._port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """End; whoever still waits for an answer loses the connection."""
+        """Stop serving, and close open connections."""
         self.orders.ending.set()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -215,12 +215,12 @@ class ScriptedServer:
         return reply
 
     async def wait_for_end(self) -> None:
-        """Wait until the server ends."""
+        """Wait until the server stops."""
         await self.orders.ending.wait()
 
 
 class _ScriptedFault(Exception):
-    """The script orders a fault."""
+    """The script has a fault here."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault)
@@ -232,12 +232,12 @@ def _session(http: web.Request, body: Mapping[str, object]) -> str:
     return unquote(http.headers.get(SESSION_HEADER, "")) or str(body.get("user") or key)
 
 
-# --- for programs without a loop, and from the command line ----------------------------------------------------------
+# --- for programs without an event loop, and as a command ----------------------------------------------------------
 
 
 @contextmanager
 def serving(server: ScriptedServer) -> Iterator[ScriptedServer]:
-    """Let a server serve from a thread of its own, for tests that have no event loop."""
+    """Serve from a thread, for tests without an event loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -252,13 +252,13 @@ def serving(server: ScriptedServer) -> Iterator[ScriptedServer]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve a script until ended."""
+    """Serve a script until stopped."""
     parser = argparse.ArgumentParser(prog="python -m minisandbox.models.testing", description=main.__doc__)
     parser.add_argument("--script", type=Path, required=True, help="answers: JSON or JSON Lines")
-    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
-    parser.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="until an answer")
+    parser.add_argument("--port", type=int, default=0, help="default: any free port")
+    parser.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="time to a response")
     parser.add_argument(
-        "--fault", action="append", choices=FAULTS, default=[], help="of the next request; may be given several times"
+        "--fault", action="append", choices=FAULTS, default=[], help="fault of the next request; may be repeated"
     )
     args = parser.parse_args(arguments)
     asyncio.run(_serve(args))

@@ -1,4 +1,4 @@
-"""One HTTP exchange with a model's server: time limits, bounded reading, proxies; its failures as :class:`Failed`."""
+"""One HTTP exchange with a model's server: timeouts, size limits, proxies; failures raise :class:`Failed`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from minisandbox.errors import BadAnswer, InvalidValue, ModelRefused, ModelUnava
 from minisandbox.models.endpoint import SESSION_HEADER, Timeouts, check_base, proxy_for
 from minisandbox.models.refusals import Failed, clean
 
-_KEPT_ALIVE = 4.0  # seconds: uvicorn, and so vLLM and SGLang, close a connection that was idle for 5
+_KEPT_ALIVE = 4.0  # seconds; uvicorn (vLLM, SGLang) closes connections that were idle for 5
 LARGEST_REFUSAL = 64 * 1024
-"""Bytes of a refusal that are read."""
+"""Maximum bytes that are read of an error response."""
 _AGENT = "minisandbox"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back.
+    """An HTTP response.
 
     Attributes:
-        status: of HTTP.
-        headers: by name, in any case.
-        body: all of it; of a refusal its beginning.
+        status: the HTTP status.
+        headers: the headers, with case-insensitive names.
+        body: the body; only the start of an error response.
     """
 
     status: int
@@ -37,10 +37,10 @@ class Transport:
     """Requests to one server, on one event loop. Redirects are not followed; cookies and ``.netrc`` are not read.
 
     Args:
-        base: where the API is, without ``/chat/completions``.
+        base: the API's address, without ``/chat/completions``.
         key: the server's key, or "". It is in no error, and in no ``repr``.
-        timeouts: of one try.
-        largest: bytes that an answer may have.
+        timeouts: the time limits of one try.
+        largest: maximum bytes of a response.
     """
 
     def __init__(self, base: str, key: str, timeouts: Timeouts, largest: int) -> None:
@@ -54,13 +54,13 @@ class Transport:
         self._closed = False
 
     async def post(self, body: bytes, session: str) -> Answer:
-        """Send a request and read the answer.
+        """Send a request and read the response.
 
         Raises:
-            Failed: there is none, or it is too large.
+            Failed: there is no response, or it is too large.
         """
         client = self._open()
-        # not the client's own headers: aiohttp sends those to proxies too, and with them the key
+        # not set on the client: aiohttp would send the headers, and the key, to proxies too
         headers = {"Content-Type": "application/json", "User-Agent": _AGENT}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -68,7 +68,7 @@ class Transport:
             headers[SESSION_HEADER] = quote(session, safe=" !#$&'()*+,/:;=?@[]~")
         proxy = self._proxy
         credentials = proxy.headers() if proxy else {}
-        tunnel = self._url.startswith("https:")  # through which the proxy does not see the request's own headers
+        tunnel = self._url.startswith("https:")  # hides the request's own headers from the proxy
         try:
             async with client.post(
                 self._url,
@@ -80,7 +80,7 @@ class Transport:
             ) as response:
                 return Answer(response.status, response.headers, await self._read(response))
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # not chained: aiohttp's errors carry the request, and with it the key
+            # not chained: aiohttp's errors contain the request with the key
             raise self._failure(error) from None
 
     async def close(self) -> None:
@@ -91,13 +91,13 @@ class Transport:
             await client.close()
 
     def _open(self) -> aiohttp.ClientSession:
-        """The client; made when first asked for, since it belongs to the running loop."""
+        """Return the client, created on first use because it belongs to the running event loop."""
         if self._closed:
             raise InvalidValue("this model is closed", hint="open another one")
         if self._client is None:
             times = self._timeouts
             self._client = aiohttp.ClientSession(
-                # the gate counts requests
+                # the gate limits requests
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_ALIVE),
                 timeout=aiohttp.ClientTimeout(total=times.total, connect=times.connect, sock_read=times.read),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -105,7 +105,7 @@ class Transport:
         return self._client
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """Read the body, no more of it than is wanted."""
+        """Read the body, up to a limit."""
         largest = self._largest if response.status == 200 else LARGEST_REFUSAL
         body = bytearray()
         if (response.content_length or 0) <= largest or response.status != 200:
@@ -115,34 +115,34 @@ class Transport:
                     break
             else:
                 return bytes(body)
-        response.close()  # else the connection would be read to the end of the answer
+        response.close()  # otherwise aiohttp would read the rest of the response
         if response.status == 200:
             error = BadAnswer(
-                f"{self.server} sends an answer of more than {largest} bytes",
-                reason="the model does not stop",
+                f"{self.server} sent a response of more than {largest} bytes",
+                reason="the model probably does not stop",
                 hint="lower --max-tokens",
             )
             raise Failed(error, "seldom")
         return bytes(body[:largest])
 
     def _failure(self, error: Exception) -> Failed:
-        # other errors of aiohttp quote what came of an answer, which may have a part of the key
+        # other errors of aiohttp quote the response, which may contain a part of the key
         words = f": {error}" if isinstance(error, OSError) and str(error) else ""
-        said = clean(f"{type(error).__name__}{words}", self._key)
-        where = f"no answer from {self.server}"
+        cause = clean(f"{type(error).__name__}{words}", self._key)
+        where = f"no response from {self.server}"
         if isinstance(error, aiohttp.ClientHttpProxyError) and error.status in (401, 403, 407):
-            refused = ModelRefused(f"the proxy refuses to connect to {self.server}: {error.status}", hint=_PROXY_HINT)
+            refused = ModelRefused(f"the proxy refused to connect to {self.server}: {error.status}", hint=_PROXY_HINT)
             return Failed(refused, "never")
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
-            return Failed(ModelRefused(f"{where}: {said}", reason="an unknown certificate", hint=_TLS_HINT), "never")
+            return Failed(ModelRefused(f"{where}: {cause}", reason="an untrusted certificate", hint=_TLS_HINT), "never")
         if isinstance(error, aiohttp.ConnectionTimeoutError):
             return Failed(ModelUnavailable(f"{where}: no connection in {self._timeouts.connect:g} s"), "often")
         if isinstance(error, TimeoutError):
             limits = f"{self._timeouts.total:g} s"
-            hint = "a longer --model-timeout, a smaller --max-tokens or --model-concurrency"
+            hint = "raise --model-timeout, or lower --max-tokens or --model-concurrency"
             return Failed(ModelUnavailable(f"{where} within {limits}", hint=hint), "seldom")
-        return Failed(ModelUnavailable(f"{where}: {said}", hint="does the server run? Is --api-base right?"), "often")
+        return Failed(ModelUnavailable(f"{where}: {cause}", hint="check that the server runs, and --api-base"), "often")
 
 
-_TLS_HINT = "SSL_CERT_FILE=FILE names the certificates to trust"
-_PROXY_HINT = "HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT, or name the server in NO_PROXY"
+_TLS_HINT = "name the certificates to trust in SSL_CERT_FILE=FILE"
+_PROXY_HINT = "set HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT, or name the server in NO_PROXY"

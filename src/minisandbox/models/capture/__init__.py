@@ -1,4 +1,4 @@
-"""Token-exact capture: a proxy between any agent and an engine that says which tokens it read and sampled."""
+"""Token-exact capture: a proxy between any agent and an engine that reports token ids."""
 
 from minisandbox.models.capture.captured import CapturedError, CapturedTurn, CaptureSession
 from minisandbox.models.capture.proxy import Access, CaptureProxy

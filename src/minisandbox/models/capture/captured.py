@@ -1,4 +1,4 @@
-"""What was captured of one rollout."""
+"""The captured data of one rollout."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from minisandbox.models.graph import TokenGraph, TokenRow
 from minisandbox.models.protocol import Completion, TokenUsage
 
 VERSION = 1
-"""Of the rows as JSON."""
+"""The format version of the rows as JSON."""
 
 _TOKEN_BYTES = 12  # an id of 4 bytes, a log-probability of 8
-_TURN_BYTES = 1000  # of objects around them
-_ENTRY_BYTES = 150  # of a dictionary that grows
+_TURN_BYTES = 1000  # the objects around the tokens
+_ENTRY_BYTES = 150  # an entry of a growing dictionary
 _ERROR_BYTES = 200
 _MOST_ERRORS = 200
 _LONGEST_ERROR = 2000
@@ -25,15 +25,15 @@ _LONGEST_ERROR = 2000
 
 @dataclass(frozen=True, slots=True)
 class CapturedTurn:
-    """One answer.
+    """One response.
 
     Attributes:
-        messages: the request's messages, each as JSON. Equal ones of a session are one object.
-        answer: the answer's message, as JSON.
+        messages: the request's messages, each as JSON. Equal messages of a session share one object.
+        answer: the response's message, as JSON.
         finish_reason: ``stop``, ``length`` or ``tool_calls``.
-        usage: tokens that it took.
-        began: seconds from the beginning of the session to the request.
-        seconds: how long it took.
+        usage: the tokens used.
+        began: seconds from the start of the session to the request.
+        seconds: the time to respond.
     """
 
     messages: tuple[str, ...]
@@ -46,12 +46,12 @@ class CapturedTurn:
 
 @dataclass(frozen=True, slots=True)
 class CapturedError:
-    """A request that got no answer.
+    """A request without a response.
 
     Attributes:
-        status: what the agent was told, of HTTP; 499 if it did not wait for that.
-        message: why.
-        began: seconds from the beginning of the session to the request.
+        status: the HTTP status sent to the agent; 499 if the agent disconnected.
+        message: the reason.
+        began: seconds from the start of the session to the request.
     """
 
     status: int
@@ -60,18 +60,18 @@ class CapturedError:
 
 
 class CaptureSession:
-    """What one rollout asked and was answered; grows while the rollout runs.
+    """The requests and responses of one rollout; grows while the rollout runs.
 
     Attributes:
         name: the rollout.
-        turns: the answers, in the order in which they came. Their numbers are those in the rows.
-        errors: the first requests without one, as far as there was room for them.
-        errors_left_out: how many more there were.
-        closed: whether nothing is taken any more.
+        turns: the responses, in order of arrival; rows refer to their indices.
+        errors: the first failed requests, up to a limit.
+        errors_left_out: the number of further failed requests.
+        closed: whether the session no longer accepts responses.
 
     Args:
         name: the rollout.
-        limit: bytes that may be held.
+        limit: bytes that the session may hold.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -89,24 +89,25 @@ class CaptureSession:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the session started."""
         return time.monotonic() - self._began
 
     @property
     def full(self) -> bool:
-        """Whether it holds as much as it may: it takes no further answer."""
+        """Whether the session has reached its limit and accepts no more responses."""
         return self._held >= self._limit
 
     @property
     def left(self) -> int:
-        """Bytes that a further request may take while it is handled."""
+        """Bytes available for handling further requests."""
         return max(0, self._limit - self._held - self._handled)
 
     @contextmanager
     def handling(self) -> Iterator[Callable[[int], bool]]:
-        """Handle a request: what this gives takes bytes for it, or says that so many are not left.
+        """Reserve bytes for handling a request, and release them at the end.
 
-        They are given back at the end.
+        Yields:
+            A function that reserves a number of bytes; it returns False if fewer are available.
         """
         taken = 0
 
@@ -125,30 +126,30 @@ class CaptureSession:
 
     @property
     def usage(self) -> TokenUsage:
-        """Tokens of all answers together."""
+        """The tokens of all responses together."""
         every = [turn.usage for turn in self.turns]
         return TokenUsage(*(sum(getattr(one, name) for one in every) for name in ("prompt", "completion", "cached")))
 
     @property
     def messages(self) -> tuple[Mapping[str, object], ...]:
-        """The latest conversation, its answer included; empty before the first answer."""
+        """The latest conversation with its response; empty before the first response."""
         return self._conversation(self.turns[-1]) if self.turns else ()
 
     def rows(self) -> tuple[TokenRow, ...]:
-        """Return what to train on: a row for each conversation that nothing went on with."""
+        """Return the training rows: one per conversation that was not continued."""
         return self._graph.rows()
 
     def add(
         self, messages: Sequence[object], answer: object, completion: Completion, began: float, *, trained: bool = True
     ) -> None:
-        """Take an answer.
+        """Add a response.
 
         Args:
-            messages: of the request.
-            answer: the answer's message.
-            completion: the same, read; with tokens.
+            messages: the request's messages.
+            answer: the response's message.
+            completion: the parsed response, with tokens.
             began: :attr:`elapsed` at the request.
-            trained: whether its tokens carry loss; not where the request forced what may be sampled.
+            trained: whether its tokens carry loss; False if the request constrained the sampling.
         """
         assert completion.tokens is not None
         texts = tuple(self._text(message) for message in messages)
@@ -162,7 +163,7 @@ class CaptureSession:
         )
 
     def fail(self, status: int, message: str, began: float) -> None:
-        """Take a request that got no answer; only its number where there are many, or no room for it is left."""
+        """Add a failed request; only count it if there are many or the session is full."""
         message = message[:_LONGEST_ERROR]
         size = len(message.encode("utf-8", "replace")) + _ERROR_BYTES
         if len(self.errors) >= _MOST_ERRORS or self._held + size > self._limit:
@@ -172,7 +173,7 @@ class CaptureSession:
         self._held += size
 
     def to_json(self) -> Iterator[dict[str, object]]:
-        """Return each row for a file: tokens, and the conversation they are."""
+        """Yield each row in JSON types: its tokens, and the conversation."""
         for number, row in enumerate(self.rows()):
             last = self.turns[row.turns[-1]]
             yield {
@@ -199,5 +200,5 @@ class CaptureSession:
 
 
 def _json(value: object) -> str:
-    """Without halves of surrogate pairs, which clients that cut texts send, and no file can hold."""
+    """Return JSON without unpaired surrogates: clients that cut texts send them, and files cannot hold them."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()

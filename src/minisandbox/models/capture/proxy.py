@@ -1,4 +1,4 @@
-"""The proxy: agents speak to it as to OpenAI; it asks the engine for tokens as well, and keeps them."""
+"""The capture proxy: agents use it like OpenAI's API; it also requests tokens from the engine, and keeps them."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from minisandbox.models.transport import Answer, Transport
 _LOG = logging.getLogger("minisandbox.models")
 _PREFIX = "ms-"
 _FOREIGN = "key:"
-"""Sessions of keys that begin otherwise have names that do."""
+"""The prefix of session names for keys without ``ms-``."""
 _LONGEST_KEY = 200
 _LARGEST_ANSWER = 256 * 1024 * 1024
-_GONE = 499  # nginx's status for a client that did not wait
-_TOO_DEEP = "the lists and objects of the request are too deep"
-_NO_ROOM = "the session has room for fewer bytes than its requests have"
+_GONE = 499  # nginx's status for a client that disconnected
+_TOO_DEEP = "the request's lists and objects are nested too deeply"
+_NO_ROOM = "the request is larger than the session's remaining space"
 _OBJECT_BYTES = 80
-_WIDE = 5  # a character may take 4 bytes in a text, and 12 as JSON
+_WIDE = 5  # a character may take 4 bytes in a str, and 12 as JSON
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _PASSED_ON = ("Retry-After", "retry-after-ms")
 
 
 class Access(NamedTuple):
-    """What an agent is given in place of OpenAI's address and key."""
+    """The base URL and key for an agent, in place of OpenAI's."""
 
     base_url: str
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a session's requests go, and under what name."""
+class _Target:
+    """The engine of a session's requests, and the session's id there."""
 
     upstream: int
     shown: str
 
 
 class _Refused(Exception):
-    """A request that gets no answer: what the agent is told instead."""
+    """A request that is not answered; carries the error response for the agent."""
 
     def __init__(self, response: web.Response, message: str) -> None:
         super().__init__(message)
@@ -64,26 +64,26 @@ class _Refused(Exception):
 
 
 class CaptureProxy(HttpServer):
-    """Stands between agents and engines that speak vLLM's dialect of chat completions, and captures tokens.
+    """A proxy that captures tokens between agents and engines with vLLM's chat completions API.
 
-    An agent's key is its rollout: :meth:`session` makes one. The proxy tokenizes nothing, and changes nothing of what
-    is asked but three fields: it asks for token ids and log-probabilities, and takes them out of the answer where the
-    agent did not ask. A stream is asked for whole, and given as a stream. The engine's key is never shown to agents,
-    and theirs are never sent to it. It tries nothing twice: agents do, and what they are then answered is an answer
-    like any.
+    An agent's key identifies its rollout: :meth:`session` creates one. The proxy tokenizes nothing, and changes only
+    three fields of a request: it requests token ids and log-probabilities, and removes them from the response unless
+    the agent requested them too. Streams are requested whole, and sent to the agent as streams. Agents never see the
+    engine's key, and the engine never sees theirs. The proxy does not retry: agents do, and each retry's response is
+    captured like any other.
 
     Args:
-        upstream: the engine's API, ``http://localhost:8000/v1``; of several, a session keeps to one.
+        upstream: the engine's API, ``http://localhost:8000/v1``; with several, each session uses one.
         api_key: the engines' key.
-        model: the name that the engines know the model by; None: what the agent says.
-        timeouts: of one request.
+        model: the model's name at the engines; None: the agent's name for it.
+        timeouts: the time limits of one request.
         host: the address to listen on.
-        port: 0 for any that is free.
-        address: what agents reach it by, where that is not ``host``: on other nodes, for example.
-        open_unknown: whether a key that nobody made opens a session of its own; else it is refused.
-        session_bytes: what one session may hold; it is refused further answers then. Its requests take of what is left
-            while they are handled: several times their bytes, as objects do.
-        admin_key: who has it may read all rows at ``/capture/rows``; "" for nobody.
+        port: the port; 0 for any free one.
+        address: the address for agents, if it is not ``host``: on other nodes, for example.
+        open_unknown: whether an unknown key opens a session of its own; else it is rejected.
+        session_bytes: bytes that one session may hold; when full it rejects requests. Requests being handled count
+            too, with several times their size, for the parsed objects.
+        admin_key: the key for reading all rows at ``/capture/rows``; "" disables that.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CaptureProxy(HttpServer):
         super().__init__(host, port, address)
         bases = [upstream] if isinstance(upstream, str) else list(upstream)
         if not bases:
-            raise InvalidValue("a capture proxy without an engine", hint="give its address: http://localhost:8000/v1")
+            raise InvalidValue("the capture proxy has no engine", hint="give its address: http://localhost:8000/v1")
         self._upstreams = [Transport(base, api_key, timeouts or Timeouts(), _LARGEST_ANSWER) for base in bases]
         self._secret = api_key
         self._model = model
@@ -111,9 +111,9 @@ class CaptureProxy(HttpServer):
         self._session_bytes = session_bytes
         self._admin_key = admin_key
         self._sessions: dict[str, CaptureSession] = {}
-        self._places: dict[str, _Place] = {}
+        self._targets: dict[str, _Target] = {}
         self._made = 0
-        self._told_of_forcing = False
+        self._warned_of_constraint = False
         self.route("POST", "/v1/chat/completions", self._complete)
         self.route("GET", "/v1/models", self._models)
         self.route("GET", "/health", self._health)
@@ -123,10 +123,10 @@ class CaptureProxy(HttpServer):
         """Open a session for a rollout.
 
         Args:
-            name: the rollout's; made up if empty.
+            name: the rollout's name; generated if empty.
 
         Returns:
-            What its agent is given.
+            The base URL and key for its agent.
         """
         key = _PREFIX + secrets.token_urlsafe(24)
         name = name or f"session-{self._made}"
@@ -134,7 +134,7 @@ class CaptureProxy(HttpServer):
         return Access(self.base_url, key)
 
     def captured(self, key: str) -> CaptureSession:
-        """Return what was captured so far.
+        """Return a session.
 
         Raises:
             NotFound: no session has this key.
@@ -153,21 +153,21 @@ class CaptureProxy(HttpServer):
         return tuple(self._sessions.values())
 
     def close_session(self, key: str) -> CaptureSession:
-        """End a session: its key is refused from now on, and what is still on its way is not taken.
+        """End a session: its key is rejected from now on, and pending responses are not captured.
 
         Returns:
-            What was captured.
+            The session.
 
         Raises:
             NotFound: no session has this key.
         """
         session = self.captured(key)
         session.closed = True
-        del self._sessions[key], self._places[key]
+        del self._sessions[key], self._targets[key]
         return session
 
     async def stop(self) -> None:
-        """Listen no longer; what was captured stays."""
+        """Stop listening; keep the sessions."""
         await super().stop()
         for upstream in self._upstreams:
             await upstream.close()
@@ -179,7 +179,7 @@ class CaptureProxy(HttpServer):
         if key not in self._sessions:
             if not (self._open_unknown and 0 < len(key) <= _LONGEST_KEY and key.isprintable()):
                 return error_response(401, "this key belongs to no session of this proxy", "authentication_error")
-            # its name is made from the agent's key, which is nobody else's business
+            # the session's id at the engine must not reveal the agent's key
             self._open(key, self._name_of(key), shown=hashlib.sha256(key.encode()).hexdigest()[:16])
         session = self._sessions[key]
         with session.handling() as take:
@@ -199,7 +199,7 @@ class CaptureProxy(HttpServer):
             session.fail(400, _TOO_DEEP, began)
             return error_response(400, _TOO_DEEP, "BadRequestError")
         except asyncio.CancelledError:
-            session.fail(_GONE, "the agent did not wait for the answer", began)
+            session.fail(_GONE, "the agent disconnected before the response", began)
             raise
         answer = _for_agent(answer, asked)
         return await stream_of(request, answer, asked) if asked.get("stream") else web.json_response(answer)
@@ -207,20 +207,20 @@ class CaptureProxy(HttpServer):
     async def _ask(
         self, asked: Mapping[str, object], key: str, session: CaptureSession, began: float
     ) -> Mapping[str, object]:
-        """Ask the engine and take the answer."""
+        """Send a request to the engine and capture the response."""
         if session.full:
-            raise _full("the session holds as much as it may")
+            raise _full("the session is full")
         body = json.dumps(_for_engine(asked, self._model)).encode()
         try:
-            place = self._places[key]
-            got = await self._upstreams[place.upstream].post(body, place.shown)
+            target = self._targets[key]
+            got = await self._upstreams[target.upstream].post(body, target.shown)
         except Failed as failed:
-            raise _refusal(502, f"no answer from the engine: {failed.error}", "upstream_error") from None
+            raise _refusal(502, f"no response from the engine: {failed.error}", "upstream_error") from None
         answer = self._read(got)
         try:
             completions = _completions(answer)
         except BadAnswer as error:
-            text = got.body.decode("utf-8", "replace")  # of which the error may have a part, cut within the key
+            text = got.body.decode("utf-8", "replace")  # the error may quote a part of it that cuts the key in two
             shown = str(error) if without_key(text, self._secret) == text else REPEATS_KEY
             raise _refusal(502, f"the engine's answer cannot be captured: {shown}", "upstream_error") from None
         if session.closed:
@@ -228,15 +228,15 @@ class CaptureProxy(HttpServer):
         messages = asked["messages"]
         assert isinstance(messages, list)
         forced = constraint_in(asked)
-        if forced is not None and not self._told_of_forcing:
-            self._told_of_forcing = True
-            _LOG.warning("requests have %s: what models are forced to sample is captured, and carries no loss", forced)
+        if forced is not None and not self._warned_of_constraint:
+            self._warned_of_constraint = True
+            _LOG.warning("requests have %s: their constrained samples are captured, but carry no loss", forced)
         for message, completion in completions:
             session.add(messages, message, completion, began, trained=forced is None)
         return answer
 
     def _read(self, got: Answer) -> Mapping[str, object]:
-        """Return the body of an answer that is one; pass on what is none, without the key that it may repeat."""
+        """Return the body of a successful response; pass an error on, without the API key that it may contain."""
         text = got.body.decode("utf-8", "replace")
         try:
             body = json.loads(text)
@@ -264,9 +264,9 @@ class CaptureProxy(HttpServer):
         return web.json_response({"status": "ok", "sessions": len(self._sessions)})
 
     async def _rows(self, request: web.Request) -> web.StreamResponse:
-        """All rows, or those of ``?session=NAME``, as JSON Lines."""
+        """Stream all rows, or those of ``?session=NAME``, as JSON Lines."""
         if not self._admin_key or not has_key(request, self._admin_key):
-            return error_response(401, "rows are for whoever runs this proxy", "authentication_error")
+            return error_response(401, "this needs the proxy's admin key", "authentication_error")
         wanted = request.query.get("session")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
@@ -278,21 +278,21 @@ class CaptureProxy(HttpServer):
         return response
 
     def _name_of(self, key: str) -> str:
-        """NAME for ``ms-NAME``, and for any other key a name that none of these has."""
+        """Return NAME for ``ms-NAME``; for any other key, a name that cannot clash with those."""
         name = key.removeprefix(_PREFIX)
         own = name != key and not name.startswith(_FOREIGN)
         return name if own and all(name != session.name for session in self.sessions()) else _FOREIGN + key
 
     def _open(self, key: str, name: str, shown: str) -> None:
         self._sessions[key] = CaptureSession(name, self._session_bytes)
-        self._places[key] = _Place(self._made % len(self._upstreams), shown)
+        self._targets[key] = _Target(self._made % len(self._upstreams), shown)
         self._made += 1
 
 
 async def _read_body(request: web.Request, session: CaptureSession, take: Callable[[int], bool]) -> bytearray:
-    """Read a request's body, no more of it than its session has room for."""
+    """Read a request's body, up to the session's available bytes."""
     if session.full:
-        raise _full("the session holds as much as it may")
+        raise _full("the session is full")
     if (request.content_length or 0) > session.left:
         raise _full(_NO_ROOM)
     body = bytearray()
@@ -308,9 +308,9 @@ async def _read_body(request: web.Request, session: CaptureSession, take: Callab
 
 
 def _unpacked(body: bytearray) -> int:
-    """Return about how many bytes a body takes when it is read and written again: never much fewer."""
-    objects = sum(body.count(mark) for mark in b",:[{")  # in texts too, where they take nothing
-    wide = not body.isascii() or b"\\u" in body or b"\x7f" in body  # which is written as \u007f
+    """Estimate the bytes that a body takes when it is parsed and serialised again; never much too low."""
+    objects = sum(body.count(mark) for mark in b",:[{")  # also counts those inside texts
+    wide = not body.isascii() or b"\\u" in body or b"\x7f" in body  # written as \u007f
     return _OBJECT_BYTES * objects + len(body) * (_WIDE if wide else 1)
 
 
@@ -320,23 +320,23 @@ def _full(message: str) -> _Refused:
 
 def _body_of(data: bytearray) -> dict[str, object]:
     try:
-        body = json.loads(data.decode())  # of bytes it would read UTF-16 too, which becomes four times as long
+        body = json.loads(data.decode())  # from bytes it would accept UTF-16, which grows fourfold
     except ValueError as error:
-        raise _refusal(400, f"the request is no JSON: {error}", "BadRequestError") from None
+        raise _refusal(400, f"the request is not JSON: {error}", "BadRequestError") from None
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise _refusal(400, "the request has no list of messages", "BadRequestError")
     return body
 
 
 def _for_engine(asked: Mapping[str, object], model: str | None) -> dict[str, object]:
-    """What the engine is asked: the same, whole, with tokens."""
+    """Return the request for the engine: not as a stream, and with token ids."""
     body = {name: value for name, value in asked.items() if name not in ("stream", "stream_options")}
     tokens = dict(TOKEN_FIELDS) | ({"top_logprobs": asked["top_logprobs"]} if asked.get("top_logprobs") else {})
     return body | tokens | ({"model": model} if model is not None else {})
 
 
 def _for_agent(answer: Mapping[str, object], asked: Mapping[str, object]) -> dict[str, object]:
-    """What the agent is answered: the same, without what it did not ask for."""
+    """Return the response for the agent: only the fields it requested."""
     hidden = () if wants_tokens(asked) else ("prompt_token_ids", "token_ids")
     choices = answer["choices"]
     assert isinstance(choices, list)
@@ -348,11 +348,11 @@ def _for_agent(answer: Mapping[str, object], asked: Mapping[str, object]) -> dic
 
 
 def _completions(answer: Mapping[str, object]) -> list[tuple[object, Completion]]:
-    """Return each choice's message, as it came and read."""
+    """Return each choice's raw message and its parsed completion."""
     choices = answer.get("choices")
     several = choices if isinstance(choices, list) else []
     if len(several) < 2:
-        completion = read_answer(answer)  # which has a choice then, and that a message
+        completion = read_answer(answer)  # checks that there is a choice with a message
         found = [(several[0]["message"], completion)]
     else:  # usage counts all choices together
         single = {name: value for name, value in answer.items() if name != "usage"}
@@ -360,9 +360,9 @@ def _completions(answer: Mapping[str, object]) -> list[tuple[object, Completion]
         found = [(choice["message"], completion) for choice, completion in zip(several, completions, strict=True)]
     if any(completion.tokens is None for _, completion in found):
         raise BadAnswer(
-            "it has no token ids",
-            reason="the engine does not know return_token_ids",
-            hint="vLLM 0.10.2 or later, or minisandbox model serve",
+            "the response has no token ids",
+            reason="the engine does not support return_token_ids",
+            hint="use vLLM 0.10.2 or later, or minisandbox model serve",
         )
     return found
 
@@ -374,7 +374,7 @@ def _refusal(status: int, message: str, kind: str, headers: Mapping[str, str] | 
 
 
 def _pauses(headers: Mapping[str, str]) -> dict[str, str]:
-    """How long an engine asks to wait: numbers and dates, and nothing else that it may have written there."""
+    """Return an engine's retry headers that are plain numbers or dates; others could leak the key."""
     said = {name: headers[name].strip() for name in _PASSED_ON if name in headers}
     return {name: value for name, value in said.items() if _NUMBER.fullmatch(value) or _is_date(value)}
 

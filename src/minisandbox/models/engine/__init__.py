@@ -1,4 +1,4 @@
-"""A small engine on transformers, for a laptop's CPU or one GPU: it samples exactly what is then trained on."""
+"""A small engine on transformers, for a CPU or one GPU: it reports exactly the tokens that it samples."""
 
 from minisandbox.models.engine.engine import TransformersEngine
 from minisandbox.models.engine.local import fetch_model, find_model, model_cache, open_local

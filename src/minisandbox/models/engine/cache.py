@@ -1,4 +1,4 @@
-"""Keys and values of tokens that were read: of answers that are being drawn, and of those that may be gone on with."""
+"""Caches of keys and values: of responses being decoded, and of prefixes that later prompts may share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
 KeysValues = tuple["torch.Tensor", "torch.Tensor"]
-"""Of one layer: [rows, heads, tokens, size] each."""
+"""Keys and values of one layer, [rows, heads, tokens, size] each."""
 
 
 def check_layers(model: PreTrainedModel) -> None:
-    """Check that every layer looks at all tokens before: the caches here know nothing else.
+    """Check that every layer has full attention, which the caches here require.
 
     Raises:
-        InvalidValue: a layer has a window, or a state instead of keys and values.
+        InvalidValue: a layer has a sliding window, or a recurrent state.
     """
     from transformers import DynamicCache  # noqa: PLC0415 - an extra
     from transformers.cache_utils import DynamicLayer  # noqa: PLC0415 - the same
@@ -30,22 +30,22 @@ def check_layers(model: PreTrainedModel) -> None:
         raise InvalidValue(
             f"{type(model).__name__} has layers of the kind {', '.join(sorted(others))}",
             reason="the engine serves models whose layers all have full attention",
-            hint="serve it with vLLM",
+            hint="serve the model with vLLM",
         )
 
 
 def growing_cache(layers: Sequence[KeysValues] | int) -> Cache:
-    """Return a cache that has room to grow.
+    """Return a cache with room to grow.
 
-    transformers' own copies everything for each token: at 8 rows of 2,000 tokens that doubles the time of a step.
+    transformers' own cache copies everything for each token: twice the time of a step at 8 rows of 2,000 tokens.
 
     Args:
-        layers: what is in it; or how many layers it has, empty ones.
+        layers: the initial contents; or the number of empty layers.
     """
     from transformers import Cache  # noqa: PLC0415 - an extra
     from transformers.cache_utils import DynamicLayer  # noqa: PLC0415 - the same
 
-    class Growing(DynamicLayer):  # type: ignore[misc] # transformers is not looked at for types
+    class Growing(DynamicLayer):  # type: ignore[misc] # transformers has no types
         keys: torch.Tensor
         values: torch.Tensor
         room: KeysValues | None = None
@@ -76,12 +76,12 @@ def growing_cache(layers: Sequence[KeysValues] | int) -> Cache:
 
 
 def contents(cache: Cache) -> list[KeysValues]:
-    """Return what a cache holds, layer by layer; nothing is copied."""
+    """Return a cache's contents by layer, without copying."""
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 def padded(layers: Iterable[KeysValues], width: int) -> list[KeysValues]:
-    """Return layers with zeros before their tokens, or with tokens less, so that they are as wide as told."""
+    """Return layers padded with zeros on the left, or cut there, to a width in tokens."""
     import torch  # noqa: PLC0415 - an extra
 
     def fit(one: torch.Tensor) -> torch.Tensor:
@@ -91,18 +91,18 @@ def padded(layers: Iterable[KeysValues], width: int) -> list[KeysValues]:
 
 
 class PrefixStore:
-    """What was computed for tokens that a later prompt may begin with; the least recently used is dropped.
+    """Keys and values of prefixes that later prompts may share; drops the least recently used.
 
     Args:
-        capacity: bytes of keys and values; 0 keeps nothing.
+        capacity: bytes of keys and values; 0 disables the store.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._entries: list[tuple[torch.Tensor, list[KeysValues]]] = []  # the latest used last
+        self._entries: list[tuple[torch.Tensor, list[KeysValues]]] = []  # the most recently used is last
 
     def longest(self, prompt: array[int]) -> tuple[list[KeysValues], int]:
-        """Return what there is of a prompt's beginning, and how many tokens that is; never the whole prompt."""
+        """Return the longest stored prefix of a prompt and its length; never the whole prompt."""
         import torch  # noqa: PLC0415 - an extra
 
         ids = torch.tensor(prompt[:-1], dtype=torch.int32)
@@ -115,7 +115,7 @@ class PrefixStore:
         return [(keys[..., :best, :], values[..., :best, :]) for keys, values in entry[1]], best
 
     def put(self, ids: array[int], layers: Iterable[KeysValues]) -> None:
-        """Keep the keys and values of tokens, [1, heads, tokens, size] each; they are copied."""
+        """Store copies of the keys and values of tokens, [1, heads, tokens, size] each."""
         import torch  # noqa: PLC0415 - an extra
 
         if self._capacity == 0:
@@ -128,12 +128,12 @@ class PrefixStore:
             del self._entries[0], sizes[0]
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
+        """Drop everything, after a change of the weights."""
         self._entries.clear()
 
 
 def _common(one: torch.Tensor, other: torch.Tensor) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Return the length of the common prefix of two sequences."""
     length = min(len(one), len(other))
     different = (one[:length] != other[:length]).nonzero()
     return int(different[0]) if len(different) else length

@@ -1,8 +1,8 @@
-"""Exact tokens of conversations, by their text: what makes the next prompt begin with what was read and sampled.
+"""Exact tokens of earlier conversations, by their text, so that the next prompt starts with the very same tokens.
 
-Text does not say which tokens it was: a model may sample ``ab`` as ``a`` and ``b``, and a tokenizer makes one token of
-it. So a conversation is kept with the text that the chat template makes of it, up to the end of the latest answer. When
-a later text begins with that one, its tokens are those, and only the rest is tokenized.
+Text does not determine its tokens: a model may sample ``ab`` as ``a`` and ``b``, where a tokenizer makes one token.
+So each conversation is stored with its text under the chat template, up to the end of the latest response. When a later
+text starts with that text, its tokens are reused, and only the rest is tokenized.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 
 class Conversations:
-    """The conversations that an engine remembers; the least recently used are forgotten.
+    """The conversations that an engine remembers; drops the least recently used.
 
     Args:
-        encode: tokenizes a text, adding nothing to it.
-        ends: texts of the tokens that end an answer.
-        capacity: tokens of all conversations together.
+        encode: tokenizes a text without adding tokens.
+        ends: the texts of tokens that end a response.
+        capacity: maximum tokens of all conversations together.
     """
 
     def __init__(self, encode: Callable[[str], Sequence[int]], ends: Sequence[str], *, capacity: int = 1 << 24) -> None:
@@ -31,11 +31,11 @@ class Conversations:
         self._known: OrderedDict[tuple[str, bytes], array[int]] = OrderedDict()
 
     def encode(self, text: str, session: str = "") -> array[int]:
-        """Return a prompt's tokens: those of the longest conversation that it begins with, and the rest tokenized.
+        """Return a prompt's tokens: those of the longest known conversation that it starts with, then the rest's.
 
         Args:
-            text: the prompt, as the chat template makes it.
-            session: whose; of two conversations with one text and different tokens its own is taken.
+            text: the prompt under the chat template.
+            session: the rollout, whose own conversations win over others with equal text and different tokens.
         """
         best, end = array("i"), 0
         for position, digest in self._beginnings(text):
@@ -47,18 +47,18 @@ class Conversations:
         return best + array("i", self._encode(text[end:]))
 
     def keep(self, before: str, text: str, ids: array[int], session: str = "") -> None:
-        """Remember a conversation that ends with an answer.
+        """Remember a conversation that ends with a response.
 
         Args:
-            before: the text without the answer.
-            text: the text with it. What the template has after the answer's end is not part of what is remembered.
-            ids: what was read and sampled.
-            session: whose it is.
+            before: the text without the response.
+            text: the text with it; the template's text after the response's end is ignored.
+            ids: the tokens read and sampled.
+            session: the rollout.
         """
         ends = [match.start() for match in self._ends.finditer(text, len(before))]
         if not text.startswith(before) or not ends:
-            return  # the template ends answers otherwise than the model does: the text alone has to do
-        # An answer that was cut off has no end of its own: the template's is not among its tokens.
+            return  # template and model end responses differently: nothing to remember
+        # A truncated response has no end token of its own: the template's is not among its tokens.
         match = self._ends.match(text, ends[-1])
         complete = match is not None and ids[-1:] == array("i", self._encode(match[0]))
         end = match.end() if match is not None and complete else ends[-1]
@@ -70,7 +70,7 @@ class Conversations:
             self._held -= len(self._known.popitem(last=False)[1])
 
     def _beginnings(self, text: str) -> Iterator[tuple[int, bytes]]:
-        """Each place where a remembered conversation may end, from the left, and the hash of the text until there."""
+        """Yield each position where a remembered conversation may end, and the hash of the text before it."""
         digest, done = hashlib.sha256(), 0
         for match in self._ends.finditer(text):
             for position in (match.start(), match.end()):

@@ -1,6 +1,6 @@
-"""Make a directory of safetensors from a GGUF file: ``python -m minisandbox.models.engine.convert FILE DIRECTORY``.
+"""Convert a GGUF file to a directory of safetensors: ``python -m minisandbox.models.engine.convert FILE DIRECTORY``.
 
-A process of its own: it takes twice the model's memory, and gives it back.
+It runs in a process of its own because it takes twice the model's memory.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def convert(source: Path, target: Path) -> None:
     """Write a model and its tokenizer as ``save_pretrained`` does, in float32.
 
     Args:
-        source: a GGUF file, with a chat template in it.
-        target: a directory, made if it is not there.
+        source: a GGUF file with a chat template.
+        target: a directory, created if missing.
 
     Raises:
         MissingExtra: a package is not installed.
@@ -29,7 +29,7 @@ def convert(source: Path, target: Path) -> None:
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    # It is no longer quantized, but says so and cannot be saved (transformers 5.23, save_pretrained).
+    # No longer quantized, but still marked so, which prevents saving (transformers 5.23, save_pretrained).
     for mark in ("hf_quantizer", "quantization_method"):
         if hasattr(model, mark):
             delattr(model, mark)
@@ -38,7 +38,7 @@ def convert(source: Path, target: Path) -> None:
         del model.config.quantization_config
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    for file in target.iterdir():  # safetensors are written for their owner alone
+    for file in target.iterdir():  # safetensors are readable only for their owner
         file.chmod((target / "config.json").stat().st_mode)
 
 

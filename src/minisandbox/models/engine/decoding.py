@@ -1,4 +1,4 @@
-"""The decoding loop: prompts are read one by one, answers are drawn together, a token at a time."""
+"""The decoding loop: prompts are read one by one; responses are sampled together, a token at a time."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """An answer that is being drawn.
+    """A response being sampled.
 
     Attributes:
-        prompt: the tokens that it answers.
-        sampling: how it is drawn.
-        limit: tokens at most.
-        stopped: says of the sampled tokens whether a stop text has come; None where there is none.
-        sampled: what was drawn so far.
-        logprobs: with which log-probabilities.
-        finish: why it has ended; None while it has not.
-        cached: tokens of the prompt that had not to be read again.
+        prompt: the prompt's tokens.
+        sampling: the sampling options.
+        limit: maximum number of tokens.
+        stopped: returns whether the sampled tokens contain a stop text; None without stop texts.
+        sampled: the tokens sampled so far.
+        logprobs: their log-probabilities.
+        finish: the finish reason; None while it runs.
+        cached: tokens of the prompt that came from the cache.
     """
 
     prompt: array[int]
@@ -50,14 +50,14 @@ class Row:
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.sampling.seed)  # noqa: S311 - answers are drawn, no secrets
+        self._random = random.Random(self.sampling.seed)  # noqa: S311 - sampling, not a secret
 
     def uniform(self) -> float:
-        """Return the next of its own random numbers."""
+        """Return the row's next random number."""
         return self._random.random()
 
     def take(self, token: int, logprob: float, ends: frozenset[int]) -> None:
-        """Take a drawn token, and see whether it ends the answer."""
+        """Append a sampled token, and check whether it ends the response."""
         self.sampled.append(token)
         self.logprobs.append(logprob)
         if token in ends or (self.stopped is not None and self.stopped(self.sampled)):
@@ -67,40 +67,40 @@ class Row:
 
 
 class Decoding(Protocol):
-    """What draws answers together. One thread uses it."""
+    """Samples several responses together. Used by one thread only."""
 
     @property
     def rows(self) -> Sequence[Row]:
-        """Those that are being drawn."""
+        """The running rows."""
         ...
 
     def admit(self, row: Row) -> None:
-        """Let a row run with the others."""
+        """Add a row to the running ones."""
         ...
 
     def step(self) -> list[Row]:
-        """Go on; returns the rows that end with it, which run no longer."""
+        """Sample further tokens; remove and return the finished rows."""
         ...
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Let rows run no longer."""
+        """Remove rows."""
         ...
 
     def forget(self) -> None:
-        """Drop everything that the weights have made: they have changed."""
+        """Drop all rows and caches, after a change of the weights."""
         ...
 
 
 class Decoder:
-    """A model and the answers that it is drawing. One thread uses it.
+    """A model with the responses that it is sampling. Used by one thread only.
 
-    A prompt is read alone, without padding: its first token depends on nothing else. Rows that run are padded on the
-    left to the longest; what is padded has no weight: a row's neighbours change its logits by rounding at most.
+    A prompt is read alone and without padding, so its first token depends on nothing else. Running rows are padded on
+    the left to the longest. Padding has no weight, so other rows change a row's logits only by rounding.
 
     Args:
         model: a causal language model in evaluation mode.
-        ends: tokens that end an answer.
-        kept: bytes of keys and values that are kept for prompts to come.
+        ends: tokens that end a response.
+        kept: bytes of keys and values to keep for later prompts.
 
     Raises:
         InvalidValue: the model has layers without full attention.
@@ -118,7 +118,7 @@ class Decoder:
         self._logits: torch.Tensor = None
 
     def admit(self, row: Row) -> None:
-        """Read a row's prompt, and let it run with the others."""
+        """Read a row's prompt, and add it to the running rows."""
         import torch  # noqa: PLC0415 - an extra
 
         known, row.cached = self._store.longest(row.prompt)
@@ -132,7 +132,7 @@ class Decoder:
             self._join(row, cache, output.logits[:, -1])
 
     def step(self) -> list[Row]:
-        """Draw a token for each row; returns those that end with it, which run no longer."""
+        """Sample one token per row; remove and return the finished rows."""
         import torch  # noqa: PLC0415 - an extra
 
         with torch.inference_mode():
@@ -150,7 +150,7 @@ class Decoder:
         return ended
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Let rows run no longer."""
+        """Remove rows."""
         import torch  # noqa: PLC0415 - an extra
 
         stay = [number for number, row in enumerate(self.rows) if row not in rows]
@@ -167,7 +167,7 @@ class Decoder:
         self._cache = growing_cache(padded(layers, max(self._lengths)))
 
     def forget(self) -> None:
-        """Drop everything that the weights have made: they have changed."""
+        """Drop all rows and caches, after a change of the weights."""
         self.drop(list(self.rows))
         self._store.clear()
 
@@ -184,7 +184,7 @@ class Decoder:
         self._cache, self._logits = cache, logits
 
     def _advance(self) -> None:
-        """Have the model read what was drawn last."""
+        """Run the model on the latest sampled tokens."""
         import torch  # noqa: PLC0415 - an extra
 
         device = self._model.device
@@ -200,7 +200,7 @@ class Decoder:
         self._lengths = [length + 1 for length in self._lengths]
 
     def _of(self, number: int) -> list[KeysValues]:
-        """The keys and values of one row's own tokens."""
+        """Return the keys and values of one row's tokens, without padding."""
         start = max(self._lengths) - self._lengths[number]
         chosen = slice(number, number + 1)
         return [(keys[chosen, :, start:], values[chosen, :, start:]) for keys, values in contents(self._cache)]

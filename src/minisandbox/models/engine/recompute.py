@@ -1,4 +1,4 @@
-"""What a model says of tokens that were sampled before: the check of everything that is captured."""
+"""Recompute the log-probabilities of captured tokens, to check that the capture is exact."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def recompute_logprobs(
 ) -> array[float]:
     """Return the log-probabilities of a row's tokens by forward passes without a cache.
 
-    In float32 they equal captured ones within 1e-4 where ``top_p`` is 1 and ``top_k`` 0. Logits are computed of sampled
-    tokens alone. A row with more than ``at_once`` of them takes several passes, each over the row up to its last token.
+    In float32 they equal captured ones within 1e-4 where ``top_p`` is 1 and ``top_k`` 0. Logits are computed only for
+    sampled tokens. A row with more than ``at_once`` of them takes several passes, each up to the last token of a part.
 
     Args:
-        model: the one that sampled, with the weights that it had then, in evaluation mode.
-        row: what was captured.
-        temperature: what was sampled with; 1 for 0 too.
+        model: the model that sampled, with the same weights, in evaluation mode.
+        row: the captured row.
+        temperature: the sampling temperature; 1 also if that was 0.
         at_once: sampled tokens whose logits are in memory together: each takes the vocabulary, twice, in float32.
 
     Returns:
-        One for each token, given those before it (``array('d')``); 0.0 for context, as in the row.
+        The log-probability of each token given those before it (``array('d')``); 0.0 for context, as in the row.
     """
     import torch  # noqa: PLC0415 - an extra
 
@@ -40,7 +40,7 @@ def recompute_logprobs(
     with torch.inference_mode():
         for start in range(0, len(sampled), at_once):
             places = sampled[start : start + at_once]
-            before = torch.tensor(places, device=device) - 1  # a token's logits stand at the one before
+            before = torch.tensor(places, device=device) - 1  # a token's logits are at the position before it
             part = ids[:, : places[-1]]
             logits = (
                 model(input_ids=part, use_cache=False, logits_to_keep=before).logits[0].float().div_(temperature or 1.0)

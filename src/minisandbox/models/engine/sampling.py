@@ -1,4 +1,4 @@
-"""Drawing tokens, and the log-probabilities they were drawn with."""
+"""Sample tokens, and report their log-probabilities."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def draw(logits: torch.Tensor, how: Sequence[Sampling], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Draw a token for each row.
+    """Sample a token for each row.
 
-    Each row's draw depends on its own logits and its own random number alone, not on what else is in the batch.
+    The result depends only on the row's own logits and random number, not on the rest of the batch.
 
     Args:
-        logits: of the next token, [rows, vocabulary].
-        how: of each row.
+        logits: the next token's logits, [rows, vocabulary].
+        how: the sampling options of each row.
         uniforms: a random number in [0, 1) for each row.
 
     Returns:
-        The tokens, and their log-probabilities under the distribution that they were drawn from: after temperature,
-        top_k and top_p. With temperature 0 the likeliest token is taken, and its log-probability is that at temperature
-        1, as vLLM has it.
+        The tokens, and their log-probabilities under the sampled distribution: after temperature, top_k and top_p.
+        At temperature 0 the likeliest token is taken, and its log-probability is the one at temperature 1, as in
+        vLLM.
     """
     import torch  # noqa: PLC0415 - an extra
 
@@ -44,12 +44,12 @@ def draw(logits: torch.Tensor, how: Sequence[Sampling], uniforms: Sequence[float
 
 
 def _narrow(logprobs: torch.Tensor, how: Sampling) -> torch.Tensor:
-    """Leave the likeliest tokens, as many as ``top_k`` and ``top_p`` say, and make their probabilities add up to 1."""
+    """Restrict a distribution by ``top_k`` and ``top_p``, and normalise it."""
     import torch  # noqa: PLC0415 - an extra
 
     ordered, places = logprobs.sort(descending=True)
     count = min(how.top_k or len(ordered), len(ordered))
-    # the smallest set that reaches top_p: a token stays if those before it do not reach it
+    # the smallest set that reaches top_p: keep a token while those before it do not reach it
     before = ordered[:count].exp().cumsum(dim=-1) - ordered[:count].exp()
     stay = places[:count][before < how.top_p]
     narrowed = torch.full_like(logprobs, -torch.inf)

@@ -1,4 +1,4 @@
-"""The engine behind HTTP: OpenAI's chat completions, with token ids as vLLM gives them."""
+"""The engine as an HTTP server: OpenAI's chat completions, with vLLM's token ids."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from minisandbox.models.serving import HttpServer, error_response, has_key, stre
 class EngineServer(HttpServer):
     """Serves a model on ``/v1/chat/completions``, ``/v1/models`` and ``/health``, until :meth:`stop`.
 
-    Who asks with ``"return_token_ids": true`` gets ``prompt_token_ids`` and each choice's ``token_ids``, as from vLLM.
-    Answers that are asked for as a stream come in one piece. A caller that goes away ends the drawing of its answer.
+    Requests with ``"return_token_ids": true`` get ``prompt_token_ids`` and each choice's ``token_ids``, as from vLLM.
+    Streamed responses come in one piece. When a client disconnects, its sampling stops.
 
     Args:
-        model: what answers; closing it is its owner's.
+        model: the model; its owner closes it.
         host: the address to listen on.
-        port: 0 for any that is free; :attr:`base_url` says which.
-        name: what clients call the model; its own name if empty.
-        key: who asks has to have it; empty for no key.
+        port: the port; 0 for any free one, which :attr:`base_url` shows.
+        name: the model's name for clients; empty: its own name.
+        key: the API key that requests must have; empty for none.
     """
 
     def __init__(self, model: Model, *, host: str = "127.0.0.1", port: int = 0, name: str = "", key: str = "") -> None:
@@ -41,7 +41,7 @@ class EngineServer(HttpServer):
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         if self._key and not has_key(request, self._key):
-            return error_response(401, "this key is not the server's", "authentication_error")
+            return error_response(401, "the API key is wrong", "authentication_error")
         try:
             body = json.loads(await request.read())
             asked = self._read(body, unquote(request.headers.get(SESSION_HEADER, "")))
@@ -50,7 +50,7 @@ class EngineServer(HttpServer):
             what = error.what if isinstance(error, InvalidValue | ModelError) else str(error)
             return error_response(400, what, "BadRequestError")
         except RecursionError:
-            return error_response(400, "the request's lists and objects are too deep", "BadRequestError")
+            return error_response(400, "the request's lists and objects are nested too deeply", "BadRequestError")
         except ModelError as error:
             return error_response(503, str(error), "ServiceUnavailableError")
         answer = answer_body(completion, tokens=wants_tokens(body), number=next(self._numbers))
@@ -61,14 +61,14 @@ class EngineServer(HttpServer):
 
     def _read(self, body: object, session: str) -> Request:
         asked = read_request(body)
-        assert isinstance(body, Mapping)  # it is a request
+        assert isinstance(body, Mapping)  # read_request checks that
         if body.get("n", 1) not in (1, None):
-            raise InvalidValue("n: this engine gives one answer to a request", hint="ask several times")
+            raise InvalidValue("n: this engine gives one response per request", hint="send several requests")
         if body.get("top_logprobs"):
-            raise InvalidValue("top_logprobs: this engine has the sampled tokens' log-probabilities only")
+            raise InvalidValue("top_logprobs: this engine reports only the sampled tokens' log-probabilities")
         named = body.get("model", self._name)
         if named != self._name:
-            raise InvalidValue(f"The model `{named}` does not exist.", hint=f"here is {self._name}")
+            raise InvalidValue(f"The model `{named}` does not exist.", hint=f"this server has {self._name}")
         return Request(asked.messages, asked.tools, asked.sampling, session)
 
     async def _models(self, _request: web.Request) -> web.Response:

@@ -1,6 +1,6 @@
-"""vLLM in this process, in the place of the decoding loop: it draws, the engine around it knows the conversations.
+"""vLLM in this process, in place of the decoding loop; the engine around it keeps the conversations.
 
-It calls ``LLMEngine.add_request``, ``step`` and ``abort_request``; `make test-vllm` runs it with vLLM on processors.
+It calls ``LLMEngine.add_request``, ``step`` and ``abort_request``; `make test-vllm` runs it with vLLM on the CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from minisandbox.models.engine.decoding import Row
 
 
 def vllm_parameters(**values: object) -> object:
-    """Return vLLM's sampling parameters; only where a request ends it says what it drew."""
+    """Return vLLM's sampling parameters, with all output of a request at its end."""
     from vllm import SamplingParams  # noqa: PLC0415 - not ours to install
     from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - the same
 
@@ -21,11 +21,11 @@ def vllm_parameters(**values: object) -> object:
 
 
 class VllmDecoder:
-    """Draws answers with vLLM. One thread uses it; it is what :class:`.Decoder` is.
+    """Samples responses with vLLM; a replacement for :class:`.Decoder`. Used by one thread only.
 
     Args:
-        engine: vLLM's ``LLMEngine``; whoever changes its weights resets its cache of prefixes.
-        ends: tokens that end an answer.
+        engine: vLLM's ``LLMEngine``; code that changes its weights must reset its prefix cache.
+        ends: tokens that end a response.
         parameters: makes vLLM's sampling parameters.
     """
 
@@ -38,7 +38,7 @@ class VllmDecoder:
         self._numbers = count()
 
     def admit(self, row: Row) -> None:
-        """Let vLLM draw an answer too."""
+        """Add a request to vLLM."""
         drawn, name = row.sampling, f"minisandbox-{next(self._numbers)}"
         stop = {"stop": list(drawn.stop), "include_stop_str_in_output": True} if drawn.stop else {"detokenize": False}
         parameters = self._parameters(
@@ -50,7 +50,7 @@ class VllmDecoder:
         self.rows.append(row)
 
     def step(self) -> list[Row]:
-        """Let vLLM go a step on; returns the rows that end with it, which run no longer."""
+        """Run one step of vLLM; remove and return the finished rows."""
         ended = []
         for output in self._engine.step():
             row = self._names.pop(output.request_id, None) if output.finished else None
@@ -67,7 +67,7 @@ class VllmDecoder:
         return ended
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Let rows run no longer."""
+        """Remove rows."""
         names = [name for name, row in self._names.items() if row in rows]
         if names:
             self._engine.abort_request(names)
@@ -75,5 +75,5 @@ class VllmDecoder:
         self.rows = [row for row in self.rows if row not in rows]
 
     def forget(self) -> None:
-        """Draw nothing any more: the weights have changed."""
+        """Drop all rows, after a change of the weights."""
         self.drop(list(self.rows))
