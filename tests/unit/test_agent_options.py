@@ -72,7 +72,7 @@ def test_agents_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delitem(sys.modules, "agents_of_a_test", raising=False)
     assert getattr(open_agent("agents_of_a_test:Mine"), "word", "") == "none"
     assert getattr(open_agent("agents_of_a_test:Mine", AgentOptions(extra={"word": "x"})), "word", "") == "x"
-    with pytest.raises(InvalidValue, match="cannot be made"):
+    with pytest.raises(InvalidValue, match="cannot be created"):
         open_agent("agents_of_a_test:Mine", AgentOptions(extra={"wrong": "x"}))
     with pytest.raises(InvalidValue, match="has no 'needs_model'"):
         open_agent("agents_of_a_test:Half")
@@ -80,7 +80,7 @@ def test_agents_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         open_agent("agents_of_a_test:Mine", AgentOptions(action_format="tool"))
     with pytest.raises(NotFound, match="cannot be imported"):
         open_agent("agents_of_a_test:Nobody")
-    with pytest.raises(InvalidValue, match=r"cannot be made: ValueError\("):
+    with pytest.raises(InvalidValue, match=r"cannot be created: ValueError\("):
         open_agent("agents_of_a_test:Number", AgentOptions(extra={"count": "many"}))
     (tmp_path / "broken_agents.py").write_text("class Mine(:\n")
     with pytest.raises(NotFound, match=r"cannot be imported: SyntaxError\("):
@@ -206,7 +206,7 @@ def test_what_is_filled_in_is_not_looked_at(text: str) -> None:
 
 def test_unknown_placeholders_are_refused_where_they_stand(tmp_path: Path) -> None:
     (tmp_path / "own.md").write_text("{problem_statement}\n\n{isue}\n")
-    with pytest.raises(InvalidValue, match=re.escape(f"{tmp_path}/own.md:3: {{isue}} is no placeholder")) as caught:
+    with pytest.raises(InvalidValue, match=re.escape(f"{tmp_path}/own.md:3: {{isue}} is not a known placeholder")) as caught:
         Prompts.load("text", tmp_path / "own.md")
     assert "{{isue}}" in str(caught.value)
 
@@ -235,10 +235,10 @@ def test_an_empty_system_prompt_is_no_message(tmp_path: Path) -> None:
 def test_prompts_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="cannot be read"):
         Prompts.load("text", tmp_path / "none.md")
-    with pytest.raises(InvalidValue, match="holds no prompt"):
+    with pytest.raises(InvalidValue, match="has no prompt"):
         Prompts.load("text", tmp_path)
     (tmp_path / "task.md").write_text("Do something.")
-    with pytest.raises(InvalidValue, match="does not say what the issue is"):
+    with pytest.raises(InvalidValue, match="does not contain the issue"):
         Prompts.load("text", tmp_path)
     (tmp_path / "task.md").write_bytes(b"\xff{problem_statement}")
     with pytest.raises(InvalidValue, match="not UTF-8"):

@@ -146,7 +146,7 @@ def test_format_errors_in_a_row_end_it(name: str) -> None:
     options = AgentOptions(action_format=name, format_errors=2)
     ending, record, model = work(NOTHING, said(name, Bash("true")), NOTHING, NOTHING, SUBMISSION, options=options)
     assert ending.exit_status == EXIT_FORMAT
-    assert "2 answers" in ending.detail
+    assert "2 responses" in ending.detail
     assert len(record.turns) == 4
     assert len(model.replies) == 1
     assert len(record.steps) == 1

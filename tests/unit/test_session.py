@@ -144,7 +144,7 @@ def test_what_is_left() -> None:
 
 def test_an_agent_that_asks_needs_a_model() -> None:
     async def body(session: Session) -> None:
-        with pytest.raises(InvalidValue, match="asks a model"):
+        with pytest.raises(InvalidValue, match="needs a model"):
             await session.ask()
 
     in_session(body)

@@ -1,4 +1,4 @@
-"""Agents: the loops that work on tasks."""
+"""Agents: the loops that solve tasks."""
 
 from minisandbox.agents.actions import (
     Action,

@@ -1,4 +1,4 @@
-"""Actions: what a model can have done, whichever format it says it in, and the schemas of the tools that say it."""
+"""Actions of a model, independent of the format it writes them in, and the schemas of their tools."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from minisandbox.errors import MiniSandboxError
 BASH = "bash"
 EDITOR = "str_replace_editor"
 SUBMIT = "submit"
-"""The tools' names are those that published models were trained on."""
+"""The tools' names are those that published models were trained with."""
 
 MAX_TEXT = 500_000
-"""Characters of a command, a path or a text for a file. A sandbox takes requests of 8 MiB, with escapes counted."""
+"""Maximum characters of a command, path or file text; a sandbox accepts requests of 8 MiB, including escapes."""
 
 
 class FormatError(MiniSandboxError, ValueError):
-    """An answer that holds no action, or none that can be understood. Its text is for the model that wrote it."""
+    """A response has no action, or a malformed one. The message is for the model that wrote it."""
 
     exit_code = 47
 
@@ -28,7 +28,7 @@ class Bash:
     """Run a command.
 
     Attributes:
-        command: text for bash.
+        command: shell text for bash.
     """
 
     command: str
@@ -36,11 +36,11 @@ class Bash:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Show a file, with line numbers, or what a directory holds.
+    """Show a file with line numbers, or list a directory.
 
     Attributes:
         path: the file or directory.
-        view_range: first and last line, from 1; -1 is the file's last; None for all.
+        view_range: first and last line, from 1; -1 is the last line of the file; None for all.
     """
 
     VERB: ClassVar = "view"
@@ -50,11 +50,11 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make a new file.
+    """Create a new file.
 
     Attributes:
-        path: the file; its directories are made too.
-        file_text: what it holds; a newline is added at its end where there is none.
+        path: the file; missing directories are created.
+        file_text: its content; a missing newline at the end is added.
     """
 
     VERB: ClassVar = "create"
@@ -64,12 +64,12 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class StrReplace:
-    """Replace a text that a file holds once.
+    """Replace a text that occurs exactly once in a file.
 
     Attributes:
         path: the file.
         old_str: the text, exactly.
-        new_str: what takes its place.
+        new_str: the replacement.
     """
 
     VERB: ClassVar = "str_replace"
@@ -84,8 +84,8 @@ class Insert:
 
     Attributes:
         path: the file.
-        insert_line: the line after which they go; 0: before the first.
-        new_str: the lines; a newline is added at their end where there is none.
+        insert_line: the line to insert after; 0: before the first.
+        new_str: the lines; a missing newline at the end is added.
     """
 
     VERB: ClassVar = "insert"
@@ -96,7 +96,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Be done. The submission is whatever the repository differs by."""
+    """End the work. The submission is the repository's changes."""
 
 
 Edit = View | Create | StrReplace | Insert
@@ -105,14 +105,14 @@ _EDITS: Mapping[str, type[Edit]] = {kind.VERB: kind for kind in (View, Create, S
 
 
 def name_of(action: Action) -> str:
-    """Return the name of the tool that an action calls."""
+    """Return the name of an action's tool."""
     if isinstance(action, Bash):
         return BASH
     return SUBMIT if isinstance(action, Submit) else EDITOR
 
 
 def arguments_of(action: Action) -> dict[str, object]:
-    """Return the arguments that an action calls its tool with; :func:`action_of` makes the same action of them."""
+    """Return the arguments of an action's tool call; :func:`action_of` is the inverse."""
     if isinstance(action, Bash | Submit):
         return {one.name: getattr(action, one.name) for one in fields(action)}
     values = {one.name: getattr(action, one.name) for one in fields(action)}
@@ -121,11 +121,11 @@ def arguments_of(action: Action) -> dict[str, object]:
 
 
 def action_of(name: str, arguments: Mapping[str, object]) -> Action:
-    """Return the action that a call of a tool stands for.
+    """Return the action of a tool call.
 
     Args:
         name: the tool.
-        arguments: its arguments, as they were decoded.
+        arguments: its decoded arguments.
 
     Raises:
         FormatError: there is no such tool, or it does not take these arguments.
@@ -146,7 +146,7 @@ def action_of(name: str, arguments: Mapping[str, object]) -> Action:
 
 
 def _edit(verb: str, arguments: Mapping[str, object]) -> Edit:
-    """Read the arguments that a command of the editor needs; those of its other commands may be there too."""
+    """Read the arguments of an editor command; arguments of its other commands are ignored."""
     path = _text(arguments, "path", verb, blank=False)
     match verb:
         case "view":
@@ -175,7 +175,7 @@ def _text(arguments: Mapping[str, object], name: str, place: str, *, blank: bool
         raise FormatError(f"{place}: the parameter {name!r} has a NUL character in it.")
     try:
         value.encode("utf-8")
-    except UnicodeEncodeError:  # JSON can spell half a surrogate pair
+    except UnicodeEncodeError:  # JSON can contain unpaired surrogates
         raise FormatError(f"{place}: the parameter {name!r} has a character in it that UTF-8 cannot encode.") from None
     return value
 
@@ -229,7 +229,7 @@ TOOLS: tuple[Mapping[str, object], ...] = (
     ),
     _tool(SUBMIT, "Submit the repository as it is now. This ends your work.", ()),
 )
-"""The tools, as the chat completions API takes them."""
+"""The tools in the chat completions API's format."""
 
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     BASH: ("command",),

@@ -1,4 +1,4 @@
-"""The bash agent: a model, a shell, an edit tool. Its history only grows; what it does is in the session's record."""
+"""The bash agent: a model with a shell and an edit tool. Its history only grows; the session records its steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _STATE = {
 
 
 class BashAgent:
-    """Asks the model for an action, does it, tells what came of it; until the model submits or a limit is reached.
+    """Repeats: get an action from the model, perform it, report the result; until a submission or a limit.
 
     Args:
-        options: how; the defaults if None.
+        options: its options; the defaults if None.
 
     Raises:
-        InvalidValue: a prompt cannot be used.
+        InvalidValue: a prompt is unreadable or malformed.
     """
 
     name = "bash"
@@ -37,12 +37,12 @@ class BashAgent:
         self._prompts = Prompts.load(self._options.action_format, self._options.prompt)
 
     async def run(self, task: Task, session: Session) -> Ending:
-        """Work on a task. Of the task, the model reads the problem statement alone.
+        """Work on a task; the model sees only its problem statement.
 
         Raises:
             SandboxGone: the sandbox has ended.
             LimitReached: a limit of the rollout ended it.
-            ModelError: the model did not answer.
+            ModelError: the model gave no usable response.
         """
         session.say(*self._opening(task, session))
         errors = 0
@@ -63,7 +63,7 @@ class BashAgent:
                     session.say(self._format.observe(completion.message, number, observation))
         finally:
             await session.close()
-        return Ending(EXIT_FORMAT, f"{errors} answers in a row held no valid action")
+        return Ending(EXIT_FORMAT, f"{errors} responses in a row had no valid action")
 
     def _opening(self, task: Task, session: Session) -> list[Message]:
         workdir = str(session.box.image.workdir)
@@ -78,7 +78,7 @@ class BashAgent:
         return [Message("system", system)] * bool(system) + [Message("user", first)]
 
     def _read(self, completion: Completion) -> tuple[Action, ...]:
-        if completion.finish_reason == "length":  # what looks whole may not be: nothing of it is done
+        if completion.finish_reason == "length":  # even an action that looks complete may be truncated
             raise FormatError("Your answer was too long and was cut off. Think and write less at once.")
         return self._format.parse(completion.message)
 
@@ -97,5 +97,5 @@ class BashAgent:
 
 
 def _with_warning(text: str, session: Session) -> str:
-    told = warning(session.left(), session.limits)
-    return f"{text}\n{told}" if told else text
+    line = warning(session.left(), session.limits)
+    return f"{text}\n{line}" if line else text

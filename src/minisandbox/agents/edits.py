@@ -1,6 +1,6 @@
-"""Edits: the edit tool's actions, carried out by a sandbox's file verbs. No path is looked at outside of the sandbox.
+"""Edits: perform the edit tool's actions with a sandbox's file operations. No path is resolved on the host.
 
-Files are bytes to it that mean UTF-8 mostly; what does not is kept as it is (PEP 383). Lines end where a newline is.
+Files are decoded as UTF-8; other bytes are preserved (PEP 383). Lines end at newlines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minisandbox.errors import FileAccessError, MiniSandboxError
 from minisandbox.types import FileInfo, FileType, MiB
 
 MAX_FILE = 4 * MiB
-"""Larger files are left to commands."""
+"""Maximum bytes of a file; larger files need commands."""
 
 _AROUND = 4
 _MOST_ENTRIES = 1000
@@ -32,13 +32,13 @@ _MOST_PLACES = 10
 
 
 class EditError(MiniSandboxError):
-    """An edit that cannot be made. Its text is for the model that wanted it."""
+    """An edit is impossible. The message is for the model that requested it."""
 
     exit_code = 48
 
 
-class FileVerbs(Protocol):
-    """What is used of :class:`.AsyncFiles`."""
+class FileOperations(Protocol):
+    """The methods used of :class:`.AsyncFiles`."""
 
     async def read_bytes(self, path: str, *, limit: int | None) -> bytes:
         """Read a file."""
@@ -49,7 +49,7 @@ class FileVerbs(Protocol):
         ...
 
     async def stat(self, path: str) -> FileInfo:
-        """Look at a path."""
+        """Return a path's metadata."""
         ...
 
     async def list(self, path: str) -> tuple[FileInfo, ...]:
@@ -57,17 +57,17 @@ class FileVerbs(Protocol):
         ...
 
     async def exists(self, path: str) -> bool:
-        """Whether something is there."""
+        """Return whether a path exists."""
         ...
 
 
 def command_of(edit: Edit) -> tuple[str, str]:
-    """Return what a record has for an edit: the tool and its arguments as JSON. A replay reads it again."""
+    """Return the record of an edit, which a replay reads: the tool, and its arguments as JSON."""
     return EDITOR, json.dumps(arguments_of(edit))
 
 
 def edit_of(command: object) -> Edit | None:
-    """Return the edit that a recorded command stands for, or None where it is a command like any other."""
+    """Return the edit of a recorded command, or None for any other command."""
     if not isinstance(command, tuple) or len(command) != 2 or command[0] != EDITOR:
         return None
     try:
@@ -78,14 +78,14 @@ def edit_of(command: object) -> Edit | None:
     return edit if isinstance(edit, Edit) else None
 
 
-async def carry_out(edit: Edit, files: FileVerbs) -> str:
-    """Make an edit.
+async def carry_out(edit: Edit, files: FileOperations) -> str:
+    """Perform an edit.
 
     Returns:
-        What to tell of it: the file's lines, or those around what has changed.
+        The report for the model: the file's lines, or those around the change.
 
     Raises:
-        EditError: it cannot be made; nothing has changed.
+        EditError: it is impossible; nothing has changed.
         SandboxGone: the sandbox has ended.
     """
     try:
@@ -102,7 +102,7 @@ async def carry_out(edit: Edit, files: FileVerbs) -> str:
         raise EditError(error.what) from error
 
 
-async def _view(edit: View, files: FileVerbs) -> str:
+async def _view(edit: View, files: FileOperations) -> str:
     if (await files.stat(edit.path)).type is FileType.DIRECTORY:
         if edit.view_range is not None:
             raise EditError(f"{edit.path} is a directory: it has no lines")
@@ -123,7 +123,7 @@ def _listing(entries: tuple[FileInfo, ...]) -> str:
     return _shown("\n".join(names + more)) or "an empty directory"
 
 
-async def _create(edit: Create, files: FileVerbs) -> str:
+async def _create(edit: Create, files: FileOperations) -> str:
     if await files.exists(edit.path):
         raise EditError(f"{edit.path} exists already; replace a text in it, or write it with a command")
     text = _ended(edit.file_text)
@@ -131,7 +131,7 @@ async def _create(edit: Create, files: FileVerbs) -> str:
     return f"{edit.path} was created, with {len(_lines(text))} lines"
 
 
-async def _replace(edit: StrReplace, files: FileVerbs) -> str:
+async def _replace(edit: StrReplace, files: FileOperations) -> str:
     text = await _read(edit.path, files)
     places = _places(text, edit.old_str)
     at = next(places, None)
@@ -145,7 +145,7 @@ async def _replace(edit: StrReplace, files: FileVerbs) -> str:
 
 
 def _places(text: str, part: str) -> Iterator[int]:
-    """Where a text begins in another; occurrences that overlap count once."""
+    """Yield the positions of a text in another, without overlaps."""
     at = text.find(part)
     while at >= 0:
         yield at
@@ -164,7 +164,7 @@ def _ambiguous(edit: StrReplace, text: str) -> str:
     return f"{edit.path} holds the old text at lines {', '.join(lines)}; take in more lines, so that it is there once"
 
 
-async def _insert(edit: Insert, files: FileVerbs) -> str:
+async def _insert(edit: Insert, files: FileOperations) -> str:
     text = await _read(edit.path, files)
     lines = text.split("\n")
     count = len(_lines(text))
@@ -176,14 +176,14 @@ async def _insert(edit: Insert, files: FileVerbs) -> str:
     return _around(edit.path, before + added + after, len(before), len(added))
 
 
-async def _read(path: str, files: FileVerbs) -> str:
+async def _read(path: str, files: FileOperations) -> str:
     data = await files.read_bytes(path, limit=MAX_FILE)
     if b"\0" in data:
         raise EditError(f"{path} is a binary file; use a command")
     return data.decode("utf-8", "surrogateescape")
 
 
-async def _write(path: str, text: str, files: FileVerbs) -> None:
+async def _write(path: str, text: str, files: FileOperations) -> None:
     data = text.encode("utf-8", "surrogateescape")
     if len(data) > MAX_FILE:
         raise EditError(f"{path} would have more than {MAX_FILE} bytes; use a command")
@@ -199,7 +199,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _around(path: str, text: str, at: int, length: int) -> str:
-    """Return the lines of a change, and some before and after."""
+    """Return the changed lines with some lines of context."""
     first = text.count("\n", 0, at) + 1
     last = first + text.count("\n", at, at + length)
     lines = _lines(text)
@@ -213,5 +213,5 @@ def _numbered(lines: list[str], first: int) -> str:
 
 
 def _shown(text: str) -> str:
-    """A file's text as one can send it; bytes that are not UTF-8 become U+FFFD."""
+    """Return a file's text with bytes that are not UTF-8 as U+FFFD, so that it can be sent."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The empty agent: does nothing. Its rollouts measure everything else."""
+"""The empty agent does nothing: its rollouts measure the time of everything else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from minisandbox.tasks import Task
 
 
 class EmptyAgent:
-    """Submits the repository as it found it."""
+    """Submits the unchanged repository."""
 
     name = "empty"
     needs_model = False

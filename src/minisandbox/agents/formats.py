@@ -1,7 +1,7 @@
-"""Action formats: how a model's answer says what is to be done, and how it is told what came of it.
+"""Action formats: how a model's responses express actions, and how results are reported to it.
 
-Every parser reads an answer once from the front to the back, without regular expressions: however long or odd an answer
-is, reading it takes time in proportion to its length.
+Every parser reads a response once, front to back, without regular expressions, so that parsing takes linear time for
+any input.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from minisandbox.models import Message
 
 
 class ActionFormat(Protocol):
-    """A way to say actions.
+    """A format for actions in responses.
 
     Attributes:
-        name: what options call it.
-        reminder: a sentence for a model that did not keep to it.
+        name: its name in options.
+        reminder: a sentence for a model that did not follow it.
     """
 
     name: str
@@ -29,31 +29,31 @@ class ActionFormat(Protocol):
 
     @property
     def tools(self) -> tuple[Mapping[str, object], ...]:
-        """What the model may call, for the request."""
+        """The tools for the request."""
         ...
 
     def parse(self, message: Message) -> tuple[Action, ...]:
-        """Return the actions of an answer, in order; at least one.
+        """Return the actions of a response, in order; at least one.
 
         Raises:
-            FormatError: there is none, there are too many, or one cannot be understood.
+            FormatError: it has no actions, too many, or a malformed one.
         """
         ...
 
     def render(self, *actions: Action) -> Message:
-        """Return an answer that says these actions; :meth:`parse` reads the same from it.
+        """Return a response with these actions; :meth:`parse` is the inverse.
 
         Raises:
-            FormatError: this format cannot say them.
+            FormatError: this format cannot express them.
         """
         ...
 
     def observe(self, message: Message, number: int, text: str) -> Message:
-        """Return what tells the model what came of the action of that number in its answer."""
+        """Return the message that reports the result of the response's action of this number."""
         ...
 
     def correct(self, message: Message, text: str) -> tuple[Message, ...]:
-        """Return what tells the model that nothing of its answer was done, and why."""
+        """Return the messages that tell the model why none of its response was performed."""
         ...
 
 

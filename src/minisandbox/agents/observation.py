@@ -1,4 +1,4 @@
-"""Observations: what a model is told of what it did."""
+"""Observations: the reports of results to a model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SHARE = 0.1
 
 
 def of_command(result: ExecResult, *, limit: int, timeout: float) -> str:
-    """Return what is said of a command.
+    """Return the report of a command's result.
 
     Args:
-        result: its fate.
-        limit: most characters of its output; of more, the beginning and the end are kept.
-        timeout: seconds that it had.
+        result: the result.
+        limit: maximum characters of output; the head and tail of longer output are kept.
+        timeout: the command's time limit in seconds.
     """
     streams = [(name, text) for name, text in (("stdout", result.stdout), ("stderr", result.stderr)) if text]
     head = f"no answer within {timeout:g} s: killed" if result.outcome is Outcome.TIMEOUT else result.fate
@@ -41,15 +41,15 @@ def of_command(result: ExecResult, *, limit: int, timeout: float) -> str:
 
 
 def _shares(lengths: list[int], limit: int) -> list[int]:
-    """Divide a number of characters among texts: what a short one leaves goes to the long one."""
+    """Divide a number of characters among texts; short texts leave their rest to long ones."""
     half = limit // len(lengths) if lengths else 0
     spare = sum(max(0, half - length) for length in lengths)
     return [half + spare if length > half else half for length in lengths]
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return a text of so many characters at most, and a line that counts what is missing in its middle."""
-    text = text.replace("\0", "\ufffd")  # engines written in C end a text there
+    """Return a text of at most ``limit`` characters, plus a line that counts the characters missing in its middle."""
+    text = text.replace("\0", "\ufffd")  # engines written in C truncate text there
     if len(text) <= limit:
         return text
     head, tail = limit - limit // 2, limit // 2
@@ -59,13 +59,13 @@ def shortened(text: str, limit: int) -> str:
 
 
 def warning(left: Mapping[LimitName, float], limits: AgentLimits) -> str:
-    """Return a line that names the limits that are nearly reached, or "" if there are none.
+    """Return a line that names the limits that are nearly reached, or "" without one.
 
-    Seconds are not told: a policy would read the load of this machine, and no rollout could be repeated.
+    Time is not reported: a policy would observe the load of this machine, and rollouts would not be reproducible.
     """
-    told = [_UNITS[name].format(amount) for name, amount in left.items() if _is_little(name, amount, limits)]
-    told = ["1 step" if one == "1 steps" else one for one in told]
-    return f"[only {', '.join(told)} left: submit before that]" if told else ""
+    low = [_UNITS[name].format(amount) for name, amount in left.items() if _is_little(name, amount, limits)]
+    low = ["1 step" if one == "1 steps" else one for one in low]
+    return f"[only {', '.join(low)} left: submit before that]" if low else ""
 
 
 def _is_little(name: LimitName, amount: float, limits: AgentLimits) -> bool:

@@ -1,4 +1,4 @@
-"""What can be chosen about agents: one definition for the command line, configuration files and the documentation."""
+"""The options of agents: one definition for the command line, configuration files and the documentation."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ SHELLS = ("stateless", "stateful")
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """Options of the agents that come with the package, and what is handed to one of your own.
+    """The options of the package's agents, and the arguments of an imported one.
 
     Attributes:
-        action_format: how the model says its actions: ``text``, ``tool`` or ``xml``.
-        prompt: a file for the task's message, or a directory with prompts; the package's own if None.
-        shell: ``stateless``: every command gets a shell of its own; ``stateful``: all share one.
-        command_timeout: seconds a command may take.
-        observation_chars: most characters of a command's output that the model sees.
-        format_errors: how many answers without a valid action, one after the other, end a rollout.
-        recording: what ``replay`` plays.
-        extra: keyword arguments of an agent that is given by its import path.
+        action_format: the format of the model's actions: ``text``, ``tool`` or ``xml``.
+        prompt: a file with the task's message, or a directory with prompts; None: the package's own.
+        shell: ``stateless``: a new shell per command; ``stateful``: one shell for all.
+        command_timeout: time limit of a command in seconds.
+        observation_chars: maximum characters of a command's output that the model sees.
+        format_errors: how many responses in a row without a valid action end a rollout.
+        recording: the recording for ``replay``.
+        extra: keyword arguments of an agent given by its import path.
     """
 
     action_format: str = field(
-        default="text", metadata={"choices": tuple(FORMATS), "help": "how the model says its actions"}
+        default="text", metadata={"choices": tuple(FORMATS), "help": "format of the model's actions"}
     )
     prompt: Path | None = field(
         default=None,
-        metadata={"metavar": "PATH", "help": "a file for the task's message, or a directory with prompts"},
+        metadata={"metavar": "PATH", "help": "a file with the task's message, or a directory with prompts"},
     )
     shell: str = field(
         default="stateless",
-        metadata={"choices": SHELLS, "help": "whether directory and variables last from one command to the next"},
+        metadata={"choices": SHELLS, "help": "whether commands share directory and variables"},
     )
-    command_timeout: float = field(default=120.0, metadata={"metavar": "SECONDS", "help": "what a command may take"})
+    command_timeout: float = field(default=120.0, metadata={"metavar": "SECONDS", "help": "time limit of a command"})
     observation_chars: int = field(
-        default=10_000, metadata={"metavar": "N", "help": "characters of an output that the model sees at most"}
+        default=10_000, metadata={"metavar": "N", "help": "maximum characters of output that the model sees"}
     )
     format_errors: int = field(
-        default=3, metadata={"metavar": "N", "help": "answers in a row without a valid action that end a rollout"}
+        default=3, metadata={"metavar": "N", "help": "responses in a row without a valid action that end a rollout"}
     )
     recording: Path | None = field(
         default=None,
-        metadata={"metavar": "PATH", "help": "what replay plays: a list of commands, a trajectory, or a run"},
+        metadata={"metavar": "PATH", "help": "recording for replay: a list of commands, a trajectory, or a run"},
     )
     extra: Mapping[str, str] = field(
         default_factory=dict,
@@ -59,9 +59,9 @@ class AgentOptions:
     def __post_init__(self) -> None:
         for name, known in (("action_format", tuple(FORMATS)), ("shell", SHELLS)):
             if getattr(self, name) not in known:
-                raise InvalidValue(f"{name} is {getattr(self, name)!r}", hint=f"one of {', '.join(known)}")
+                raise InvalidValue(f"{name} is {getattr(self, name)!r}", hint=f"use one of {', '.join(known)}")
         if not 0 < self.command_timeout <= 86_400:
-            raise InvalidValue(f"command_timeout is {self.command_timeout!r}", hint="give seconds, at most a day")
+            raise InvalidValue(f"command_timeout is {self.command_timeout!r}", hint="give seconds, up to 86400")
         for name, least in (("observation_chars", 100), ("format_errors", 1)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
@@ -77,10 +77,10 @@ T = TypeVar("T", bound="AgentOptions | AgentLimits")
 
 
 def from_mapping(kind: type[T], values: Mapping[str, object]) -> T:
-    """Read what a configuration file has for :class:`AgentOptions` or :class:`.AgentLimits`.
+    """Read :class:`AgentOptions` or :class:`.AgentLimits` from a configuration file's mapping.
 
     Raises:
-        InvalidValue: a key is no option, or a value is of the wrong type or cannot be used.
+        InvalidValue: a key is unknown, or a value is of the wrong type or out of range.
     """
     types = {one.name: str(one.type) for one in fields(kind)}
     read: dict[str, object] = {}
@@ -91,11 +91,11 @@ def from_mapping(kind: type[T], values: Mapping[str, object]) -> T:
         if isinstance(value, bool) or (not isinstance(value, _KINDS[word]) and not (optional and value is None)):
             raise InvalidValue(f"option {name!r} is {value!r}", hint=f"it is of type {types[name]}")
         read[name] = Path(value) if word == "Path" and isinstance(value, str) else value
-    return kind(**read)  # type: ignore[arg-type] # they are of the types that the fields' own annotations name
+    return kind(**read)  # type: ignore[arg-type] # checked against the annotations
 
 
 def to_mapping(options: AgentOptions | AgentLimits) -> dict[str, object]:
-    """Return what :func:`from_mapping` reads, as JSON can hold it: what a run's configuration keeps."""
+    """Return options in JSON types, for a run's configuration; :func:`from_mapping` is the inverse."""
     values = {one.name: getattr(options, one.name) for one in fields(options)}
     return {
         name: str(value) if isinstance(value, Path) else dict(value) if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""The oracle: applies the task's reference."""
+"""The oracle: applies the task's reference patch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TIMEOUT = 120.0
 
 
 class OracleAgent:
-    """Submits the reference. Where the whole pipeline is sound, it resolves every valid task."""
+    """Submits the reference patch. With a sound pipeline, it resolves every valid task."""
 
     name = "oracle"
     needs_model = False
@@ -19,7 +19,7 @@ class OracleAgent:
         """Apply the reference with git.
 
         Raises:
-            LimitReached: the rollout's time is over.
+            LimitReached: the rollout's time limit is reached.
             SandboxGone: the sandbox has ended.
         """
         result = await session.perform(apply_command(task.reference), timeout=_TIMEOUT)
@@ -29,7 +29,7 @@ class OracleAgent:
 
 
 def apply_command(reference: Reference) -> str:
-    """Return the shell command that applies a reference; it holds the patch, so that it can be replayed as it is."""
+    """Return the shell command that applies a reference; it contains the patch, so that it can be replayed."""
     mark = "END_OF_PATCH"
     while mark in reference.patch:
         mark += "_"

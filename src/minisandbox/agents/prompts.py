@@ -1,7 +1,7 @@
-"""Prompts: files with placeholders in braces, and how they are filled in.
+"""Prompts: files with placeholders in braces, and their rendering.
 
-``{name}`` is a placeholder if the name is one; ``{{name}}`` stands for ``{name}``. All other braces, and dollar signs,
-mean themselves. What is filled in is never looked at again, so that an issue may hold anything.
+``{name}`` is a placeholder if the name is an identifier; ``{{name}}`` renders as ``{name}``. All other braces, and
+dollar signs, are literal. Inserted values are not rendered again, so an issue may contain anything.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue
 
 PLACEHOLDERS: Mapping[str, str] = {
-    "problem_statement": "the issue, as the task has it",
+    "problem_statement": "the task's issue",
     "workdir": "the repository's directory",
     "actions": "how actions are written in this action format: the file actions-FORMAT.md",
-    "shell": "whether directory and variables last from one command to the next",
-    "command_timeout": "seconds that a command may take",
+    "shell": "whether commands share directory and variables",
+    "command_timeout": "time limit of a command in seconds",
 }
-"""What a prompt may hold, and what is put in its place."""
+"""The placeholders of prompts, and their values."""
 
 _PLACEHOLDER = re.compile(r"\{(\{[A-Za-z_]\w*\})\}|\{([A-Za-z_]\w*)\}")
 _HERE = Path(__file__).parent / "prompts"
@@ -32,10 +32,10 @@ class Template:
 
     Attributes:
         text: the text.
-        source: where it comes from; what errors call it.
+        source: its file name, for errors.
 
     Raises:
-        InvalidValue: it holds a placeholder that nobody knows.
+        InvalidValue: it has an unknown placeholder.
     """
 
     text: str
@@ -45,8 +45,8 @@ class Template:
         for line, name in self._placeholders():
             if name not in PLACEHOLDERS:
                 raise InvalidValue(
-                    f"{self.source}:{line}: {{{name}}} is no placeholder of prompts",
-                    hint=f"known are {', '.join(PLACEHOLDERS)}; write {{{{{name}}}}} for the text itself",
+                    f"{self.source}:{line}: {{{name}}} is not a known placeholder",
+                    hint=f"use {', '.join(PLACEHOLDERS)}; write {{{{{name}}}}} for the literal text",
                 )
 
     def names(self) -> frozenset[str]:
@@ -64,12 +64,12 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What an agent begins a conversation with.
+    """The first messages of a conversation.
 
     Attributes:
-        system: the system's message; empty for none.
+        system: the system message; empty for none.
         task: the user's first message.
-        actions: what fills in ``{actions}`` in both.
+        actions: the value of ``{actions}`` in both.
     """
 
     system: Template
@@ -78,22 +78,22 @@ class Prompts:
 
     @classmethod
     def load(cls, action_format: str, path: Path | None = None) -> Prompts:
-        """Read them.
+        """Load the prompts.
 
         Args:
             action_format: the action format's name.
-            path: a file, for the user's first message; or a directory with any of ``system.md``, ``task.md`` and
-                ``actions-FORMAT.md``. What it lacks is the package's own.
+            path: a file with the user's first message; or a directory with any of ``system.md``, ``task.md`` and
+                ``actions-FORMAT.md``. The package's own replace missing ones.
 
         Raises:
-            InvalidValue: it cannot be read, has unknown placeholders, or never says what the issue is.
+            InvalidValue: a file cannot be read, has unknown placeholders, or none shows the issue.
         """
         names = ("system.md", "task.md", f"actions-{action_format}.md")
         own: dict[str, Path] = {}
         if path is not None and path.is_dir():
             own = {name: path / name for name in names if (path / name).exists()}
             if not own:
-                raise InvalidValue(f"{path} holds no prompt", hint=f"it may hold {', '.join(names)}")
+                raise InvalidValue(f"{path} has no prompt", hint=f"it may have {', '.join(names)}")
         elif path is not None:
             own = {"task.md": path}
         prompts = cls(*(_read(own.get(name, _HERE / name)) for name in names))
@@ -101,10 +101,10 @@ class Prompts:
         return prompts
 
     def render(self, values: Mapping[str, str]) -> tuple[str, str]:
-        """Return the system's and the user's message.
+        """Return the system message and the user's message.
 
         Args:
-            values: what fills in every placeholder but ``actions``.
+            values: the value of every placeholder but ``actions``.
         """
         whole = {**values, "actions": self.actions.render({**values, "actions": ""}).rstrip("\n")}
         return self.system.render(whole).rstrip("\n"), self.task.render(whole).rstrip("\n")
@@ -112,7 +112,7 @@ class Prompts:
     def _check(self) -> None:
         if "problem_statement" not in self.system.names() | self.task.names():
             raise InvalidValue(
-                f"{self.task.source} does not say what the issue is", hint="put {problem_statement} where it belongs"
+                f"{self.task.source} does not contain the issue", hint="put {problem_statement} where it belongs"
             )
 
 

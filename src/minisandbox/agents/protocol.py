@@ -1,4 +1,4 @@
-"""What an agent is: a name, and a loop over a session."""
+"""The interface of agents: a name, and a loop over a session."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from minisandbox.agents.session import Session
 from minisandbox.tasks import Task
 
 SUBMITTED = "submitted"
-"""The exit status of an agent that ended by itself."""
+"""The exit status of an agent that ended normally."""
 
 EXIT_ERROR = "exit_error"
-"""The exit status of an agent that could not go on."""
+"""The exit status of an agent that could not continue."""
 
 EXIT_FORMAT = "exit_format"
-"""The exit status of an agent whose model did not find back to the format of actions."""
+"""The exit status of an agent whose model wrote too many malformed actions in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an agent's loop ended.
+    """The end of an agent's loop.
 
     Attributes:
-        exit_status: why, in the field's words: ``submitted``, ``exit_error``, ``exit_format`` and so on.
-        detail: the same in a sentence, where there is more to say.
+        exit_status: the reason, in SWE-agent's terms: ``submitted``, ``exit_error``, ``exit_format`` and so on.
+        detail: an explanation, if there is more to say.
     """
 
     exit_status: str = SUBMITTED
@@ -32,28 +32,28 @@ class Ending:
 
 
 class Agent(Protocol):
-    """The policy's loop. One agent serves many rollouts, several at once: it keeps no state of a rollout."""
+    """An agent: the loop around a policy. One instance serves many concurrent rollouts, and keeps no state of them."""
 
     @property
     def name(self) -> str:
-        """What people, logs and trajectories call it."""
+        """Its name in logs and trajectories."""
         ...
 
     @property
     def needs_model(self) -> bool:
-        """Whether it asks a model."""
+        """Whether it uses a model."""
         ...
 
     async def run(self, task: Task, session: Session) -> Ending:
-        """Work on a task until done. The submission is whatever the sandbox's repository then differs by.
+        """Work on a task until done. The submission is the changes in the sandbox's repository.
 
         Args:
-            task: the task; an honest agent reads its problem statement only.
-            session: the sandbox and the model; what goes through it is recorded.
+            task: the task; an honest agent reads only its problem statement.
+            session: the sandbox and the model; everything done through it is recorded.
 
         Raises:
             SandboxGone: the sandbox has ended.
             LimitReached: a limit of the rollout ended it.
-            ModelError: the model did not answer.
+            ModelError: the model gave no usable response.
         """
         ...

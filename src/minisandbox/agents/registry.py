@@ -1,4 +1,4 @@
-"""Which agents there are: those of the package by name, others by import path."""
+"""The available agents: the package's own by name, others by import path."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _Entry:
     """An agent of the package.
 
     Attributes:
-        make: makes it.
-        options: the options that it has.
+        make: creates the agent.
+        options: the names of its options.
     """
 
     make: Callable[[AgentOptions], Agent]
@@ -31,7 +31,7 @@ class _Entry:
 
 def _replay(options: AgentOptions) -> Agent:
     if options.recording is None:
-        raise InvalidValue("the replay agent needs a recording", hint="--agent replay --recording PATH")
+        raise InvalidValue("the replay agent needs a recording", hint="add --recording PATH")
     return ReplayAgent.load(options.recording)
 
 
@@ -48,26 +48,26 @@ AGENTS = tuple(_AGENTS)
 
 
 def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
-    """Return an agent.
+    """Create an agent.
 
     Args:
         name: ``bash``, ``oracle``, ``empty``, ``replay`` or ``word-edit``; or ``package.module:Class``, whose class
             (or function) is called with ``options.extra`` as keyword arguments.
-        options: how it is to work.
+        options: its options.
 
     Raises:
         NotFound: there is no such agent.
-        InvalidValue: an option is not one of this agent's, or cannot be used.
+        InvalidValue: the agent has no such option, or its value is invalid.
     """
     options = options or AgentOptions()
     entry = _AGENTS.get(name)
     known = entry.options if entry else frozenset({"extra"})
     if entry is None and ":" not in name:
-        raise NotFound(f"no agent is called {name!r}", hint=f"{', '.join(AGENTS)}, or package.module:Class")
+        raise NotFound(f"there is no agent {name!r}", hint=f"use {', '.join(AGENTS)}, or package.module:Class")
     foreign = sorted(options.given() - known)
     if foreign:
         option = "agent_option" if foreign[0] == "extra" else foreign[0]
-        hint = f"it has {', '.join(sorted(known))}" if known else "leave it out"
+        hint = f"its options are {', '.join(sorted(known))}" if known else "leave it out"
         raise InvalidValue(f"the agent {name!r} has no option {option!r}", hint=hint)
     return entry.make(options) if entry else _imported(name, options)
 
@@ -76,26 +76,26 @@ def _imported(name: str, options: AgentOptions) -> Agent:
     module, _, attribute = name.partition(":")
     try:
         make = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # the module is somebody's program
+    except Exception as error:  # the module is the user's code
         raise NotFound(
-            f"the agent {name!r} cannot be imported: {_said(error)}",
+            f"the agent {name!r} cannot be imported: {_shown(error)}",
             hint="its directory must be on PYTHONPATH; the form is package.module:Class",
         ) from error
     try:
         agent = make(**options.extra)
     except MiniSandboxError:
         raise
-    except Exception as error:  # as above: texts that it cannot use, above all
+    except Exception as error:  # as above: probably an argument it cannot parse
         raise InvalidValue(
-            f"the agent {name!r} cannot be made: {_said(error)}", hint="give --agent-option NAME=VALUE"
+            f"the agent {name!r} cannot be created: {_shown(error)}", hint="check --agent-option NAME=VALUE"
         ) from error
     missing = [word for word in ("name", "needs_model", "run") if not hasattr(agent, word)]
     if missing:
-        raise InvalidValue(f"{name!r} is no agent: it has no {missing[0]!r}", hint="docs/how-to/write-an-agent.md")
+        raise InvalidValue(f"{name!r} is not an agent: it has no {missing[0]!r}", hint="docs/how-to/write-an-agent.md")
     made: Agent = agent
     return made
 
 
-def _said(error: Exception) -> str:
-    """What an error of somebody's program says, with its class where it is not the usual one of such a call."""
+def _shown(error: Exception) -> str:
+    """Return an error's text, with its class unless that is usual for such a call."""
     return str(error) if isinstance(error, ImportError | AttributeError | TypeError) else repr(error)

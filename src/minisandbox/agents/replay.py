@@ -1,4 +1,4 @@
-"""Replay: plays recorded commands, from a list or from what another agent did."""
+"""The replay agent: runs the commands of a list or of another agent's recording."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from minisandbox.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class InShell:
-    """A command that ran in the session's shell, which keeps its state from one to the next.
+    """A command for the session's shell, which keeps its state between commands.
 
     Attributes:
-        script: what it ran.
+        script: the shell text.
     """
 
     script: str
@@ -29,12 +29,12 @@ Command = str | tuple[str, ...] | InShell
 
 
 class ReplayAgent:
-    """Plays commands one after the other. A command's failure is recorded and does not stop it.
+    """Runs recorded commands one after the other; a failed command does not stop it.
 
     Args:
-        commands: what to play for every task that has no commands of its own; None: such a task is an error.
-        per_task: commands of single tasks, by instance id.
-        timeout: seconds each command may take.
+        commands: the commands for tasks without their own; None: such a task is an error.
+        per_task: commands by instance id.
+        timeout: time limit of each command in seconds.
     """
 
     name = "replay"
@@ -53,15 +53,15 @@ class ReplayAgent:
 
     @classmethod
     def load(cls, path: Path, *, timeout: float = 300.0) -> ReplayAgent:
-        """Read what to play.
+        """Load a recording.
 
         Args:
-            path: a JSON file with a list of commands (texts, or lists of arguments), a trajectory, or a directory of
-                trajectories, or of a run (each is played for its own task; of several attempts, the first).
-            timeout: seconds each command may take.
+            path: a JSON file with a list of commands (strings, or lists of arguments), a trajectory, or a directory of
+                trajectories or of a run (each is for its own task; the first of several attempts).
+            timeout: time limit of each command in seconds.
 
         Raises:
-            InvalidValue: it cannot be read, or is none of these.
+            InvalidValue: it cannot be read, or is something else.
         """
         if path.is_dir():
             path = path / "trajectories" if (path / "trajectories").is_dir() else path
@@ -73,17 +73,17 @@ class ReplayAgent:
         return cls(_commands(value, path), timeout=timeout)
 
     async def run(self, task: Task, session: Session) -> Ending:
-        """Play the commands.
+        """Run the commands.
 
         Raises:
-            NotFound: there are none for this task.
-            LimitReached: the rollout's time is over.
+            NotFound: there is no recording for this task.
+            LimitReached: the rollout's time limit is reached.
             SandboxGone: the sandbox has ended.
         """
         commands = self._per_task.get(task.instance_id, self._commands)
         if commands is None:
             known = ", ".join(sorted(self._per_task)[:3])
-            raise NotFound(f"nothing was recorded for {task.instance_id!r}", hint=f"recorded are {known or 'none'}")
+            raise NotFound(f"there is no recording for {task.instance_id!r}", hint=f"recorded are {known or 'none'}")
         try:
             for command in commands:
                 await self._play(command, session)
@@ -113,12 +113,12 @@ def _read(path: Path) -> object:
 
 
 def _recorded(path: Path) -> tuple[str, tuple[Command, ...]]:
-    """Return a trajectory's task and commands. The file's schema belongs to ``trajectories``; only these are read."""
+    """Return a trajectory's task and commands, without parsing the rest, whose schema belongs to ``trajectories``."""
     value = _read(path)
     steps = value.get("steps") if isinstance(value, dict) else None
     task = value.get("instance_id") if isinstance(value, dict) else None
     if not isinstance(steps, list) or not isinstance(task, str) or not all(isinstance(step, dict) for step in steps):
-        raise InvalidValue(f"{path} is not a trajectory", hint='a list of commands is played too: ["ls", "make"]')
+        raise InvalidValue(f"{path} is not a trajectory", hint='a list of commands is fine too: ["ls", "make"]')
     commands = _commands([step.get("command") for step in steps], path)
     stateful = [step.get("stateful") is True for step in steps]
     return task, tuple(
@@ -129,7 +129,7 @@ def _recorded(path: Path) -> tuple[str, tuple[Command, ...]]:
 
 def _commands(value: object, path: Path) -> tuple[Command, ...]:
     if not isinstance(value, list):
-        raise InvalidValue(f"{path} holds neither commands nor a trajectory", hint='write ["ls", "make"], for instance')
+        raise InvalidValue(f"{path} is neither a list of commands nor a trajectory", hint='for instance ["ls", "make"]')
     return tuple(_command(entry, f"{path}: command {number}") for number, entry in enumerate(value, start=1))
 
 
@@ -138,5 +138,5 @@ def _command(entry: object, place: str) -> Command:
         return entry
     parts = tuple(part for part in entry if isinstance(part, str)) if isinstance(entry, list) else ()
     if not parts or not isinstance(entry, list) or len(parts) != len(entry) or any("\0" in part for part in parts):
-        raise InvalidValue(f"{place} is neither a text nor a list of texts", hint="NUL bytes cannot be in it either")
+        raise InvalidValue(f"{place} is neither a string nor a list of strings", hint="without NUL characters")
     return parts

@@ -1,7 +1,7 @@
-"""The text format: one fenced block in each answer, for models without a template for tools.
+"""The text format: one fenced block per response, for models without a tool template.
 
 A block begins with a line of three or more backticks and a word, and ends with a line of at least as many backticks.
-Blocks with other words, or none, are part of the model's thoughts.
+Blocks with other words, or without one, are part of the model's thoughts.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class TextFormat:
 
     @property
     def tools(self) -> tuple[Mapping[str, object], ...]:
-        """None."""
+        """No tools."""
         return ()
 
     def parse(self, message: Message) -> tuple[Action, ...]:
-        """Return the answer's one action.
+        """Return the response's one action.
 
         Raises:
-            FormatError: there is none, there are several, or it cannot be understood.
+            FormatError: it has no action, several, or a malformed one.
         """
         found = [(word, lines) for word, lines in _blocks(without_thought(message.content)) if word in _WORDS]
         if len(found) != 1:
@@ -61,42 +61,42 @@ class TextFormat:
         return (Submit(),)
 
     def render(self, *actions: Action) -> Message:
-        """Return an answer with that one action.
+        """Return a response with one action.
 
         Raises:
-            FormatError: they are not one.
+            FormatError: there is not exactly one.
         """
         if len(actions) != 1:
-            raise FormatError(f"an answer in this format has one action, not {len(actions)}")
-        word, body = _said(actions[0])
+            raise FormatError(f"a response in this format has one action, not {len(actions)}")
+        word, body = _block_of(actions[0])
         lines = body.split("\n") if body else []
         longest = max((_fence(line)[0] for line in lines if not _fence(line)[1]), default=0)
         fence = "`" * max(3, longest + 1)
         return Message("assistant", "\n".join([fence + word, *lines, fence]))
 
     def observe(self, message: Message, number: int, text: str) -> Message:
-        """Return the user's message that tells what came of it."""
+        """Return the user message that reports a result."""
         del message, number
         return Message("user", text)
 
     def correct(self, message: Message, text: str) -> tuple[Message, ...]:
-        """Return the user's message that says what is wrong."""
+        """Return the user message with a correction."""
         del message
         return (Message("user", text),)
 
 
 def without_thought(text: str) -> str:
-    """Return an answer without the thoughts in front that the engine has not parsed off itself."""
+    """Return a response without leading thoughts that the engine left in the text."""
     if text.lstrip().startswith(_THOUGHT[0]):
         return text.partition(_THOUGHT[1])[2]
     return text
 
 
 def beside_action(text: str) -> str:
-    """Return what an answer says beside its action: the text before its block, and after it.
+    """Return a response's text before and after its action.
 
     Args:
-        text: an answer that :meth:`TextFormat.parse` can read.
+        text: a response that :meth:`TextFormat.parse` accepts.
     """
     lines = text.split("\n")
     start, end = next(((start, end) for word, start, end in _spans(lines) if word in _WORDS), (len(lines) + 1, 0))
@@ -105,20 +105,20 @@ def beside_action(text: str) -> str:
 
 
 def _fence(line: str) -> tuple[int, str]:
-    """Return how many backticks a line begins with, and what follows."""
+    """Return the number of backticks at the start of a line, and the rest."""
     rest = line.lstrip("`")
     return len(line) - len(rest), rest.strip()
 
 
 def _blocks(text: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """The fenced blocks of a text: the word at the fence, and the lines."""
+    """Yield the fenced blocks of a text: the word at the fence, and the lines."""
     lines = text.split("\n")
     for word, start, end in _spans(lines):
         yield word, lines[start:end]
 
 
 def _spans(lines: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """The same of lines: the word, and where the block's lines begin and end, between the fences."""
+    """Yield the fenced blocks of lines: the word, and the start and end of the lines between the fences."""
     opened, word, start = 0, "", 0
     for number, line in enumerate(lines):
         if not line.startswith("```"):
@@ -127,7 +127,7 @@ def _spans(lines: Sequence[str]) -> Iterator[tuple[str, int, int]]:
         if opened and length >= opened and not rest:
             yield word, start, number
             opened = 0
-        elif not opened and "`" not in rest:  # ```like this``` is no fence
+        elif not opened and "`" not in rest:  # ```like this``` is not a fence
             opened, word, start = length, rest, number + 1
     if opened:
         raise FormatError(
@@ -205,11 +205,11 @@ def _search_and_replace(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[s
     return body[1 : marks[0]], body[marks[0] + 1 : -1]
 
 
-# --- saying them -----------------------------------------------------------------------------------------------------
+# --- rendering --------------------------------------------------------------------------------------------------------
 
 
-def _said(action: Action) -> tuple[str, str]:
-    """Return the word at the fence, and the block's text."""
+def _block_of(action: Action) -> tuple[str, str]:
+    """Return an action's word at the fence, and the block's text."""
     match action:
         case Bash(command):
             return BASH, command

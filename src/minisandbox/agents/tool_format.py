@@ -1,4 +1,4 @@
-"""The tool format: actions as calls of tools, in OpenAI's layout. An answer may hold several."""
+"""The tool format: actions as tool calls in OpenAI's format. A response may have several."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from minisandbox.agents.actions import BASH, SUBMIT, TOOLS, Action, FormatError,
 from minisandbox.models import Message, ToolCall
 
 MOST_CALLS = 16
-"""Calls in one answer, which is one step of a rollout however many they are."""
+"""Maximum calls in one response, which is one step of a rollout in any case."""
 
 
 class ToolFormat:
-    """Actions as tool calls. One call that cannot be understood keeps all of the answer from being done."""
+    """Actions as tool calls. If one call is malformed, none of the response is performed."""
 
     name = "tool"
     reminder = f"Answer with a call of a tool: {BASH}, or {SUBMIT} when you are done."
 
     @property
     def tools(self) -> tuple[Mapping[str, object], ...]:
-        """The schemas."""
+        """The tools' schemas."""
         return TOOLS
 
     def parse(self, message: Message) -> tuple[Action, ...]:
-        """Return the calls, in order.
+        """Return the response's actions, in order.
 
         Raises:
-            FormatError: there is none, there are too many, or one cannot be understood.
+            FormatError: it has no calls, too many, or a malformed one.
         """
         if not message.tool_calls:
             raise FormatError("Your answer calls no tool.")
@@ -36,7 +36,7 @@ class ToolFormat:
         return tuple(_action(call) for call in message.tool_calls)
 
     def render(self, *actions: Action) -> Message:
-        """Return an answer that calls these, numbered."""
+        """Return a response with these actions as numbered calls."""
         calls = (
             ToolCall(f"call_{number}", name_of(action), json.dumps(arguments_of(action)))
             for number, action in enumerate(actions)
@@ -44,11 +44,11 @@ class ToolFormat:
         return Message("assistant", "", tuple(calls))
 
     def observe(self, message: Message, number: int, text: str) -> Message:
-        """Return the answer to a call."""
+        """Return the tool message with a call's result."""
         return Message("tool", text, tool_call_id=message.tool_calls[number].id)
 
     def correct(self, message: Message, text: str) -> tuple[Message, ...]:
-        """Return an answer to each call, as engines want it, or the user's where there is none."""
+        """Return a tool message for each call, as engines require, or a user message if there was no call."""
         if not message.tool_calls:
             return (Message("user", text),)
         return tuple(Message("tool", text, tool_call_id=call.id) for call in message.tool_calls)

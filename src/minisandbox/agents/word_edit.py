@@ -1,4 +1,4 @@
-"""The word-edit agent: for small models, that repair bugs of one word (:mod:`minisandbox.tasks.mutations`)."""
+"""The word-edit agent: lets small models repair one-word bugs (:mod:`minisandbox.tasks.mutations`)."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from minisandbox.types import MiB
 
 SUBMIT = "submit"
 PASS, FAIL, ERROR = "pass", "fail", "error"
-"""What the model is answered: the tests pass, they do not, or what it wrote cannot be done."""
+"""The observations: the tests pass, the tests fail, or the response is not an applicable edit."""
 
 _LARGEST_SOURCE = MiB
 _TIMEOUT = 60.0
 
 
 class WordEditAgent:
-    """Shows the model a function, line by line, and takes ``OLD -> NEW LINE`` or ``submit``; nothing else is an action.
+    """Shows the model a function with line numbers, and accepts only ``OLD -> NEW LINE`` or ``submit``.
 
-    Each edit is of the function as it was found. After it the tests that the agent can see are run, and their fate is
-    the answer. Where the limit of steps leaves the model no further turn they are not: then its first edit is what it
-    submits, and a rollout is one answer long.
+    Each edit applies to the original function. After it the visible tests run, and their outcome is the observation.
+    If the step limit leaves no further turn, the tests are skipped: the edit is the submission, and a rollout is one
+    response long.
     """
 
     name = "word-edit"
     needs_model = True
 
     async def run(self, task: Task, session: Session) -> Ending:
-        """Work on a task whose problem statement names a function.
+        """Work on a task about a function named in its problem statement.
 
         Raises:
             SandboxGone: the sandbox has ended.
             LimitReached: a limit of the rollout ended it.
-            ModelError: the model did not answer.
+            ModelError: the model gave no usable response.
         """
         place = place_of(task.problem_statement)
         module = None if place is None else await _Module.read(*place, session)
         if module is None:
-            return Ending(EXIT_ERROR, "the problem statement names no function that can be shown")
+            return Ending(EXIT_ERROR, "the problem statement names no readable function")
         session.say(Message("user", module.function.view))
         while True:
             text = (await session.ask()).message.content.strip()
@@ -50,7 +50,7 @@ class WordEditAgent:
                 return Ending()
             done = await module.edit(WordEdit.parse(text))
             if session.left().get("steps", 1) <= 0:
-                return Ending() if done else Ending(EXIT_FORMAT, f"this is no edit of the function: {text[:80]!r}")
+                return Ending() if done else Ending(EXIT_FORMAT, f"not an edit of the function: {text[:80]!r}")
             session.say(Message("user", await self._tested(task, session) if done else ERROR))
 
     async def _tested(self, task: Task, session: Session) -> str:
@@ -59,7 +59,7 @@ class WordEditAgent:
 
 
 class _Module:
-    """A module inside, and the function of it that is repaired."""
+    """A module in the sandbox, and its function to repair."""
 
     def __init__(self, session: Session, path: str, lines: list[str], function: Function) -> None:
         self.function = function
@@ -68,7 +68,7 @@ class _Module:
 
     @classmethod
     async def read(cls, file: str, name: str, session: Session) -> _Module | None:
-        """Read it by the sandbox's verbs; None where there is no such function."""
+        """Read a module through the sandbox; return None if it has no such function."""
         path = str(session.box.image.workdir / file)
         try:
             source = (await session.box.files.read_bytes(path, limit=_LARGEST_SOURCE)).decode()
@@ -78,7 +78,7 @@ class _Module:
         return None if function is None else cls(session, path, source.split("\n"), function)
 
     async def edit(self, edit: WordEdit | None) -> bool:
-        """Take back the edit before this one and make it; False where it is none."""
+        """Replace the previous edit by this one; return False if it is not applicable."""
         lines = None if edit is None else apply_edit(self.function.lines, edit)
         if edit is None or lines is None:
             return False
@@ -90,7 +90,7 @@ class _Module:
 
 
 def _exchange(row: int, text: str) -> str:
-    """The command of sed that makes a line another one."""
+    """Return the sed command that replaces a line."""
     for special in "\\/&":
         text = text.replace(special, f"\\{special}")
     return f"{row}s/^.*$/{text}/"
@@ -98,5 +98,5 @@ def _exchange(row: int, text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _found(source: str, file: str, name: str) -> Function | None:
-    """The rollouts of a group read one module: it is parsed once."""
+    """Find a function in a module; cached because all rollouts of a group read the same module."""
     return find_function(source, file, name)

@@ -1,6 +1,6 @@
-"""The XML format of SWE-smith's models: one ``<function=NAME>`` with its ``<parameter=NAME>`` in each answer.
+"""The XML format of SWE-smith's models: one ``<function=NAME>`` with its ``<parameter=NAME>`` per response.
 
-It is XML by its looks alone: nothing is escaped, and a value ends at the first ``</parameter>``.
+It only resembles XML: nothing is escaped, and a value ends at the first ``</parameter>``.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _NUMBERS = ("insert_line", "view_range")
 
 
 class XmlFormat:
-    """Actions as SWE-agent's ``xml_function_calling`` has them."""
+    """Actions in the format of SWE-agent's ``xml_function_calling``."""
 
     name = "xml"
     reminder = f"Answer with exactly one function call: <function={BASH}>, or <function={SUBMIT}> when you are done."
 
     @property
     def tools(self) -> tuple[Mapping[str, object], ...]:
-        """None: the prompt says what there is."""
+        """No tools: the prompt describes them."""
         return ()
 
     def parse(self, message: Message) -> tuple[Action, ...]:
-        """Return the answer's one action.
+        """Return the response's one action.
 
         Raises:
-            FormatError: there is none, there are several, or it cannot be understood.
+            FormatError: it has no action, several, or a malformed one.
         """
         text = without_thought(message.content)
         start = text.find(_FUNCTION)
@@ -54,34 +54,34 @@ class XmlFormat:
         return (action_of(name, arguments),)
 
     def render(self, *actions: Action) -> Message:
-        """Return an answer that makes that one call.
+        """Return a response with one call.
 
         Raises:
-            FormatError: they are not one, or a value holds what ends values.
+            FormatError: there is not exactly one action, or a value contains the end of a parameter.
         """
         if len(actions) != 1:
-            raise FormatError(f"an answer in this format has one action, not {len(actions)}")
+            raise FormatError(f"a response in this format has one action, not {len(actions)}")
         lines = [f"{_FUNCTION}{name_of(actions[0])}>"]
         for key, value in arguments_of(actions[0]).items():
             text = value if isinstance(value, str) else json.dumps(value)
             if _PARAMETER_END in text:
-                raise FormatError(f"the value of {key!r} holds {_PARAMETER_END}")
+                raise FormatError(f"the value of {key!r} contains {_PARAMETER_END}")
             lines.append(f"{_PARAMETER}{key}>\n{text}\n{_PARAMETER_END}")
         return Message("assistant", "\n".join([*lines, _FUNCTION_END]))
 
     def observe(self, message: Message, number: int, text: str) -> Message:
-        """Return the user's message that tells what came of it."""
+        """Return the user message that reports a result."""
         del message, number
         return Message("user", text)
 
     def correct(self, message: Message, text: str) -> tuple[Message, ...]:
-        """Return the user's message that says what is wrong."""
+        """Return the user message with a correction."""
         del message
         return (Message("user", text),)
 
 
 def _name(text: str, start: int) -> tuple[str, int]:
-    """Return a name up to ``>``, and where it ends."""
+    """Return a name up to ``>``, and the position after it."""
     end = text.find(">", start, start + 100)
     if end < 0:
         raise FormatError(f"{text[start - 10 : start + 20]!r} has no name with a > after it.")
@@ -89,14 +89,14 @@ def _name(text: str, start: int) -> tuple[str, int]:
 
 
 def _next(text: str, position: int) -> int:
-    """Return where the white space from here on ends."""
+    """Return the position after white space."""
     while position < len(text) and text[position].isspace():
         position += 1
     return position
 
 
 def _value(key: str, text: str) -> object:
-    """Return a value without the newlines that set it off; numbers are JSON."""
+    """Return a value without the newlines around it; numbers are parsed as JSON."""
     text = text.removeprefix("\n").removesuffix("\n")
     if key not in _NUMBERS:
         return text

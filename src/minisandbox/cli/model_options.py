@@ -55,7 +55,7 @@ _OPTIONS = (
     _Option("--api-base", ModelOptions, "api_base", str, "URL", "the server's address: http://localhost:8000/v1"),
     _Option("--api-key-env", ModelOptions, "api_key_env", str, "VARIABLE", "the environment variable with its key"),
     _Option("--tokens", ModelOptions, "tokens", str, None,
-            "token ids and log-probabilities, which training needs: require them, take them if available, or ignore",
+            "token ids and log-probabilities, for training; yes requires them, auto takes them if available",
             get_args(TokensWanted)),
     _Option("--temperature", Sampling, "temperature", float, "T", "randomness of sampling; 0: the likeliest token"),
     _Option("--top-p", Sampling, "top_p", float, "P", "sample from the likeliest tokens with this total probability"),
