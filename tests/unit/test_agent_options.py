@@ -206,7 +206,8 @@ def test_what_is_filled_in_is_not_looked_at(text: str) -> None:
 
 def test_unknown_placeholders_are_refused_where_they_stand(tmp_path: Path) -> None:
     (tmp_path / "own.md").write_text("{problem_statement}\n\n{isue}\n")
-    with pytest.raises(InvalidValue, match=re.escape(f"{tmp_path}/own.md:3: {{isue}} is not a known placeholder")) as caught:
+    text = f"{tmp_path}/own.md:3: {{isue}} is not a known placeholder"
+    with pytest.raises(InvalidValue, match=re.escape(text)) as caught:
         Prompts.load("text", tmp_path / "own.md")
     assert "{{isue}}" in str(caught.value)
 
