@@ -121,7 +121,7 @@ def test_what_cannot_be_said_is_told(tmp_path: Path) -> None:
     command("export", tmp_path / "x.jsonl", "--to", "xml", "-o", tmp_path / "y.jsonl")
     said = report(tmp_path / "y.report.json")
     assert (said["kept"], said["reasons"]) == (1, {"cannot_convert": 1})
-    assert said["notes"] == {"prompts that may tell of another style": 1, "rows written": 1}
+    assert said["notes"] == {"prompts that may describe another style": 1, "rows written": 1}
     system = tmp_path / "system.md"
     system.write_text("Call functions.\n")
     command("export", tmp_path / "x.jsonl", "--to", "xml", "-o", tmp_path / "z.jsonl", "--system", system)
@@ -182,7 +182,7 @@ def test_the_mask_of_a_rollout(run: Path, capsys: pytest.CaptureFixture[str]) ->
         (("collect", "RUN", "-o", "OUT", "--min-reward", "much"), 3, "--min-reward"),
         (("collect", "RUN", "-o", "OUT", "--min-reward", "nan"), 3, "--min-reward 'nan' is not a number"),
         (("filter", "RUN", "-o", "OUT", "--repo", "("), 3, "regular expression"),
-        (("balance", "RUN", "-o", "OUT", "--max-per-instance", "0"), 3, "at most 0"),
+        (("balance", "RUN", "-o", "OUT", "--max-per-instance", "0"), 3, "cannot draw 0 per task"),
         (("export", "RUN", "--to", "chat"), 3, "--out"),
         (("export", "RUN", "--to", "parquet", "-o", "OUT"), 3, ".parquet"),
         (("export", "RUN", "--to", "chat", "-o", "OUT", "--system", "OUT"), 3, "--system"),

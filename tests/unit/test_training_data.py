@@ -324,7 +324,7 @@ def test_arguments_in_columns_and_rows_without_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"messages": "["}, "no JSON"),
+        ({"messages": "["}, "not JSON"),
         ({"messages": []}, "no messages"),
         ({"messages": [{"role": "assistant", "content": 1}]}, "message 0"),
         ({"messages": [{"role": "user", "content": "x"}], "instance_id": 3}, "instance_id"),
@@ -357,7 +357,7 @@ def test_chat_rows_are_read_again(tmp_path: Path, name: str) -> None:
 
 def test_a_folder_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("x")
-    with pytest.raises(InvalidValue, match="there already"):
+    with pytest.raises(InvalidValue, match="is not empty"):
         write_rows(tmp_path, [], "chat")
 
 

@@ -24,7 +24,7 @@ from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
 from minisandbox.trajectories.converting import LEFT, STALE, Converter
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.sources import read_examples
-from minisandbox.trajectories.styles import Call, CannotSay, Said, style_of
+from minisandbox.trajectories.styles import Call, CannotSay, ParsedAnswer, style_of
 from minisandbox.trajectories.ticks import command_line
 
 COLLECT = """
@@ -141,7 +141,7 @@ THOUGHTS = st.text(st.sampled_from("ab. \né"), max_size=20).map(str.strip)
 
 @given(st.sampled_from(tuple(ALL_STYLES)), ACTIONS, THOUGHTS)
 def test_what_a_style_writes_it_reads(style: str, action: Any, thought: str) -> None:
-    said = Said(thought, (Call(name_of(action), arguments_of(action)),))
+    said = ParsedAnswer(thought, (Call(name_of(action), arguments_of(action)),))
     try:
         message = ALL_STYLES[style].write(said)
     except CannotSay:
@@ -157,7 +157,7 @@ def test_what_a_style_writes_it_reads(style: str, action: Any, thought: str) -> 
 def test_what_is_written_our_own_agent_reads(action: Any) -> None:
     for style in ("text", "tool", "xml"):
         try:
-            message = ALL_STYLES[style].write(Said("", (Call(name_of(action), arguments_of(action)),)))
+            message = ALL_STYLES[style].write(ParsedAnswer("", (Call(name_of(action), arguments_of(action)),)))
         except CannotSay:
             continue
         assert FORMATS[style].parse(message) == (action,)

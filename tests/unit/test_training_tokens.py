@@ -148,7 +148,7 @@ def test_tokens_are_counted_by_the_template(tokenizer: Tokenizer) -> None:
 
 def test_a_template_that_rewrites_what_came_before_is_refused(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(saved_tokenizer(tmp_path / "t"), chat_template=FORGETFUL)
-    with pytest.raises(TrajectoryError, match="message 4 the chat template writes what came before") as caught:
+    with pytest.raises(TrajectoryError, match="message 4 makes the chat template change earlier text") as caught:
         templated_row(example(), tokenizer)
     assert caught.value.hint is not None
     assert "--chat-template" in caught.value.hint
@@ -157,7 +157,7 @@ def test_a_template_that_rewrites_what_came_before_is_refused(tmp_path: Path) ->
 def test_a_template_that_refuses_a_conversation(tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     tokenizer = open_tokenizer(saved_tokenizer(tmp_path / "t"), chat_template=template)
-    with pytest.raises(InvalidValue, match="refuses") as caught:
+    with pytest.raises(InvalidValue, match="rejects") as caught:
         templated_row(example(), tokenizer)
     assert "roles must alternate" in (caught.value.reason or "")
 
@@ -165,7 +165,7 @@ def test_a_template_that_refuses_a_conversation(tmp_path: Path) -> None:
 def test_tokenizers_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidValue, match="no chat template"):
         open_tokenizer(saved_tokenizer(tmp_path / "t", template=None))
-    with pytest.raises(InvalidValue, match="no tokenizer"):
+    with pytest.raises(InvalidValue, match="cannot open the tokenizer"):
         open_tokenizer(str(tmp_path / "nothing"))
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingExtra, match="transformers"):

@@ -153,7 +153,7 @@ def changed(**fields: object) -> Callable[[Body], object]:
         (changed(steps=None), "steps"),
         (changed(steps=[{"command": "x"}]), "steps[0]"),
         (changed(submission=5), "submission"),
-        (changed(submission="\ud800"), "stand for no bytes"),
+        (changed(submission="\ud800"), "unpaired surrogates"),
         (lambda body: {k: v for k, v in body.items() if k != "agent"}, "lacks the field 'agent'"),
         (lambda body: [body], "not a trajectory"),
     ],

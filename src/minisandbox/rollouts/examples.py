@@ -19,7 +19,7 @@ from minisandbox.trajectories import Trajectory
 from minisandbox.trajectories.converting import STYLES
 from minisandbox.trajectories.example import Example, example_of
 from minisandbox.trajectories.sources import Reading, read_examples
-from minisandbox.trajectories.styles import Call, CannotSay, Said, Style, style_of
+from minisandbox.trajectories.styles import Call, CannotSay, ParsedAnswer, Style, style_of
 
 
 class TextStyle:
@@ -28,7 +28,7 @@ class TextStyle:
     name = "text"
     answers_calls = False
 
-    def read(self, message: Message) -> Said:
+    def read(self, message: Message) -> ParsedAnswer:
         """Return the block's action.
 
         Raises:
@@ -38,20 +38,21 @@ class TextStyle:
             actions = FORMATS["text"].parse(message)
         except FormatError as error:
             raise CannotSay(error.what) from None
-        return Said(beside_action(message.content), tuple(Call(name_of(one), arguments_of(one)) for one in actions))
+        calls = tuple(Call(name_of(one), arguments_of(one)) for one in actions)
+        return ParsedAnswer(beside_action(message.content), calls)
 
-    def write(self, said: Said) -> Message:
+    def write(self, answer: ParsedAnswer) -> Message:
         """Return the thought, and the block below it.
 
         Raises:
             CannotSay: the action has another tool, or there are several.
         """
         try:
-            actions = [action_of(call.name, call.arguments) for call in said.calls]
+            actions = [action_of(call.name, call.arguments) for call in answer.calls]
             block = FORMATS["text"].render(*actions).content
         except FormatError as error:
             raise CannotSay(error.what) from None
-        return Message("assistant", f"{said.thought}\n\n{block}".strip())
+        return Message("assistant", f"{answer.thought}\n\n{block}".strip())
 
 
 ALL_STYLES: Mapping[str, Style] = {"text": TextStyle(), **STYLES}

@@ -1,4 +1,4 @@
-"""Choosing examples: collect, filter and balance. Nothing is dropped without a word in the report."""
+"""Choose examples: collect, filter and balance. The report lists everything dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.reports import Report
 
 Refusal = tuple[str, str]
-"""Why an example is not kept: a reason that programs compare, and a detail for people."""
+"""Why an example is dropped: a machine-readable reason, and a detail for people."""
 
 SUBMITTED = "submitted"
 _HUNK = re.compile(rb"^(@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@).*$", re.MULTILINE)
@@ -21,14 +21,14 @@ _NOISE = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Which rollouts are golden: by default, those that submitted, resolved the task, and were not flagged.
+    """Rules for collecting rollouts. The default keeps those that submitted, resolved the task, and have no flags.
 
     Attributes:
-        min_reward: the least reward; None for any, also where there is none.
-        statuses: exit statuses of which one is needed; empty for any. What no source says is no reason to drop.
-        any_flags: take flagged ones too.
-        agents: names of agents of which one is needed; empty for any.
-        models: the same of models.
+        min_reward: the lowest reward; None accepts any rollout, even without a reward.
+        statuses: accepted exit statuses; empty for any. Examples whose source has no status pass.
+        any_flags: also take flagged examples.
+        agents: accepted agent names; empty for any.
+        models: accepted model names; empty for any.
     """
 
     min_reward: float | None = 1.0
@@ -38,9 +38,9 @@ class Collect:
     models: tuple[str, ...] = ()
 
     def refuse(self, example: Example) -> Refusal | None:
-        """Return why an example is not taken, or None."""
+        """Return why an example is dropped, or None."""
         if not example.turns:
-            return "no_answers", "no model was asked"
+            return "no_answers", "the conversation has no answer of a model"
         if self.statuses and example.exit_status is not None and example.exit_status not in self.statuses:
             return "exit_status", example.exit_status
         return self._by_reward(example) or self._by_name(example)
@@ -61,18 +61,18 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What is left out of what was collected; None for no bound.
+    """Rules for dropping collected examples; None for no bound.
 
     Attributes:
         max_tokens: tokens of the whole conversation.
         max_chars: characters of all messages.
-        min_turns: answers of the model.
-        max_turns: the same.
-        no_flags: leave out what is flagged.
-        flags: kinds of flags, as regular expressions, each a reason to leave it out.
+        min_turns: fewest answers of the model.
+        max_turns: most answers of the model.
+        no_flags: drop flagged examples.
+        flags: regular expressions of flag kinds to drop.
         unique: of several examples of a task with the same submission, keep the first.
-        repo: a regular expression that is found in the repository's name.
-        not_repo: one that is not.
+        repo: a regular expression that must match the repository's name.
+        not_repo: a regular expression that must not match.
     """
 
     max_tokens: int | None = None
@@ -90,19 +90,19 @@ class Filter:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise InvalidValue(f"{pattern!r}: not a regular expression", reason=str(error)) from None
+                raise InvalidValue(f"{pattern!r} is not a regular expression", reason=str(error)) from None
         for name in ("max_tokens", "max_chars", "min_turns", "max_turns"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InvalidValue(f"{name} {value}", hint="give 1 or more")
+                raise InvalidValue(f"{name} is {value}", hint="give 1 or more")
 
 
 class Filtering:
-    """A filter at work: it remembers the submissions that it has seen.
+    """Applies a filter, and remembers the submissions that it has seen.
 
     Args:
-        rules: what is left out.
-        count: counts an example's tokens; None: as its engine counted them.
+        rules: the rules.
+        count: counts an example's tokens; None uses the engine's count.
     """
 
     def __init__(self, rules: Filter, *, count: Callable[[Example], int] | None = None) -> None:
@@ -111,12 +111,12 @@ class Filtering:
         self._seen: dict[tuple[str, bytes], str] = {}
 
     def refuse(self, example: Example) -> Refusal | None:
-        """Return why an example is left out, or None.
+        """Return why an example is dropped, or None.
 
         Raises:
-            InvalidValue: its tokens are to be counted, and nobody has.
+            InvalidValue: the rules bound the tokens, and their number is unknown.
         """
-        return self._by_repo(example) or self._by_flags(example) or self._by_length(example) or self._twin(example)
+        return self._by_repo(example) or self._by_flags(example) or self._by_length(example) or self._duplicate(example)
 
     def _by_repo(self, example: Example) -> Refusal | None:
         rules = self._rules
@@ -153,13 +153,13 @@ class Filtering:
             return max(len(row.ids) for row in example.rows)
         if example.tokens is None:
             raise InvalidValue(
-                f"{example.traj_id}: how many tokens it has is not known",
+                f"{example.traj_id}: its number of tokens is not known",
                 reason="its source does not count them",
-                hint="name a tokenizer that does: --tokenizer DIR; or bound the characters",
+                hint="name a tokenizer to count them: --tokenizer DIR; or bound the characters",
             )
         return example.tokens
 
-    def _twin(self, example: Example) -> Refusal | None:
+    def _duplicate(self, example: Example) -> Refusal | None:
         if not self._rules.unique or example.submission is None:
             return None
         key = (example.instance_id, hashlib.sha256(normalised(example.submission)).digest())
@@ -170,12 +170,12 @@ class Filtering:
 def chosen(
     examples: Iterable[Example], refuse: Callable[[Example], Refusal | None], report: Report
 ) -> Iterator[Example]:
-    """Hand on the examples that are kept, one by one, and keep the report.
+    """Yield the kept examples one by one, and update the report.
 
     Args:
-        examples: they.
-        refuse: says why one is not kept, or None.
-        report: counts all of them.
+        examples: the examples.
+        refuse: returns why an example is dropped, or None.
+        report: counts all examples.
     """
     for example in examples:
         refusal = refuse(example)
@@ -187,9 +187,9 @@ def chosen(
 
 
 def normalised(patch: bytes) -> bytes:
-    """Return a patch without what differs between equal changes.
+    """Return a patch without details that differ between equal changes.
 
-    Hashes of blobs, what git prints behind a hunk's numbers, line ends, the order of the files.
+    These are blob hashes, git's text after a hunk's numbers, line ends, and the order of files.
 
     Args:
         patch: a unified diff.
@@ -209,25 +209,25 @@ def _kinds(example: Example) -> str:
 def balance(
     names: Sequence[tuple[str, str]], *, max_per_instance: int, seed: int, total: int | None = None
 ) -> dict[int, Refusal]:
-    """Draw at most so many examples of each task, by lot.
+    """Draw at most ``max_per_instance`` examples per task.
 
-    A lot is a hash of the seed and the example's names. So what is drawn depends neither on the order of the
-    examples nor on those of other tasks.
+    The draw sorts by a hash of the seed and the example's ids, so that it depends neither on the order of the
+    examples nor on other tasks.
 
     Args:
         names: each example's ``instance_id`` and ``traj_id``.
-        max_per_instance: examples of one task at most.
-        seed: of the lots.
-        total: examples of all tasks at most: the first of each task before the second ones; None for no bound.
+        max_per_instance: most examples per task.
+        seed: seed of the draw.
+        total: most examples overall, every task's first before any second; None for no bound.
 
     Returns:
-        The places in ``names`` that are not drawn, and why.
+        The indices in ``names`` that are not drawn, and why.
 
     Raises:
         InvalidValue: a bound is less than 1.
     """
     if max_per_instance < 1 or (total is not None and total < 1):
-        raise InvalidValue(f"at most {max_per_instance} of a task, {total} in all", hint="give 1 or more")
+        raise InvalidValue(f"cannot draw {max_per_instance} per task, {total} in all", hint="give 1 or more")
     ranks: dict[str, int] = {}
     order: list[tuple[int, bytes, int]] = []
     dropped: dict[int, Refusal] = {}
@@ -251,16 +251,16 @@ def _lot(seed: int, instance_id: str, traj_id: str) -> bytes:
 def drawn(
     examples: Iterable[Example], names: Sequence[tuple[str, str]], dropped: Mapping[int, Refusal], report: Report
 ) -> Iterator[Example]:
-    """Hand on the examples that :func:`balance` has drawn, and keep the report.
+    """Yield the examples that :func:`balance` has drawn, and update the report.
 
     Args:
-        examples: they, in the order in which they were named.
-        names: what was given to it.
-        dropped: what it returned.
-        report: counts all of them.
+        examples: the examples, in the order of ``names``.
+        names: the argument of :func:`balance`.
+        dropped: the result of :func:`balance`.
+        report: counts all examples.
 
     Raises:
-        RunError: they are not those that were named.
+        RunError: the examples differ from ``names``.
     """
     count = 0
     for count, example in enumerate(examples, start=1):
@@ -277,12 +277,12 @@ def drawn(
             return
     raise RunError(
         "the examples changed while they were balanced",
-        reason="a run that goes on was given, or a file was written meanwhile",
-        hint="collect the run into a file first, and balance that",
+        reason="the run is still going on, or another program wrote the file meanwhile",
+        hint="collect the run into a file first, and balance that file",
     )
 
 
 def table_of(rules: Collect | Filter) -> dict[str, object]:
-    """Return rules as a report has them: those that are in force."""
+    """Return the rules in force, in the form that reports use."""
     values = {field.name: getattr(rules, field.name) for field in fields(rules)}
     return {name: value for name, value in values.items() if value is not None and value is not False and value != ()}

@@ -1,8 +1,8 @@
-"""Frozen dataclasses to JSON and back, strictly: what is not in the schema is refused, never dropped.
+"""Convert frozen dataclasses to JSON and back. Unknown and missing fields are errors.
 
-Covers what schemas of ours use: text, numbers, booleans, bytes, None, enumerations of text, dataclasses, tuples of one
-type, unions of these, objects that are JSON already, and rows of tokens. Bytes become text in UTF-8; bytes that are not
-UTF-8 survive as surrogates (PEP 383).
+Covers the types in our schemas: text, numbers, booleans, bytes, None, string enumerations, dataclasses, tuples of one
+type, unions of these, JSON objects, and token rows. Bytes become UTF-8 text; other bytes survive as surrogates
+(PEP 383).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 
 def to_json(value: object) -> object:
-    """Return a value as ``json.dumps`` takes it.
+    """Return a value in the form that ``json.dumps`` takes.
 
     Args:
-        value: a dataclass or any value that a schema may hold.
+        value: a dataclass or any other value that a schema may hold.
 
     Raises:
-        TypeError: a schema holds something that this module does not cover.
+        TypeError: the value has a type that this module does not cover.
     """
     match value:
-        case str():  # members of a StrEnum, too
+        case str():  # members of a StrEnum too
             plain: object = str(value)
         case None | bool() | int() | float():
             plain = value
@@ -46,20 +46,20 @@ def to_json(value: object) -> object:
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             plain = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
         case _:
-            raise TypeError(f"a schema cannot hold {type(value).__name__}")
+            raise TypeError(f"cannot write {type(value).__name__} as JSON: schemas do not hold this type")
     return plain
 
 
 def from_json(kind: type[T], value: object, *, place: str) -> T:
-    """Return the value of a given type that JSON stands for.
+    """Decode JSON to a value of the given type.
 
     Args:
         kind: the dataclass, or another type that a schema may hold.
-        value: what ``json.loads`` returned.
-        place: what errors call it.
+        value: the result of ``json.loads``.
+        place: the value's name in error messages.
 
     Raises:
-        TrajectoryError: a field is unknown, missing, or of another type; the message names it.
+        TrajectoryError: a field is unknown, missing, or of the wrong type; the message names it.
     """
     return typing.cast("T", _decode(kind, value, place))
 
@@ -92,7 +92,7 @@ def _decode_plain(kind: object, value: object, place: str) -> object:
         try:
             return kind(value)
         except ValueError:
-            raise TrajectoryError(f"{place} is {value!r}", reason=f"no {kind.__name__} is called that") from None
+            raise TrajectoryError(f"{place} is {value!r}", reason=f"{kind.__name__} has no such value") from None
     if kind in {str, int, bool} and type(value) is kind:
         return value
     raise TrajectoryError(f"{place} is of type {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
@@ -101,14 +101,14 @@ def _decode_plain(kind: object, value: object, place: str) -> object:
 def _decode_literal(choices: tuple[object, ...], value: object, place: str) -> object:
     if value in choices:
         return value
-    raise TrajectoryError(f"{place} is {value!r}", reason=f"it is one of {', '.join(map(str, choices))}")
+    raise TrajectoryError(f"{place} is {value!r}", reason=f"allowed: {', '.join(map(str, choices))}")
 
 
 def _encoded(text: str, place: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise TrajectoryError(f"{place} has characters that stand for no bytes") from None
+        raise TrajectoryError(f"{place} has unpaired surrogates that stand for no byte") from None
 
 
 def _decode_union(choices: tuple[object, ...], value: object, place: str) -> object:

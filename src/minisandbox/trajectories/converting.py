@@ -1,4 +1,4 @@
-"""Conversations from one style into another."""
+"""Convert conversations from one style to another."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import replace
 
 from minisandbox.models import Message
 from minisandbox.trajectories.example import Example
-from minisandbox.trajectories.styles import CannotSay, Said, Style, ToolStyle, XmlStyle
+from minisandbox.trajectories.styles import CannotSay, ParsedAnswer, Style, ToolStyle, XmlStyle
 from minisandbox.trajectories.ticks import TicksStyle
 
 STYLES: Mapping[str, Style] = {one.name: one for one in (ToolStyle(), XmlStyle(), TicksStyle())}
-"""SWE-smith's three, by name."""
+"""SWE-smith's three styles, by name."""
 
 Rewrite = Callable[[str, str, str], str]
-"""Makes of a prompt that tells of one style (the second argument) one that tells of another (the third)."""
+"""Rewrites a prompt that describes one style (second argument) to describe another (third)."""
 
-LEFT = "answers left as they were, for they hold no action"
-STALE = "prompts that may tell of another style"
+LEFT = "answers left unchanged because they hold no action"
+STALE = "prompts that may describe another style"
 
 
 class Converter:
-    """Brings examples into one style. Those that are in it already stay as they are, to the letter.
+    """Converts examples to one style. Examples already in that style stay unchanged.
 
     Args:
-        style: the name of the style.
-        styles: all that there are, by name.
-        system: what takes the place of every system prompt; None: they stay.
-        rewrite: adapts prompts where the style changes; None: they stay.
-        tools: what the model could call, for examples that become tool calls and say nothing of it.
+        style: the name of the target style.
+        styles: all known styles, by name.
+        system: replaces every system prompt; None keeps them.
+        rewrite: adapts prompts when the style changes; None keeps them.
+        tools: the model's tools, for examples that become tool calls and list no tools.
 
     Attributes:
-        notes: counts of what people should know.
+        notes: counts worth reporting.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class Converter:
         self.notes: Counter[str] = Counter()
 
     def convert(self, example: Example) -> Example:
-        """Return an example in the style.
+        """Return an example in the target style.
 
         Raises:
-            CannotSay: its own style is not known, or something in it cannot be said in the other.
+            CannotSay: its own style is unknown, or the target style cannot express a call.
         """
         messages = example.messages
         if example.style != self._to.name:
             if example.style not in self._styles:
-                raise CannotSay(f"{example.traj_id}: what style its answers are in is not known")
+                raise CannotSay(f"{example.traj_id}: the style of its answers is not known")
             messages = tuple(self._messages(messages, self._styles[example.style]))
             messages = self._prompts(messages, example.style)
         if self._system is not None:
@@ -75,38 +75,38 @@ class Converter:
         number = 0
         for from_model, group in itertools.groupby(messages, lambda one: one.role == "assistant"):
             if not from_model:
-                yield from self._told(list(group), calls)
+                yield from self._results(list(group), calls)
                 continue
             for message in group:
-                said = self._read(message, source)
-                if said is None:
+                answer = self._read(message, source)
+                if answer is None:
                     calls = ()
                     yield Message("assistant", message.content, reasoning=message.reasoning)
                     continue
-                named = tuple(replace(call, id=f"call_{number + place}") for place, call in enumerate(said.calls))
+                named = tuple(replace(call, id=f"call_{number + place}") for place, call in enumerate(answer.calls))
                 number += len(named)
                 calls = tuple(call.id for call in named)
-                yield replace(self._to.write(Said(said.thought, named)), reasoning=message.reasoning)
+                yield replace(self._to.write(ParsedAnswer(answer.thought, named)), reasoning=message.reasoning)
 
-    def _read(self, message: Message, source: Style) -> Said | None:
+    def _read(self, message: Message, source: Style) -> ParsedAnswer | None:
         try:
             return source.read(message)
         except CannotSay:
             self.notes[LEFT] += 1
             return None
 
-    def _told(self, messages: list[Message], calls: tuple[str, ...]) -> Iterator[Message]:
-        """What is told between answers: of the role that the style has for it."""
+    def _results(self, messages: list[Message], calls: tuple[str, ...]) -> Iterator[Message]:
+        """Give the messages between answers the role that the target style has for them."""
         if not self._to.answers_calls or not calls:
             yield from (Message("user", one.content) if one.role == "tool" else one for one in messages)
             return
         if len(calls) > len(messages):
-            raise CannotSay(f"{len(calls)} calls have {len(messages)} answers together")
+            raise CannotSay(f"{len(calls)} calls have only {len(messages)} results")
         for place, one in enumerate(messages):
             yield Message("tool", one.content, tool_call_id=calls[place]) if place < len(calls) else one
 
     def _prompts(self, messages: tuple[Message, ...], source: str) -> tuple[Message, ...]:
-        """The messages before the first answer, adapted."""
+        """Return the messages before the first answer, adapted."""
         opening = tuple(itertools.takewhile(lambda one: one.role != "assistant", messages))
         rewrite = self._rewrite or (lambda text, _from, _to: text)
         adapted = tuple(replace(one, content=rewrite(one.content, source, self._to.name)) for one in opening)

@@ -1,4 +1,4 @@
-"""Examples: trajectories as training data, one JSON object a line, from whichever program they came."""
+"""Examples: trajectories as training data, from any program, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minisandbox.trajectories.codec import from_json, to_json
 from minisandbox.trajectories.trajectory import Trajectory
 
 VERSION = 1
-"""Of the file format. A change that an older reader would misread makes it the next number."""
+"""Version of the file format. Increase it with any change that an older reader would misread."""
 
 FORMAT = "minisandbox-example"
 _SMITH = re.compile(r"(?P<owner>.+?)__(?P<name>.+)\.[0-9a-f]{8}\..+")
@@ -24,25 +24,25 @@ _BENCH = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What training needs of a rollout.
+    """The part of a rollout that training needs.
 
     Attributes:
-        traj_id: a name that no other rollout has.
+        traj_id: a unique id of the rollout.
         instance_id: the task's id.
-        attempt: which rollout of the task, from 0, in its run.
+        attempt: which rollout of the task in its run, from 0.
         messages: the whole conversation.
-        style: how answers say their actions: ``text``, ``tool``, ``xml`` or ``ticks``; empty where that is not known.
-        tools: what the model could call, as JSON schemas in OpenAI's layout.
-        submission: the patch, or None where it is not known.
-        reward: 1.0 if the submission resolves the task, 0.0 if not; None where that is not known,
-            as of an unconfirmed pass.
-        exit_status: why the agent ended, in the field's words; None where that is not known.
-        flags: what people should look at before they trust the reward.
+        style: how answers express actions: ``text``, ``tool``, ``xml`` or ``ticks``; empty if unknown.
+        tools: the model's tools, as JSON schemas in OpenAI's format.
+        submission: the patch, or None if unknown.
+        reward: 1.0 if the submission resolves the task, else 0.0; None if that is unknown, as for an unconfirmed
+            pass.
+        exit_status: why the agent ended, in SWE-agent's terms; None if unknown.
+        flags: findings to review before trusting the reward.
         model: the model's name.
         agent: the agent's name.
-        tokens: of the longest prompt with its answer, as the engine counted; None where it did not.
-        rows: the tokens that were read and sampled, as sequences to train on; empty where they are not known.
-        source: the run or the file that it comes from, by its last name.
+        tokens: length of the longest prompt with its answer, by the engine's count; None if it reported none.
+        rows: the tokens that were read and sampled, as sequences to train on; empty if unknown.
+        source: the last path component of the run or file that it comes from.
     """
 
     traj_id: str
@@ -63,43 +63,43 @@ class Example:
 
     @property
     def turns(self) -> int:
-        """How many answers of the model there are."""
+        """The number of answers of the model."""
         return sum(message.role == "assistant" for message in self.messages)
 
     @property
     def characters(self) -> int:
-        """How many characters the messages have, calls of tools included."""
+        """The number of characters in the messages, tool calls included."""
         calls = (call for message in self.messages for call in message.tool_calls)
         texts = sum(len(message.content) + len(message.reasoning) for message in self.messages)
         return texts + sum(len(call.name) + len(call.arguments) for call in calls)
 
     @property
     def repo(self) -> str:
-        """The repository as ``owner/name``, by the instance's id; the id itself where that does not say."""
+        """The repository as ``owner/name``, from the instance id; the id itself if that does not name one."""
         found = _SMITH.fullmatch(self.instance_id) or _BENCH.fullmatch(self.instance_id)
         return self.instance_id if found is None else f"{found['owner']}/{found['name']}"
 
     def to_line(self) -> str:
-        """Return it as one line of ASCII, with its newline."""
+        """Return the example as one line of ASCII, with its newline."""
         body = to_json(self)
         assert isinstance(body, dict)
         return json.dumps({"format": FORMAT, "version": VERSION, **body}, separators=(",", ":"), allow_nan=False) + "\n"
 
     @classmethod
     def from_row(cls, values: Mapping[str, object], *, place: str) -> Example:
-        """Read what :meth:`to_line` wrote.
+        """Decode the object that :meth:`to_line` wrote.
 
         Args:
             values: the decoded object.
-            place: what errors call it.
+            place: the row's name in error messages.
 
         Raises:
-            TrajectoryError: it is none, of a newer version, or damaged.
+            TrajectoryError: the object is not an example, of a newer version, or damaged.
         """
         body = dict(values)
         version = body.pop("version", None)
         if body.pop("format", None) != FORMAT or type(version) is not int or version < 1:
-            raise TrajectoryError(f"{place} is no example", hint=f'its "format" would be "{FORMAT}"')
+            raise TrajectoryError(f"{place} is not an example", hint=f'an example has "format": "{FORMAT}"')
         if version > VERSION:
             raise TrajectoryError(
                 f"{place} has version {version}; this MiniSandbox reads up to {VERSION}",
@@ -112,17 +112,17 @@ class Example:
 def example_of(
     trajectory: Trajectory, *, source: str, style: str = "", tools: Iterable[Mapping[str, object]] = ()
 ) -> Example:
-    """Return what training needs of a trajectory of ours.
+    """Convert one of our trajectories to an example.
 
     Args:
         trajectory: the record.
         source: the run's name.
-        style: how its answers say their actions.
-        tools: what its model could call.
+        style: how its answers express actions.
+        tools: the model's tools.
     """
     usages = [turn.usage for turn in trajectory.turns]
-    told = (source, trajectory.started, trajectory.agent, trajectory.model, trajectory.submission, trajectory.timings)
-    digest = hashlib.sha256(repr(told).encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    origin = (source, trajectory.started, trajectory.agent, trajectory.model, trajectory.submission, trajectory.timings)
+    digest = hashlib.sha256(repr(origin).encode("utf-8", "backslashreplace")).hexdigest()[:8]
     return Example(
         traj_id=f"{trajectory.instance_id}.{trajectory.attempt}.{digest}",
         instance_id=trajectory.instance_id,

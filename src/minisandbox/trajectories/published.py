@@ -1,7 +1,7 @@
-"""Rows of published trajectory sets: conversations with what became of them, in SWE-smith's layout or plainer.
+"""Rows of published trajectory data sets: conversations and their results, in SWE-smith's layout or a plainer one.
 
-The columns are those of SWE-bench/SWE-smith-trajectories: ``messages`` (a list, or JSON in a text), ``instance_id``,
-``resolved``, ``model``, ``traj_id``, ``patch``; each but the first may be missing.
+The columns are those of SWE-bench/SWE-smith-trajectories: ``messages`` (a list, or JSON text), ``instance_id``,
+``resolved``, ``model``, ``traj_id``, ``patch``. Only the first is required.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from minisandbox.trajectories.styles import style_of
 
 
 def example_of_row(values: Mapping[str, object], *, place: str, source: str, style: str = "") -> Example:
-    """Return an example of a row, in our own format or a published one's.
+    """Convert a row, in our own format or a published one, to an example.
 
     Args:
-        values: its columns.
-        place: what errors call it.
+        values: the row's columns.
+        place: the row's name in error messages.
         source: the file's name.
-        style: the style of its answers; empty: what they look like.
+        style: the style of its answers; detected if empty.
 
     Raises:
-        TrajectoryError: it has no conversation, or one that cannot be read.
+        TrajectoryError: the row has no conversation, or one that cannot be read.
     """
     if values.get("format") == FORMAT:
         return Example.from_row(values, place=place)
@@ -49,23 +49,25 @@ def example_of_row(values: Mapping[str, object], *, place: str, source: str, sty
 
 
 def messages_of(value: object, place: str) -> tuple[Message, ...]:
-    """Return a conversation.
+    """Return a conversation's messages.
 
     Args:
-        value: a list of messages in OpenAI's layout or SWE-agent's, or that as JSON in a text.
-        place: what errors call its row.
+        value: a list of messages in OpenAI's or SWE-agent's format, or the same as JSON text.
+        place: the row's name in error messages.
 
     Raises:
-        TrajectoryError: it is none.
+        TrajectoryError: the value is not a conversation.
     """
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise TrajectoryError(f"{place}: its messages are no JSON", reason=str(error)) from None
+            raise TrajectoryError(f"{place}: its messages are not JSON", reason=str(error)) from None
     if not isinstance(value, list) or not value:
         raise TrajectoryError(
-            f"{place} has no messages", reason="it is a row of something else", hint='a column "messages" holds a list'
+            f"{place} has no messages",
+            reason="it is not a row of conversations",
+            hint='the column "messages" must hold a list',
         )
     found = []
     for number, one in enumerate(value):
@@ -77,7 +79,7 @@ def messages_of(value: object, place: str) -> tuple[Message, ...]:
 
 
 def _plain(message: object) -> object:
-    """A message with what SWE-agent has instead of a call's id, and what Hugging Face has instead of JSON."""
+    """Replace SWE-agent's field for a call's id, and Hugging Face's structs for JSON text."""
     if not isinstance(message, Mapping):
         return message
     body = dict(message)
@@ -97,17 +99,17 @@ def _with_text(call: object) -> object:
     arguments = function.get("arguments")
     if not isinstance(arguments, Mapping):
         return call
-    given = {name: value for name, value in arguments.items() if value is not None}  # columns have every call's names
+    given = {name: value for name, value in arguments.items() if value is not None}  # structs have every call's keys
     return {**call, "function": {**function, "arguments": json.dumps(given)}}
 
 
 def reward_of(values: Mapping[str, object]) -> float | None:
-    """Return what a table says of a submission: its ``reward``, else whether it has ``resolved`` the task."""
+    """Return a row's ``reward``, or else 1.0 or 0.0 from ``resolved``."""
     for name in ("reward", "resolved"):
         value = values.get(name)
         if isinstance(value, bool | int | float):
             return float(value)
-        if name in values and name == "reward":  # ours, where we failed or the pass is unconfirmed
+        if name in values and name == "reward":  # ours, after an infrastructure error or an unconfirmed pass
             return None
     return None
 
@@ -119,14 +121,14 @@ def _tools(value: object, place: str) -> tuple[Mapping[str, object], ...]:
         except (ValueError, RecursionError):
             value = None
     if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
-        raise TrajectoryError(f"{place}: its tools are no list of schemas")
+        raise TrajectoryError(f"{place}: its tools are not a list of JSON schemas")
     return tuple(value)
 
 
 def _text(values: Mapping[str, object], name: str, place: str) -> str:
     value = values.get(name)
     if value is not None and not isinstance(value, str):
-        raise TrajectoryError(f"{place}: its {name} is of type {type(value).__name__}, not str")
+        raise TrajectoryError(f"{place}: {name} is of type {type(value).__name__}, not str")
     return value or ""
 
 

@@ -1,4 +1,4 @@
-"""The parts of a trajectory: steps, turns, timings, failures."""
+"""Parts of a trajectory: steps, turns, timings, failures."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from minisandbox.models import FinishReason, TokenUsage
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One command of an agent and what came of it.
+    """One command of an agent and its result.
 
     Attributes:
-        command: what it ran: a shell command, or arguments.
+        command: a shell command, or an argument list.
         outcome: ``exited``, ``signaled`` or ``timeout``.
-        exit_code: its exit status, or None.
+        exit_code: the exit status, or None.
         signal: the signal that ended it, or None.
-        stdout: what was kept of its output.
-        stderr: the same of its errors.
-        dropped_stdout: bytes of stdout that were not kept.
-        dropped_stderr: bytes of stderr that were not kept.
+        stdout: the part of its stdout that was kept.
+        stderr: the part of its stderr that was kept.
+        dropped_stdout: bytes of stdout that were dropped.
+        dropped_stderr: bytes of stderr that were dropped.
         duration: seconds it took.
-        turn: how many answers of the model came before it.
-        began: seconds from the beginning of the agent's loop to its start.
-        stateful: whether it ran in a shell that keeps its state from one command to the next.
+        turn: number of model answers before it.
+        began: seconds from the start of the agent's loop to the start of the command.
+        stateful: whether it ran in a shell that keeps its state between commands.
     """
 
     command: str | tuple[str, ...]
@@ -46,10 +46,10 @@ class TurnRecord:
 
     Attributes:
         message: the answer's index in the messages.
-        began: seconds from the beginning of the agent's loop to the request.
-        seconds: from the request to the answer, tries that failed included.
-        tries: how often it was asked for.
-        usage: tokens that it took.
+        began: seconds from the start of the agent's loop to the request.
+        seconds: from the request to the answer, failed tries included.
+        tries: number of requests that it took.
+        usage: tokens used.
         finish_reason: why it ended: ``stop``, ``length``, ``tool_calls``.
         cost: US dollars.
     """
@@ -68,15 +68,15 @@ class Timings:
     """Where a rollout's time went, in seconds; 0.0 for a phase that was not reached.
 
     Attributes:
-        sandbox_ready: from asking for the sandbox to its being ready.
+        sandbox_ready: from requesting the sandbox until it was ready.
         agent: the agent's loop.
         patch: taking the submission.
-        grade: grading it.
-        total: all of the rollout, waiting for its grading included.
-        queued: from the beginning of the batch until it was begun; not in the total.
-        image: of this, until its image was there.
-        model: of the agent's loop, waiting for the model's answers.
-        commands: of the agent's loop, running commands.
+        grade: grading the submission.
+        total: the whole rollout, including the wait for grading.
+        queued: from the start of the batch to the start of the rollout; not in the total.
+        image: the part of ``queued`` spent waiting for the image.
+        model: the part of ``agent`` spent waiting for the model.
+        commands: the part of ``agent`` spent running commands.
     """
 
     sandbox_ready: float = 0.0
@@ -92,11 +92,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What kept a rollout from being finished; never a statement about the agent's work.
+    """The infrastructure error that kept a rollout from finishing; it says nothing about the agent's work.
 
     Attributes:
         phase: ``image``, ``sandbox``, ``agent``, ``model``, ``patch`` or ``grade``.
-        kind: the error's class.
+        kind: the error's class name.
         detail: its message.
     """
 

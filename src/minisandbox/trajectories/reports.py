@@ -1,4 +1,4 @@
-"""Reports: what a stage of the data's way kept, and what it dropped and why. Every stage has the same form."""
+"""Reports of data stages (collect, filter, balance, export): what each kept, and what it dropped and why."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from minisandbox.trajectories.example import Example
 
 FORMAT = "minisandbox-data-report"
 VERSION = 1
-"""Of the file format."""
+"""Version of the file format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """An example that a stage did not keep.
+    """An example that a stage dropped.
 
     Attributes:
-        traj_id: its name.
-        instance_id: its task.
-        reason: why, as a word that programs can compare.
-        detail: the same in a few words, with the numbers that decided.
-        source: the run or the file that it comes from.
+        traj_id: the example's id.
+        instance_id: the task's id.
+        reason: a machine-readable reason.
+        detail: a short explanation, with the numbers that decided.
+        source: the run or file that it comes from.
     """
 
     traj_id: str
@@ -37,15 +37,15 @@ class Dropped:
 
 @dataclass(slots=True)
 class Report:
-    """What one stage did. Counts always add up: read = kept + dropped.
+    """Counts of one data stage. They always add up: read = kept + dropped.
 
     Attributes:
         stage: ``collect``, ``filter``, ``balance`` or ``export``.
-        rules: the options that it worked by.
-        read: examples that came in.
-        kept: examples that went out.
-        dropped: the others, in their order.
-        notes: counts of what else people should know.
+        rules: the options in force.
+        read: number of examples read.
+        kept: number of examples kept.
+        dropped: the dropped examples, in order.
+        notes: counts of anything else worth knowing.
     """
 
     stage: str
@@ -57,34 +57,34 @@ class Report:
     _instances: dict[str, int] = field(default_factory=dict)
 
     def keep(self, example: Example) -> None:
-        """Count an example that is kept."""
+        """Count a kept example."""
         self.read += 1
         self.kept += 1
         self._instances[example.instance_id] = self._instances.get(example.instance_id, 0) + 1
 
     def drop(self, example: Example, reason: str, detail: str) -> None:
-        """Note an example that is not kept."""
+        """Record a dropped example."""
         self.read += 1
         self._instances.setdefault(example.instance_id, 0)
         self.dropped.append(Dropped(example.traj_id, example.instance_id, reason, detail, example.source))
 
     @property
     def reasons(self) -> dict[str, int]:
-        """How many were dropped for each reason, the commonest first."""
+        """The number of dropped examples per reason, most frequent first."""
         return dict(Counter(one.reason for one in self.dropped).most_common())
 
     @property
     def instances(self) -> tuple[int, int]:
-        """How many tasks examples came in for, and for how many one was kept."""
+        """The number of tasks with examples read, and with examples kept."""
         return len(self._instances), sum(count > 0 for count in self._instances.values())
 
     @property
     def per_instance(self) -> dict[int, int]:
-        """How many tasks have how many examples now: 0 for those that lost all."""
+        """The number of tasks by number of kept examples, 0 included."""
         return dict(sorted(Counter(self._instances.values()).items()))
 
     def to_json(self) -> dict[str, object]:
-        """Return it as its file has it."""
+        """Return the report in its file format."""
         came, left = self.instances
         return {
             "format": FORMAT,
@@ -101,14 +101,14 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        """Write it as JSON.
+        """Write the report as JSON.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="ascii")
 
 
 def report_path(out: Path) -> Path:
-    """Return where the report of what was written lies: beside it, ``NAME.report.json``."""
+    """Return the path of an output's report: next to it, ``NAME.report.json``."""
     return out.with_name(f"{out.name.removesuffix('.jsonl').removesuffix('.parquet')}.report.json")

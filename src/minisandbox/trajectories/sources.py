@@ -1,4 +1,4 @@
-"""Where examples come from: our own files, published sets, SWE-agent's files. One at a time is in memory."""
+"""Read examples from our own files, published data sets, and SWE-agent's files, one at a time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from minisandbox.trajectories.sweagent import has_traj_files, read_traj_files
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How files of others are understood.
+    """How to interpret files of other programs.
 
     Attributes:
-        style: the style of the answers; empty: what they look like.
-        evaluation: of SWE-agent's files: where ``NAME/report.json`` lies; None: beside them.
-        numbered: of SWE-agent's files: names end in ``_N``, the number of the rollout.
+        style: the style of the answers; detected if empty.
+        evaluation: the directory with SWE-agent's ``NAME/report.json``; next to the ``.traj`` files if None.
+        numbered: whether SWE-agent's file names end in ``_N``, the number of the rollout.
     """
 
     style: str = ""
@@ -28,17 +28,17 @@ class Reading:
 
 
 def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Example]:
-    """Read examples, one by one as they are asked for.
+    """Read examples lazily, one by one.
 
     Args:
-        path: a file or folder of rows (JSON Lines, JSON, Parquet, ``datasets``), of ours or of a published set; or a
-            directory of SWE-agent's ``.traj`` files.
-        reading: how files of others are understood.
+        path: a file or folder of rows (JSON Lines, JSON, Parquet, ``datasets``), ours or published; or a directory
+            of SWE-agent's ``.traj`` files.
+        reading: how to interpret files of other programs.
 
     Raises:
-        TrajectoryError: a row or a file is no trajectory.
+        TrajectoryError: a row or a file is not a trajectory.
         TaskFileError: the file cannot be read.
-        MissingExtra: a package that it takes is not installed.
+        MissingExtra: a required package is not installed.
     """
     reading = reading or Reading()
     if has_traj_files(path):
@@ -48,6 +48,6 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
     try:
         for row in source.rows:
             yield example_of_row(row.values, place=row.place, source=source.name, style=reading.style)
-    finally:  # a row that is refused must not leave the file open
+    finally:  # a rejected row must not leave the file open
         if isinstance(source.rows, Generator):
             source.rows.close()

@@ -1,7 +1,7 @@
-"""Styles: how answers in training data say what they do, in the three ways that SWE-smith's published sets have.
+"""Styles: the three ways in which answers of SWE-smith's published data sets express tool calls.
 
-A style is read into thoughts and calls of tools, whatever the tools are called, and written from them. What SWE-smith's
-own transformation writes, these write to the letter (``swesmith.train.traj_mgr.utils``, 0.0.9).
+A style parses an answer into a thought and tool calls, and writes an answer from them. The output equals that of
+SWE-smith's own transformation (``swesmith.train.traj_mgr.utils``, 0.0.9), byte for byte.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _NUMBERS = ("insert_line", "view_range")
 
 
 class CannotSay(TrajectoryError):
-    """An answer without a call that can be read, or a call that a style has no words for."""
+    """An answer without a readable tool call, or a call that a style cannot express."""
 
     exit_code = 35
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool.
+    """A tool call.
 
     Attributes:
-        name: the tool.
-        arguments: its arguments, decoded.
-        id: what the answer to it refers to, where the style has that.
+        name: the tool's name.
+        arguments: the decoded arguments.
+        id: the id that its result refers to, if the style has ids.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What an answer says.
+class ParsedAnswer:
+    """An answer, parsed.
 
     Attributes:
-        thought: its text beside the calls.
+        thought: the text around the calls.
         calls: the calls, in order; at least one.
     """
 
@@ -56,56 +56,56 @@ class Said:
 
 
 class Style(Protocol):
-    """A way to say calls.
+    """A way to express tool calls.
 
     Attributes:
-        name: what options and datasets call it.
-        answers_calls: whether what came of a call is told in a message of the role ``tool``.
+        name: the style's name in options and data sets.
+        answers_calls: whether the result of a call is a message with the role ``tool``.
     """
 
     name: str
     answers_calls: bool
 
-    def read(self, message: Message) -> Said:
-        """Return what an answer says.
+    def read(self, message: Message) -> ParsedAnswer:
+        """Parse an answer.
 
         Raises:
-            CannotSay: there is no call in it, or one that cannot be understood.
+            CannotSay: it has no call, or one that cannot be parsed.
         """
         ...
 
-    def write(self, said: Said) -> Message:
-        """Return an answer that says this; :meth:`read` reads the same calls from it.
+    def write(self, answer: ParsedAnswer) -> Message:
+        """Write an answer from which :meth:`read` reads the same calls.
 
         Raises:
-            CannotSay: this style has no words for it.
+            CannotSay: the style cannot express it.
         """
         ...
 
 
 class ToolStyle:
-    """Calls in OpenAI's layout, beside the text."""
+    """Calls in OpenAI's format, next to the text."""
 
     name = "tool"
     answers_calls = True
 
-    def read(self, message: Message) -> Said:
+    def read(self, message: Message) -> ParsedAnswer:
         """Return the calls.
 
         Raises:
-            CannotSay: there are none, or arguments are no JSON object.
+            CannotSay: there are no calls, or arguments are not a JSON object.
         """
         if not message.tool_calls:
             raise CannotSay("the answer calls no tool")
-        return Said(message.content, tuple(_decoded(call) for call in message.tool_calls))
+        return ParsedAnswer(message.content, tuple(_decoded(call) for call in message.tool_calls))
 
-    def write(self, said: Said) -> Message:
-        """Return the message; calls without an id are numbered."""
+    def write(self, answer: ParsedAnswer) -> Message:
+        """Return the message, numbering calls without an id."""
         calls = (
             ToolCall(call.id or f"call_{number}", call.name, json.dumps(dict(call.arguments), ensure_ascii=False))
-            for number, call in enumerate(said.calls)
+            for number, call in enumerate(answer.calls)
         )
-        return Message("assistant", said.thought, tuple(calls))
+        return Message("assistant", answer.thought, tuple(calls))
 
 
 def _decoded(call: ToolCall) -> Call:
@@ -113,22 +113,22 @@ def _decoded(call: ToolCall) -> Call:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict) or NO_JSON in arguments:  # as they came, or as they stand in our histories
-        raise CannotSay(f"the arguments of {call.name[:80]!r} are no JSON object")
+    if not isinstance(arguments, dict) or NO_JSON in arguments:  # malformed here, or marked so in our history
+        raise CannotSay(f"the arguments of {call.name[:80]!r} are not a JSON object")
     return Call(call.name, arguments, call.id)
 
 
 class XmlStyle:
-    """``<function=NAME>`` with ``<parameter=NAME>``: what SWE-agent-LM was trained on. Nothing in it is escaped."""
+    """``<function=NAME>`` with ``<parameter=NAME>``, unescaped: the format that SWE-agent-LM was trained on."""
 
     name = "xml"
     answers_calls = False
 
-    def read(self, message: Message) -> Said:
-        """Return the functions.
+    def read(self, message: Message) -> ParsedAnswer:
+        """Return the function calls.
 
         Raises:
-            CannotSay: there is none, or one is not closed.
+            CannotSay: there is no function call, or one is not closed.
         """
         text, calls, thoughts = message.content, [], []
         position = 0
@@ -139,20 +139,20 @@ class XmlStyle:
         if not calls:
             raise CannotSay("the answer has no function call")
         thoughts.append(text[position:])
-        return Said("\n\n".join(part.strip() for part in thoughts if part.strip()), tuple(calls))
+        return ParsedAnswer("\n\n".join(part.strip() for part in thoughts if part.strip()), tuple(calls))
 
-    def write(self, said: Said) -> Message:
+    def write(self, answer: ParsedAnswer) -> Message:
         """Return the message, in SWE-smith's layout.
 
         Raises:
-            CannotSay: a value holds what ends values.
+            CannotSay: a value contains the closing tag of parameters.
         """
-        functions = "\n".join(_written(call) for call in said.calls)
-        return Message("assistant", f"{said.thought}\n\n{functions}".strip())
+        functions = "\n".join(_written(call) for call in answer.calls)
+        return Message("assistant", f"{answer.thought}\n\n{functions}".strip())
 
 
 def _function(text: str, start: int) -> tuple[Call, int]:
-    """Read one function; returns it, and where it ends."""
+    """Parse one function; return it and the position of its end."""
     name, position = _name(text, start + len(_FUNCTION))
     arguments: dict[str, object] = {}
     while True:
@@ -173,7 +173,7 @@ def _function(text: str, start: int) -> tuple[Call, int]:
 def _name(text: str, start: int) -> tuple[str, int]:
     end = text.find(">", start, start + 100)
     if end < 0:
-        raise CannotSay(f"{text[start - 10 : start + 20]!r} has no name with a > after it")
+        raise CannotSay(f"{text[start - 10 : start + 20]!r} has no name that ends in >")
     return text[start:end], end + 1
 
 
@@ -182,7 +182,7 @@ def _value(key: str, text: str) -> object:
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            raise CannotSay(f"the parameter {key!r} is no number") from None
+            raise CannotSay(f"the parameter {key!r} is not a number or a list of numbers") from None
     return text
 
 
@@ -191,7 +191,7 @@ def _written(call: Call) -> str:
     for key, value in call.arguments.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if _PARAMETER_END in text:
-            raise CannotSay(f"the value of {key!r} holds {_PARAMETER_END}")
+            raise CannotSay(f"the value of {key!r} contains {_PARAMETER_END}, which the xml style cannot escape")
         set_off = key in _SET_OFF or text.startswith("\n") or text.endswith("\n")
         lines.append(
             f"{_PARAMETER}{key}>\n{text}\n{_PARAMETER_END}" if set_off else f"{_PARAMETER}{key}>{text}{_PARAMETER_END}"
@@ -200,7 +200,7 @@ def _written(call: Call) -> str:
 
 
 def style_of(messages: Sequence[Message]) -> str:
-    """Return the style that a conversation is in, by its answers; empty where none of them shows one.
+    """Detect a conversation's style from its answers; empty if none of them shows one.
 
     Args:
         messages: the conversation.

@@ -1,4 +1,4 @@
-"""SWE-agent's ``.traj`` files, with what lies beside them: the prediction, the patch, the report of an evaluation."""
+"""Read SWE-agent's ``.traj`` files, with the prediction, patch and evaluation report next to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"(.+)_(\d+)")
 
 
 def has_traj_files(path: Path) -> bool:
-    """Whether a path is a ``.traj`` file, or a directory with some, in it or in its directories."""
+    """Return whether a path is a ``.traj`` file, or a directory with some in it or one level below."""
     if path.is_dir():
         return any(path.glob(f"*{_ENDING}")) or any(path.glob(f"*/*{_ENDING}"))
     return path.suffix == _ENDING
@@ -28,17 +28,17 @@ def has_traj_files(path: Path) -> bool:
 def read_traj_files(
     path: Path, *, evaluation: Path | None = None, numbered: bool = False, style: str = ""
 ) -> Iterator[Example]:
-    """Read SWE-agent's files, one by one as they are asked for.
+    """Read SWE-agent's files lazily, one by one.
 
     Args:
-        path: a ``.traj`` file, or a directory of a run.
-        evaluation: a directory with ``NAME/report.json``, as evaluations leave it; None: beside the ``.traj`` file.
-        numbered: names end in ``_N``, the number of the rollout. Without that, the prediction says which task it is,
-            or else the whole name: ids may end in numbers themselves.
-        style: the style of the answers; empty: what they look like.
+        path: a ``.traj`` file, or a run's directory.
+        evaluation: an evaluation's directory, with ``NAME/report.json``; next to the ``.traj`` file if None.
+        numbered: whether names end in ``_N``, the number of the rollout. If not, the prediction names the task, or
+            else the whole name does, since ids may end in numbers themselves.
+        style: the style of the answers; detected if empty.
 
     Raises:
-        TrajectoryError: a file cannot be read, or is no trajectory of SWE-agent's.
+        TrajectoryError: a file cannot be read, or is not a SWE-agent trajectory.
     """
     files = sorted(path.rglob(f"*{_ENDING}")) if path.is_dir() else [path]
     for file in files:
@@ -79,9 +79,9 @@ def _named(name: str, known: object, numbered: bool) -> tuple[str, int]:
 
 
 def _patch(file: Path, info: Mapping[str, object], prediction: Mapping[str, object]) -> bytes | None:
-    beside = file.with_suffix(".patch")
-    if beside.is_file():
-        return beside.read_bytes()
+    patch_file = file.with_suffix(".patch")
+    if patch_file.is_file():
+        return patch_file.read_bytes()
     for value in (info.get("submission"), prediction.get("model_patch")):
         if isinstance(value, str):
             return value.encode("utf-8", "surrogateescape")
@@ -96,7 +96,7 @@ def _reward(
     info: Mapping[str, object],
     prediction: Mapping[str, object],
 ) -> float | None:
-    """An evaluation's report first: it is what SWE-smith's own collection believes."""
+    """Prefer an evaluation's report, as SWE-smith's own collection does."""
     report = (file.parent if evaluation is None else evaluation / name) / _REPORT
     if report.is_file():
         body = _object(report)
@@ -108,7 +108,7 @@ def _reward(
 
 
 def _model(body: Mapping[str, object], prediction: Mapping[str, object]) -> str:
-    """The model's name: of the configuration that SWE-agent keeps as JSON in a text, else of the prediction."""
+    """Return the model's name from the configuration that SWE-agent keeps as JSON text, else the prediction's."""
     config: object = body.get("replay_config")
     if isinstance(config, str):
         try:
@@ -127,7 +127,7 @@ def _object(file: Path) -> Mapping[str, object]:
     except OSError as error:
         raise TrajectoryError(f"{file} cannot be read", reason=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise TrajectoryError(f"{file} is not JSON", reason=f"it is damaged: {error}") from error
+        raise TrajectoryError(f"{file} is not JSON", reason=f"it may be damaged: {error}") from error
     if not isinstance(value, dict):
-        raise TrajectoryError(f"{file} is not a JSON object", reason="it is another file")
+        raise TrajectoryError(f"{file} is not a JSON object", reason="it is not a file of SWE-agent's")
     return value

@@ -1,7 +1,7 @@
-"""The ticks style: a thought, and SWE-agent's command line between two lines of three backticks.
+"""The ticks style: a thought, then SWE-agent's command line in a block fenced by three backticks.
 
-SWE-agent makes that line of a tool's arguments by the tool's signature (``sweagent/tools/commands.py``); for the editor
-it leaves a space for each argument that is not there. The same is written here, and more is read.
+SWE-agent builds that line from a tool's signature (``sweagent/tools/commands.py``); for the editor, each missing
+argument leaves a space. Writing follows that exactly; reading accepts more.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import re
 import shlex
 
 from minisandbox.models import Message
-from minisandbox.trajectories.styles import Call, CannotSay, Said
+from minisandbox.trajectories.styles import Call, CannotSay, ParsedAnswer
 
 BASH = "bash"
 EDITOR = "str_replace_editor"
 SUBMIT = "submit"
 _FENCE = re.compile(r"^```(\S*)[ \t]*$", re.MULTILINE)
 _OPTIONS = ("file_text", "view_range", "old_str", "new_str", "insert_line")
-"""In the order of the signature, after the command and the path."""
+"""In the order of the editor's signature, after the command and the path."""
 
 
 class TicksStyle:
-    """What SWE-agent's ``thought_action`` parser reads: the last block is the action."""
+    """The format of SWE-agent's ``thought_action`` parser: the last block is the action."""
 
     name = "ticks"
     answers_calls = False
 
-    def read(self, message: Message) -> Said:
-        """Return the last block's action.
+    def read(self, message: Message) -> ParsedAnswer:
+        """Return the action in the last block.
 
         Raises:
             CannotSay: there is no block, or it is empty.
@@ -47,30 +47,30 @@ class TicksStyle:
         first, last = block
         parts = (text[: first.start()], text[last.end() :])
         thought = "\n\n".join(part.strip() for part in parts if part.strip())
-        return Said(thought, (_call(text[first.end() + 1 : last.start()].removesuffix("\n")),))
+        return ParsedAnswer(thought, (_call(text[first.end() + 1 : last.start()].removesuffix("\n")),))
 
-    def write(self, said: Said) -> Message:
+    def write(self, answer: ParsedAnswer) -> Message:
         """Return the message, in SWE-smith's layout.
 
         Raises:
-            CannotSay: it is several calls, of another tool, or would be read as another.
+            CannotSay: there are several calls, the tool is unknown, or the result would be read as another call.
         """
-        if len(said.calls) != 1:
-            raise CannotSay(f"an answer in ticks has one action, not {len(said.calls)}")
-        action = command_line(said.calls[0])
+        if len(answer.calls) != 1:
+            raise CannotSay(f"the ticks style allows one action per answer, not {len(answer.calls)}")
+        action = command_line(answer.calls[0])
         if _FENCE.search(action):
-            raise CannotSay("the action has a line of backticks in it")
-        return Message("assistant", f"{said.thought}\n\n```\n{action}\n```")
+            raise CannotSay("the action contains a line of backticks, which would end its block")
+        return Message("assistant", f"{answer.thought}\n\n```\n{action}\n```")
 
 
 def command_line(call: Call) -> str:
-    """Return the line that SWE-agent makes of a call.
+    """Return the command line that SWE-agent builds for a call.
 
     Args:
-        call: of bash, the editor, or submit.
+        call: a call of bash, the editor, or submit.
 
     Raises:
-        CannotSay: it is another tool, or the line would be read as another call.
+        CannotSay: the tool is unknown, or the line would be read as another call.
     """
     if call.name == BASH:
         line = str(call.arguments.get("command", ""))
@@ -79,10 +79,10 @@ def command_line(call: Call) -> str:
     elif call.name == SUBMIT:
         line = SUBMIT
     else:
-        raise CannotSay(f"ticks have no words for the tool {call.name[:80]!r}")
+        raise CannotSay(f"the ticks style cannot express the tool {call.name[:80]!r}")
     again = _call(line)
     if (again.name, dict(again.arguments)) != (call.name, dict(call.arguments)):
-        raise CannotSay(f"in ticks, this call of {call.name} would be read as another")
+        raise CannotSay(f"in the ticks style, this call of {call.name} would be read as another")
     return line
 
 
@@ -103,7 +103,7 @@ def _option(value: object) -> str:
 
 
 def _call(action: str) -> Call:
-    """Read an action; whatever is neither the editor's nor submit is a command for bash."""
+    """Parse an action; anything but the editor and submit is a bash command."""
     if not action.strip():
         raise CannotSay("the block is empty")
     if action.strip() == SUBMIT:
@@ -120,7 +120,7 @@ def _call(action: str) -> Call:
 
 
 def _arguments(words: list[str]) -> dict[str, object] | None:
-    """Read the editor's words; None where they are not the editor's alone."""
+    """Parse the editor's arguments; return None if they are not a plain editor call."""
     if len(words) < 2:
         return None
     found: dict[str, object] = {"command": words[0], "path": words[1]}

@@ -1,7 +1,7 @@
-"""Tokenised rows: what a trainer reads, with a mask of the tokens that carry loss.
+"""Tokenised rows for trainers, with a mask of the tokens that carry loss.
 
-Where the engine said which tokens it sampled, these are they, to the bit. Where there is text alone, as in published
-sets, a tokenizer and its chat template say which tokens a model would have read and sampled.
+Rows hold the engine's own token ids where it reported them. Where only text is known, as in published data sets, a
+tokenizer and its chat template supply the tokens.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from minisandbox.models import Message
 from minisandbox.trajectories.example import Example
 
 IGNORED = -100
-"""The label of a token without loss, as PyTorch's cross entropy has it."""
+"""The label of a token without loss, PyTorch's default ``ignore_index``."""
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer of ``transformers``."""
+    """The part of a ``transformers`` tokenizer that is used here."""
 
     all_special_ids: list[int]
 
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return a text's tokens."""
+        """Return the tokens of a text."""
         ...
 
     def decode(self, token_ids: object) -> object:
@@ -45,14 +45,14 @@ class TokenisedRow:
     """One sequence to train on.
 
     Attributes:
-        traj_id: the example that it comes from.
-        instance_id: its task.
-        number: which row of the example, from 0.
+        traj_id: the id of its example.
+        instance_id: the task's id.
+        number: the row's index in the example, from 0.
         ids: the tokens (``array('i')``).
-        mask: for each token 1 where it carries loss, else 0.
-        logprobs: natural logarithms of the probabilities that tokens were sampled with, 0.0 for context
-            (``array('d')``); None where they are not known.
-        reward: the example's.
+        mask: per token, 1 if it carries loss, else 0.
+        logprobs: natural logarithms of the sampling probabilities, 0.0 for context (``array('d')``); None if
+            unknown.
+        reward: the example's reward.
     """
 
     traj_id: str
@@ -65,11 +65,11 @@ class TokenisedRow:
 
     @property
     def labels(self) -> list[int]:
-        """The tokens that carry loss; -100 in the places of the others."""
+        """The tokens that carry loss, with -100 in place of the others."""
         return [token if loss else IGNORED for token, loss in zip(self.ids, self.mask, strict=True)]
 
     def to_row(self) -> dict[str, object]:
-        """Return its columns: ``input_ids``, ``labels``, ``loss_mask``, ``logprobs`` and whose it is."""
+        """Return the row's columns: ``input_ids``, ``labels``, ``loss_mask``, ``logprobs``, and its origin."""
         return {
             "input_ids": list(self.ids),
             "labels": self.labels,
@@ -83,10 +83,10 @@ class TokenisedRow:
 
 
 def captured_rows(example: Example) -> Iterator[TokenisedRow]:
-    """Return the rows of tokens that an example's engine reported; none where it did not.
+    """Return the token rows that an example's engine reported; none if it reported no tokens.
 
     Args:
-        example: it.
+        example: the example.
     """
     for number, row in enumerate(example.rows):
         yield TokenisedRow(
@@ -95,19 +95,19 @@ def captured_rows(example: Example) -> Iterator[TokenisedRow]:
 
 
 def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
-    """Return an example's conversation as a chat template and a tokenizer have it.
+    """Tokenise an example's conversation with a chat template.
 
-    Loss is on what comes after each prompt: the template's text up to an answer's end, less its text up to the
-    answer's beginning. What the template adds behind the token that ends an answer is context.
+    An answer's loss covers the text between its prompt and its end. Tokens that the template adds after the answer's
+    end-of-turn token are context.
 
     Args:
-        example: it.
-        tokenizer: of ``transformers``, with a chat template.
+        example: the example.
+        tokenizer: a ``transformers`` tokenizer with a chat template.
 
     Raises:
-        TrajectoryError: the template writes the beginning of a conversation otherwise once there is more of it: what
-            a model read before an answer is no beginning of the whole then, and no mask is right.
-        InvalidValue: it has no chat template, or its template refuses the conversation.
+        TrajectoryError: the template is not prefix-preserving: it changes earlier text as the conversation grows, so
+            that no mask is right.
+        InvalidValue: there is no chat template, or it rejects the conversation.
     """
     ids, mask = array("i"), bytearray()
     for text, is_answer in _parts(example, tokenizer):
@@ -119,14 +119,14 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
 
 
 def _sampled(tokens: Sequence[int], tokenizer: Tokenizer) -> int:
-    """How many of an answer's tokens a model samples: up to the last that ends something."""
+    """Return how many tokens of an answer the model sampled: those up to the last special token."""
     special = set(tokenizer.all_special_ids)
     ends = [place for place, token in enumerate(tokens, start=1) if token in special]
     return ends[-1] if ends else len(tokens)
 
 
 def _parts(example: Example, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
-    """The template's text in parts, and whether each is an answer."""
+    """Split the template's text into parts, and mark those that are answers."""
     whole, messages = "", [_templated(message) for message in example.messages]
     for number, message in enumerate(example.messages):
         if message.role != "assistant":
@@ -146,9 +146,9 @@ def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: To
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
     except Exception as error:  # templates raise exceptions of their own
         raise InvalidValue(
-            f"{example.traj_id}: the chat template refuses its conversation",
+            f"{example.traj_id}: the chat template rejects its conversation",
             reason=f"{type(error).__name__}: {error}",
-            hint="another style may suit the template (--to xml has neither tools nor tool messages), or another "
+            hint="try another style (--to xml has neither tools nor tool messages) or another "
             "template (--chat-template FILE)",
         ) from error
     assert isinstance(text, str)
@@ -158,15 +158,15 @@ def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: To
 def _not_a_beginning(example: Example, number: int, text: str, whole: str) -> TrajectoryError:
     same = next((at for at, (a, b) in enumerate(zip(whole, text, strict=False)) if a != b), min(len(whole), len(text)))
     return TrajectoryError(
-        f"{example.traj_id}: with message {number} the chat template writes what came before it otherwise: "
+        f"{example.traj_id}: adding message {number} makes the chat template change earlier text: "
         f"{whole[same : same + 60]!r} became {text[same : same + 60]!r}",
-        reason="the template is not prefix-preserving: it takes thoughts out of earlier answers, for instance",
+        reason="the template is not prefix-preserving: it may remove thoughts from earlier answers, for instance",
         hint="train with a template that only appends: --chat-template FILE",
     )
 
 
 def _templated(message: Message) -> dict[str, object]:
-    """A message as templates want it: arguments decoded."""
+    """Return a message in the form that templates expect: arguments decoded."""
     body = message.to_json()
     calls = body.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
@@ -181,18 +181,18 @@ def _templated(message: Message) -> dict[str, object]:
 
 
 def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
-    """Open a tokenizer of ``transformers``.
+    """Open a ``transformers`` tokenizer.
 
     Args:
-        name: a directory, or a model of the Hugging Face hub.
-        chat_template: the template to use in place of its own.
+        name: a directory, or a model on the Hugging Face hub.
+        chat_template: a template that replaces the tokenizer's own.
 
     Raises:
         MissingExtra: ``transformers`` is not installed.
-        InvalidValue: there is none of that name, or it has no chat template.
+        InvalidValue: there is no such tokenizer, or it has no chat template.
     """
     try:
-        transformers: Any = importlib.import_module("transformers")  # takes seconds; only this needs it
+        transformers: Any = importlib.import_module("transformers")  # importing takes seconds
     except ImportError as error:
         raise MissingExtra(
             "cannot open a tokenizer: the package 'transformers' is not installed",
@@ -200,9 +200,9 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
         ) from error
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # whatever its files, the network or the hub fail by
+    except Exception as error:  # its files, the network and the hub raise all kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InvalidValue(f"no tokenizer can be had from {name}", reason=reason, hint="name its directory") from error
+        raise InvalidValue(f"cannot open the tokenizer {name}", reason=reason, hint="name its directory") from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     if not tokenizer.chat_template:
@@ -212,20 +212,20 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
 
 
 def count_tokens(example: Example, tokenizer: Tokenizer) -> int:
-    """Return how many tokens a conversation has by a tokenizer and its chat template."""
+    """Return the number of tokens of a conversation under a tokenizer's chat template."""
     text = _rendered(example, [_templated(message) for message in example.messages], tokenizer, prompt=False)
     return len(tokenizer.encode(text, add_special_tokens=False))
 
 
 def shown_mask(row: TokenisedRow, tokenizer: Tokenizer | None = None) -> Iterator[str]:
-    """Return a row's mask as people read it: spans of tokens with and without loss, and what they say.
+    """Show a row's mask to people: spans of tokens with and without loss, and their text.
 
     Args:
-        row: it.
-        tokenizer: says what tokens mean; None: their numbers are shown.
+        row: the row.
+        tokenizer: decodes the tokens; None shows their ids.
 
     Yields:
-        Lines: for each span a heading, then its text.
+        Per span, a heading and its text.
     """
     place = 0
     for loss, group in groupby(row.mask):

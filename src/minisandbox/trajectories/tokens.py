@@ -1,4 +1,4 @@
-"""Rows of tokens in JSON: compact, and exact to the bit."""
+"""Token rows in JSON: compact and bit-exact."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LARGEST = 1 << 30
 
 
 def row_to_json(row: TokenRow) -> dict[str, object]:
-    """Return a row as JSON has it.
+    """Return a row in its JSON form.
 
-    Numbers are little-endian arrays (32-bit ids, 64-bit floats), compressed by zlib, in base64. What carries loss
-    is a list of spans, each from a token to the one before another.
+    Numbers are little-endian arrays (32-bit ids, 64-bit floats), compressed by zlib, in base64. ``loss`` is a list of
+    half-open spans ``[start, end]`` of the tokens that carry loss.
 
     Args:
         row: the row.
@@ -36,14 +36,14 @@ _KEYS = {"turns", "length", "ids", "logprobs", "loss"}
 
 
 def row_from_json(value: object, place: str) -> TokenRow:
-    """Return the row that JSON stands for.
+    """Return the row that :func:`row_to_json` encoded.
 
     Args:
-        value: what :func:`row_to_json` returned.
-        place: what errors call it.
+        value: the decoded JSON.
+        place: the row's name in error messages.
 
     Raises:
-        TrajectoryError: it is damaged.
+        TrajectoryError: the data is damaged.
     """
     if not isinstance(value, dict) or set(value) != _KEYS:
         has = ", ".join(sorted(map(str, value))) if isinstance(value, dict) else type(value).__name__
@@ -54,7 +54,7 @@ def row_from_json(value: object, place: str) -> TokenRow:
         )
     turns, length, loss = value["turns"], value["length"], value["loss"]
     if not isinstance(turns, list) or not all(type(turn) is int for turn in turns):
-        raise TrajectoryError(f"{place}.turns are not numbers of turns")
+        raise TrajectoryError(f"{place}.turns is not a list of turn indices")
     ids: array[int] = array("i", _unpacked(value["ids"], 4, f"{place}.ids"))
     logprobs: array[float] = array("d", _unpacked(value["logprobs"], 8, f"{place}.logprobs"))
     if sys.byteorder == "big":
@@ -79,7 +79,7 @@ def _unpacked(text: object, size: int, place: str) -> bytes:
         inflater = zlib.decompressobj()
         data = inflater.decompress(base64.b64decode(text, validate=True), _LARGEST)
         if not inflater.eof or len(data) % size:
-            raise ValueError("cut off")
+            raise ValueError("truncated")
     except (ValueError, TypeError, zlib.error) as error:
         raise TrajectoryError(f"{place} cannot be read", reason=f"it is damaged: {error}") from error
     return data
@@ -91,9 +91,9 @@ def _mask(loss: object, length: int, place: str) -> bytes:
     end = 0
     for span in spans:
         if not (isinstance(span, list) and len(span) == 2 and all(type(one) is int for one in span)):
-            raise TrajectoryError(f"{place} is not a list of spans")
+            raise TrajectoryError(f"{place} is not a list of spans [start, end]")
         if not end <= span[0] < span[1] <= length:
-            raise TrajectoryError(f"{place} has the span {span}", reason=f"the row has {length} tokens")
+            raise TrajectoryError(f"{place} has the invalid span {span}", reason=f"the row has {length} tokens")
         mask[span[0] : span[1]] = b"\x01" * (span[1] - span[0])
         end = span[1]
     return bytes(mask)

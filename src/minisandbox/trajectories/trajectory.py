@@ -14,7 +14,7 @@ from minisandbox.trajectories.codec import from_json, to_json
 from minisandbox.trajectories.records import Failure, StepRecord, Timings, TurnRecord
 
 VERSION = 3
-"""Of the file format. A change that an older reader would misread makes it the next number."""
+"""Version of the file format. Increase it with any change that an older reader would misread."""
 
 _FORMAT = "minisandbox-trajectory"
 
@@ -27,25 +27,25 @@ class Trajectory:
         instance_id: the task's id.
         attempt: which rollout of this task it is, from 0.
         agent: the agent's name.
-        image: the name of the image it ran in.
-        image_key: the hash of everything that made that image; empty where there was none.
-        started: when, as UTC in ISO 8601.
-        minisandbox: the version that made it.
-        exit_status: why the agent ended, in the field's words.
-        detail: the same in a sentence, where there is more to say.
-        steps: what the agent did.
-        submission: its patch, or None where none could be taken.
-        grade: the verdict, or None where grading was not reached.
-        failure: what kept the rollout from being finished, or None.
+        image: the name of the sandbox's image.
+        image_key: the hash of everything that made the image; empty without an image.
+        started: start time, UTC in ISO 8601.
+        minisandbox: the version of MiniSandbox that made it.
+        exit_status: why the agent ended, in SWE-agent's terms.
+        detail: a sentence that explains the exit status, if there is more to say.
+        steps: the agent's commands.
+        submission: the agent's patch, or None if none could be taken.
+        grade: the verdict, or None if grading was not reached.
+        failure: the infrastructure error that kept the rollout from finishing, or None.
         timings: where the time went.
-        model: the model's name; empty for an agent that asks none.
-        sampling: how its answers were drawn.
-        configuration: the agent's own.
+        model: the model's name; empty for an agent without a model.
+        sampling: the sampling parameters.
+        configuration: the agent's configuration.
         messages: the whole history.
         turns: the model's answers, in order.
-        rows: the tokens that were read and sampled, as sequences to train on; the turns of a row are indices of
-            ``turns``. Empty where the engine does not say them.
-        tries: what earlier tries of this rollout failed at, on our side.
+        rows: the tokens that were read and sampled, as sequences to train on; their turns are indices of ``turns``.
+            Empty if the engine does not report tokens.
+        tries: infrastructure errors of earlier tries of this rollout.
     """
 
     instance_id: str
@@ -72,24 +72,24 @@ class Trajectory:
 
     @property
     def finished(self) -> bool:
-        """Whether it has a reward. A batch does again what has none: what we failed at, and what is unconfirmed."""
+        """Whether it has a reward. A batch repeats rollouts without one."""
         return self.reward is not None
 
     @property
     def reward(self) -> float | None:
-        """1.0 if the submission resolves the task, 0.0 if not; None where we failed or the pass is unconfirmed."""
+        """1.0 if the submission resolves the task, else 0.0; None after an infrastructure error or unconfirmed pass."""
         return None if self.grade is None or self.failure is not None else self.grade.reward
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether all tests passed, and it could not be confirmed that the submission earned that."""
+        """Whether all tests passed without confirmation that the submission earned it."""
         return self.failure is None and self.grade is not None and self.grade.verdict is Verdict.UNCONFIRMED
 
     def reward_or(self, unconfirmed: float | None) -> float | None:
         """Return the reward for training.
 
         Args:
-            unconfirmed: the reward of an unconfirmed pass; None: it has none.
+            unconfirmed: the reward of an unconfirmed pass, or None for no reward.
         """
         return unconfirmed if self.unconfirmed else self.reward
 
@@ -97,7 +97,7 @@ class Trajectory:
         """Return the file's text: one JSON object in ASCII.
 
         Args:
-            indent: spaces for each level; None for all in one line.
+            indent: spaces per level; None for a single line.
         """
         body = to_json(self)
         assert isinstance(body, dict)
@@ -107,18 +107,18 @@ class Trajectory:
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "the trajectory") -> Trajectory:
-        """Read a file's text.
+        """Parse a trajectory file's text.
 
         Args:
-            text: what :meth:`to_text` returned, in this or in an earlier version.
-            name: what errors call it.
+            text: the result of :meth:`to_text`, of this or an earlier version.
+            name: the file's name in error messages.
 
         Raises:
-            TrajectoryError: it is not a trajectory, damaged, of a newer version, or has unknown fields.
+            TrajectoryError: the text is not a trajectory, damaged, of a newer version, or has unknown fields.
         """
         body = _body(text, name)
         if body.pop("format", None) != _FORMAT:
-            raise TrajectoryError(f"{name} is not a trajectory", hint=f'its "format" would be "{_FORMAT}"')
+            raise TrajectoryError(f"{name} is not a trajectory", hint=f'a trajectory has "format": "{_FORMAT}"')
         version = body.pop("version", None)
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise TrajectoryError(f"{name} has the version {version!r}", reason="it is damaged")
@@ -136,11 +136,11 @@ class Trajectory:
 
     @classmethod
     def load(cls, path: Path) -> Trajectory:
-        """Read a file.
+        """Read a trajectory file.
 
         Raises:
-            TrajectoryError: as :meth:`from_text` raises it.
-            OSError: it cannot be opened.
+            TrajectoryError: as for :meth:`from_text`.
+            OSError: the file cannot be read.
         """
         return cls.from_text(path.read_bytes().decode("utf-8", "replace"), name=str(path))
 
@@ -156,7 +156,7 @@ def _body(text: str, name: str) -> dict[str, object]:
 
 
 def _name_verdict(body: dict[str, object]) -> None:
-    """Bring a body of version 1 up to date: it knew three verdicts, and flags without details."""
+    """Update a body of version 1, which had three verdicts and flags without details."""
     grade = body.get("grade")
     if not isinstance(grade, dict):
         return
@@ -170,7 +170,7 @@ def _name_verdict(body: dict[str, object]) -> None:
 
 
 def _without_model(body: dict[str, object]) -> None:
-    """Bring a body of version 2 up to date: agents asked no model, and steps had no place in time."""
+    """Update a body of version 2, which had no models, turns, or step times."""
     new: dict[str, object] = {
         "model": "", "sampling": {}, "configuration": {}, "messages": [], "turns": [], "rows": [], "tries": [],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Writing rows: JSON Lines, Parquet, folders of ``datasets``. One batch at a time is in memory."""
+"""Write rows as JSON Lines, Parquet, or folders of ``datasets``, holding one batch in memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from minisandbox.trajectories.example import Example
 
 Row = Mapping[str, object]
 Kind = Literal["chat", "plain", "tokens"]
-"""Which columns rows have: conversations, those of roles and texts alone, tokens."""
+"""The columns: full conversations, conversations of role and text only, or tokens."""
 
-_BATCH = 64  # a trajectory has some 100 kB: enough to be fast, few enough to hold
+_BATCH = 64  # a trajectory is about 100 kB: enough rows to be fast, few enough to fit in memory
 
 
 def chat_row(example: Example) -> dict[str, object]:
-    """Return an example in SWE-smith's published layout: messages in OpenAI's terms, and whose they are.
+    """Return an example in SWE-smith's published layout: messages in OpenAI's format, with their origin.
 
-    Bytes of a submission that are no UTF-8, and halves of surrogate pairs, become U+FFFD: what reads such rows knows
-    neither.
+    Bytes that are not UTF-8 and unpaired surrogates become U+FFFD, since readers of such rows accept neither.
 
     Args:
-        example: it.
+        example: the example.
     """
     patch = "" if example.submission is None else example.submission.decode("utf-8", "replace")
     row: dict[str, object] = {
@@ -54,7 +53,7 @@ def _message(message: Message) -> dict[str, object]:
 
 
 def _chat_schema(arrow: Any) -> Any:
-    """Return the types of chat rows: every field that a message may have, empty where it has none."""
+    """Return the types of chat rows: every field that a message may have, empty if unused."""
     text = arrow.string()
     function = arrow.struct([("name", text), ("arguments", text)])
     call = arrow.struct([("id", text), ("type", text), ("function", function)])
@@ -73,7 +72,7 @@ def _chat_schema(arrow: Any) -> Any:
 
 
 def _plain_schema(arrow: Any) -> Any:
-    """Return the types of chat rows whose messages are a role and a text, and nothing else."""
+    """Return the types of chat rows whose messages hold only a role and a text."""
     text = arrow.string()
     message = arrow.struct([("role", text), ("content", text)])
     names = ("instance_id", "model", "traj_id", "patch")
@@ -104,10 +103,10 @@ _SCHEMAS: Mapping[Kind, Callable[[Any], Any]] = {
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write lines, each with its newline; the file is replaced as a whole. Returns how many.
+    """Write lines, each with its newline, replacing the file atomically. Returns their number.
 
     Raises:
-        OSError: it cannot be written; what was there before is still there.
+        OSError: the file cannot be written; its earlier content is unchanged.
     """
     count = 0
     with written_whole(path) as part, part.open("w", encoding="ascii") as file:
@@ -117,17 +116,17 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
 
 
 def write_rows(path: Path, rows: Iterable[Row], kind: Kind) -> int:
-    """Write rows: Parquet or JSON Lines by the name's ending, else a folder of ``datasets``. Returns how many.
+    """Write rows as Parquet or JSON Lines by file suffix, else as a folder of ``datasets``. Returns their number.
 
     Args:
-        path: where they go. A file is replaced as a whole; a folder must not be there, or be empty.
-        rows: they, one by one.
-        kind: their columns, for Parquet and folders.
+        path: the target. A file is replaced atomically; a folder must be missing or empty.
+        rows: the rows.
+        kind: the columns, for Parquet and folders.
 
     Raises:
-        InvalidValue: the folder is there already, or a value is not of its column's type.
-        MissingExtra: a package that it takes is not installed.
-        OSError: it cannot be written; what was there before is still there.
+        InvalidValue: the folder is not empty, or a value has the wrong type for its column.
+        MissingExtra: a required package is not installed.
+        OSError: the target cannot be written; its earlier content is unchanged.
     """
     if path.suffix in (".jsonl", ".json"):
         return write_lines(path, (json.dumps(row) + "\n" for row in rows))
@@ -135,7 +134,7 @@ def write_rows(path: Path, rows: Iterable[Row], kind: Kind) -> int:
         with written_whole(path) as part:
             return _write_parquet(part, rows, kind, path)
     if path.is_dir() and any(path.iterdir()):
-        raise InvalidValue(f"{path} is there already", hint="name a new folder, or remove that one")
+        raise InvalidValue(f"{path} is not empty", hint="name a new folder, or remove this one")
     return _write_folder(path, rows, kind)
 
 
@@ -149,12 +148,12 @@ def _write_parquet(part: Path, rows: Iterable[Row], kind: Kind, path: Path) -> i
                 writer.write_table(arrow.Table.from_pylist(batch, schema=types))
                 count += len(batch)
     except arrow.ArrowException as error:
-        raise InvalidValue(f"these rows do not go into columns: {path} is not written", reason=str(error)) from error
+        raise InvalidValue(f"{path} is not written: the rows do not fit its columns", reason=str(error)) from error
     return count
 
 
 def _write_folder(path: Path, rows: Iterable[Row], kind: Kind) -> int:
-    """By way of a Parquet file: ``datasets`` maps that into memory instead of holding all rows."""
+    """Go through a Parquet file, which ``datasets`` maps into memory instead of loading all rows."""
     datasets = package("datasets", f"write a folder of the datasets package: {path}")
     shown = datasets.utils.is_progress_bar_enabled()
     datasets.utils.disable_progress_bars()
