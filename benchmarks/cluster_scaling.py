@@ -22,7 +22,7 @@ from minisandbox.rollouts import Batch, Setup, Summary
 from minisandbox.rollouts.cluster import Fleet, Resources
 from minisandbox.rollouts.cluster.node import Moved, Node, Status
 from minisandbox.rollouts.cluster.on_ray import RayNode, import_ray
-from minisandbox.rollouts.cluster.trades import RolloutTrade
+from minisandbox.rollouts.cluster.workloads import RolloutWorkload
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
@@ -68,10 +68,10 @@ class FakeNode:
         )
         return Packed(summary, b"a patch", self._trajectory)
 
-    async def give_back(self, most: int) -> None:
+    async def return_jobs(self, most: int) -> None:
         """Nothing waits here."""
 
-    async def beat(self, left: int) -> Status:  # noqa: ARG002 - nobody asks
+    async def heartbeat(self, left: int) -> Status:  # noqa: ARG002 - nobody asks
         """Be there."""
         return Status()
 
@@ -89,7 +89,7 @@ class FakeActor:
     async def call(self, method: str, *values: object) -> tuple[bool, object]:
         """As the real actor's."""
         self._node = self._node or FakeNode(*self._made)
-        if method in ("fetch", "beat"):
+        if method in ("fetch", "heartbeat"):
             return True, Moved((str(values[0]),), 1 << 20, 1 << 18) if method == "fetch" else Status()
         return True, await getattr(self._node, method)(*values)
 
@@ -117,7 +117,7 @@ class FakeFinder:
         """Return all nodes."""
         return set(self.nodes)
 
-    async def hire(self, one: str) -> FakeNode | RayNode:
+    async def start_worker(self, one: str) -> FakeNode | RayNode:
         """Return one."""
         return self.nodes[one]
 
@@ -153,7 +153,7 @@ async def measure(args: argparse.Namespace, out: Path) -> None:
         else [FakeNode(f"node{number}", args.sandboxes, args.seconds, args.size) for number in range(args.nodes)]
     )
     setup = Setup(agent=OracleAgent())
-    fleet = Fleet(FakeFinder(nodes), RolloutTrade(setup), notice=print)  # type: ignore[arg-type] # it has what a node has
+    fleet = Fleet(FakeFinder(nodes), RolloutWorkload(setup), notice=print)  # type: ignore[arg-type] # it has what a node has
     tasks = make_tasks(args.rollouts // args.attempts, args.repositories)
     batch = Batch(tasks, setup, out, attempts=args.attempts, crew=fleet)
     most = full = 0

@@ -63,7 +63,7 @@ def test_a_full_disk_and_clocks_apart(
     with capsys.disabled():
         print(told(list(nodes.values())))
     full = cluster.all[2].address
-    assert f"node {full} gets no more images" in (place / "run.err").read_text()
+    assert f"node {full} takes no more images" in (place / "run.err").read_text()
     assert nodes[full]["rollouts"] == 0
     assert nodes[cluster.all[1].address]["rollouts"] > 0
     waiting.until(lambda: not live())

@@ -14,16 +14,16 @@ from minisandbox.agents import EmptyAgent
 from minisandbox.errors import DiskFull
 from minisandbox.rollouts import Batch, RunDirectory, Setup, Summary
 from minisandbox.rollouts.database import Packed, pack
-from minisandbox.rollouts.executor import Office
-from minisandbox.rollouts.line import Job
+from minisandbox.rollouts.executor import JobOwner
+from minisandbox.rollouts.jobs import Job
 
 
 class Ready:
     """A crew whose rollouts have ended before it begins."""
 
-    async def run(self, todo: list[Job], office: Office[Packed]) -> None:
+    async def run(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
         (job,) = todo
-        await office.ended(job, pack(trajectory(job.task.instance_id)))
+        await owner.ended(job, pack(trajectory(job.task.instance_id)))
 
     def drain(self) -> None:
         pass

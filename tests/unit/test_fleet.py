@@ -24,11 +24,11 @@ from minisandbox.errors import (
 from minisandbox.grade import Verdict
 from minisandbox.rollouts import Setup, Summary
 from minisandbox.rollouts.cluster import Fleet, Resources, fleet
-from minisandbox.rollouts.cluster.desk import Desk
 from minisandbox.rollouts.cluster.node import Moved, Node, Status
-from minisandbox.rollouts.cluster.trades import RolloutTrade
+from minisandbox.rollouts.cluster.submit import FleetThread
+from minisandbox.rollouts.cluster.workloads import RolloutWorkload
 from minisandbox.rollouts.database import Packed
-from minisandbox.rollouts.line import Job, Line
+from minisandbox.rollouts.jobs import Job, JobQueue
 from minisandbox.rollouts.setup import Draw
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Timings
@@ -84,11 +84,11 @@ class Pretender:
         self.did.append((task.instance_id, attempt))
         return record(task.instance_id, attempt)
 
-    async def give_back(self, most: int) -> None:
+    async def return_jobs(self, most: int) -> None:
         for event in self.waiting[-most:]:
             event.set()
 
-    async def beat(self, left: int) -> Status:
+    async def heartbeat(self, left: int) -> Status:
         assert left >= 0
         await self._alive()
         return Status()
@@ -125,13 +125,13 @@ class Register:
         if packed.summary.failed_in:
             self.failed[job.key] = packed.summary.failed_in
 
-    def end_by(self, error: Exception) -> None:
+    def stop_with(self, error: Exception) -> None:
         self.error = error
 
     async def ids(self) -> set[str]:
         return {name for name, node in self.nodes.items() if not node.gone.is_set()}
 
-    async def hire(self, one: str) -> Pretender:
+    async def start_worker(self, one: str) -> Pretender:
         return self.nodes[one]
 
     async def close(self) -> None:
@@ -140,7 +140,7 @@ class Register:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_BEAT", "_LOOK", "_REST"):
+    for name in ("_HEARTBEAT", "_LOOK", "_REST"):
         monkeypatch.setattr(fleet, name, 0.02)
 
 
@@ -153,7 +153,7 @@ def carry_out(
 ) -> Fleet[Packed]:
     """Run a fleet to its end, and see that each rollout was kept once."""
     jobs = [Job(task, attempt) for task in tasks for attempt in range(attempts)]
-    crew = Fleet(register, RolloutTrade(SETUP), silence=silence, notice=register.said.append)  # type: ignore[arg-type] # as a finder is
+    crew = Fleet(register, RolloutWorkload(SETUP), silence=silence, notice=register.said.append)  # type: ignore[arg-type] # as a finder is
 
     async def run() -> None:
         async with asyncio.timeout(DEADLINE):
@@ -316,21 +316,21 @@ def test_draining_ends_with_what_is_under_way() -> None:
 def test_a_desk_has_done_what_it_is_asked_from_any_thread() -> None:
     nodes = [Pretender("n0", sandboxes=2), Pretender("n1", sandboxes=2)]
     register = Register(*nodes)
-    with Desk(Fleet(register, RolloutTrade(SETUP), notice=register.said.append)) as desk:  # type: ignore[arg-type] # as a finder is
+    with FleetThread(Fleet(register, RolloutWorkload(SETUP), notice=register.said.append)) as thread:  # type: ignore[arg-type] # as a finder is
         for attempt in range(3):  # a task whose image is there comes again
-            futures = [desk.submit(Job(task, attempt)) for task in make_tasks(4, 2)]
+            futures = [thread.submit(Job(task, attempt)) for task in make_tasks(4, 2)]
             assert {one.result(DEADLINE).summary.instance_id for one in futures} == {f"scale-{n}" for n in range(4)}
         nodes[0].gone.set()
-        futures = [desk.submit(Job(task, 3)) for task in make_tasks(8, 2)]
+        futures = [thread.submit(Job(task, 3)) for task in make_tasks(8, 2)]
         assert all(one.result(DEADLINE).summary.attempt == 3 for one in futures)
         nodes[1].paused = True
-        waiting = desk.submit(Job(make_tasks(1, 1)[0], 4))
+        waiting = thread.submit(Job(make_tasks(1, 1)[0], 4))
         assert waiting.cancel()
         nodes[1].paused = False
-        assert desk.submit(Job(make_tasks(1, 1)[0], 5)).result(DEADLINE).summary.attempt == 5
+        assert thread.submit(Job(make_tasks(1, 1)[0], 5)).result(DEADLINE).summary.attempt == 5
     assert Counter(name for node in nodes for name in node.built).most_common(1)[0][1] <= 2
-    with pytest.raises(HostError, match="not used any more"):
-        desk.submit(Job(make_tasks(1, 1)[0], 6))
+    with pytest.raises(HostError, match="no longer in use"):
+        thread.submit(Job(make_tasks(1, 1)[0], 6))
 
 
 def test_a_desk_tells_why_nothing_goes_on() -> None:
@@ -339,27 +339,27 @@ def test_a_desk_tells_why_nothing_goes_on() -> None:
             raise ModelRefused("no such model")
 
     register = Register(Refused("only"))
-    with Desk(Fleet(register, RolloutTrade(SETUP))) as desk:  # type: ignore[arg-type] # as a finder is
-        future = desk.submit(Job(make_tasks(1, 1)[0], 0))
+    with FleetThread(Fleet(register, RolloutWorkload(SETUP))) as thread:  # type: ignore[arg-type] # as a finder is
+        future = thread.submit(Job(make_tasks(1, 1)[0], 0))
         with pytest.raises(ModelRefused, match="no such model"):
             future.result(DEADLINE)
 
 
 def test_what_is_withdrawn_from_a_line_ends_nobody_who_waits() -> None:
     async def run() -> None:
-        line, (task,) = Line(10), make_tasks(1, 1)
-        line.put([Job(task, 0), Job(task, 1)])
-        assert [job.attempt for job in line.withdraw(1)] == [1]
-        first = await line.take()
-        waiting = asyncio.ensure_future(line.take())
+        queue, (task,) = JobQueue(10), make_tasks(1, 1)
+        queue.put([Job(task, 0), Job(task, 1)])
+        assert [job.attempt for job in queue.withdraw(1)] == [1]
+        first = await queue.take()
+        waiting = asyncio.ensure_future(queue.take())
         await asyncio.sleep(0.05)
         assert first is not None
         assert not waiting.done()
-        line.put([Job(task, 2)])
+        queue.put([Job(task, 2)])
         second = await waiting
         assert second is not None
         assert second.attempt == 2
-        line.end()
-        assert await line.take() is None
+        queue.end()
+        assert await queue.take() is None
 
     asyncio.run(run())

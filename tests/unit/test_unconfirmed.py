@@ -21,8 +21,8 @@ from minisandbox.images import Image
 from minisandbox.integrations.skyrl.config import SandboxOptions
 from minisandbox.integrations.skyrl.output import Ended, metrics_of, output_of
 from minisandbox.rollouts import KnownGrades, RunDirectory, RunReader, Setup
-from minisandbox.rollouts.draft import Draft
 from minisandbox.rollouts.rollout import finish
+from minisandbox.rollouts.state import RolloutState
 from minisandbox.rollouts.sweagent import report as sweagent_report
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.train.config import Groups, Policy
@@ -80,9 +80,9 @@ def test_a_rollout_that_ends_so_is_no_failure_of_ours(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(sys.modules["minisandbox.rollouts.rollout"], "grade", grade)
     task = next(iter(TaskSet.load("quickstart")))
-    draft = Draft(task, ("image", "key"), Setup(agent=open_agent("oracle")), 0)
-    draft.submission = b"diff"
-    found = finish(draft, cast("Image", None), tries=3)
+    state = RolloutState(task, ("image", "key"), Setup(agent=open_agent("oracle")), 0)
+    state.submission = b"diff"
+    found = finish(state, cast("Image", None), tries=3)
     assert (found.unconfirmed, found.reward, found.failure, found.tries) == (True, None, None, ())
     assert asked == [b"diff"]
 

@@ -1,8 +1,7 @@
-"""Rollouts: attempts of agents at tasks, one at a time or in batches."""
+"""Rollouts: one agent's attempts at tasks, single or in batches."""
 
 from minisandbox.rollouts.batch import Batch
 from minisandbox.rollouts.budgets import Budgets, Progress
-from minisandbox.rollouts.draft import EXIT_ENVIRONMENT_ERROR
 from minisandbox.rollouts.export import export_overview, export_sweagent
 from minisandbox.rollouts.grades import KnownGrades
 from minisandbox.rollouts.replay import load_replay
@@ -10,6 +9,7 @@ from minisandbox.rollouts.rollout import EXIT_API, EXIT_CONTEXT, EXIT_COST, EXIT
 from minisandbox.rollouts.rundir import RunDirectory, RunReader
 from minisandbox.rollouts.running import run_batch
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
+from minisandbox.rollouts.state import EXIT_ENVIRONMENT_ERROR
 from minisandbox.rollouts.summary import Summary
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Batches: many rollouts at once, resumable, and interruptible without losing what is finished."""
+"""Batches: concurrent rollouts that can be interrupted and resumed without losing finished work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minisandbox.rollouts.budgets import Budgets, Progress
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.executor import Crew, Executor
 from minisandbox.rollouts.export import export_overview
-from minisandbox.rollouts.line import STAGES, Job
+from minisandbox.rollouts.jobs import STAGES, Job
 from minisandbox.rollouts.rundir import Config, RunDirectory
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.summary import Summary
@@ -25,34 +25,34 @@ from minisandbox.sandbox.aio_drive import in_thread
 from minisandbox.tasks import Task
 
 DRAIN = 60.0
-"""Seconds that rollouts under way have to end when a batch is told to."""
+"""Seconds for running rollouts to end after a batch is drained."""
 _WRITING = 60.0
 
 
 class Batch:
-    """Rollouts over tasks, many at once, each kept in a run directory as it ends. Used once, on one event loop.
+    """Runs many rollouts at once, and stores each in a run directory as it ends. Used once, on one event loop.
 
-    What is finished there already is skipped; what failed on our side is done again.
+    Rollouts that have finished there are skipped; those with infrastructure errors are repeated.
 
     Args:
-        tasks: the tasks, in the order in which they are begun; those whose image is there go first.
-        setup: who works, with what model, within which bounds.
+        tasks: the tasks, in the order in which they start; those whose image is ready go first.
+        setup: the agent, its model, and limits.
         out: the run directory.
-        image_of: returns a task's image; called in several threads, once for each task. Not used with a crew.
-        images: begins to make the images of many tasks together, ``budgets.builds`` steps at once; in place of
-            ``image_of``. What they share is made once.
+        image_of: returns a task's image; called in several threads, once per task. Not used with a crew.
+        images: starts to build the images of many tasks together, ``budgets.builds`` steps at once; replaces
+            ``image_of``. Shared layers are built once.
         attempts: rollouts per task.
-        budgets: how many of each go on at once.
-        tries: how often a rollout is tried at most, where it fails on our side.
-        pause: seconds before the second try; doubled for each one more.
-        jitter: seconds over which the first rollouts begin, each at a random moment.
-        drain: seconds that rollouts under way have to end when the batch is told to.
-        config: what else describes the run; going on with it needs the same.
-        progress: called on the event loop for each rollout, those that were finished before included.
-        crew: what does the rollouts; this process if None.
+        budgets: concurrency limits.
+        tries: most tries of a rollout, repeated after infrastructure errors.
+        pause: seconds before the second try; doubled for each further one.
+        jitter: seconds over which the starts of the first rollouts are spread at random.
+        drain: seconds for running rollouts to end after the batch is drained.
+        config: further properties of the run, which must be equal on resume.
+        progress: called on the event loop after each rollout, and for those finished earlier.
+        crew: runs the rollouts; this process if None.
 
     Raises:
-        InvalidValue: a number makes no sense.
+        InvalidValue: a number is out of range.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Batch:
         }  # fmt: skip
         self._jobs = [Job(task, attempt) for task in tasks for attempt in range(attempts)]
         if twice := [key[0] for key, count in Counter(job.key for job in self._jobs).items() if count > 1]:
-            raise InvalidValue(f"{twice[0]!r} is there twice", hint="attempts= says how often each task is done")
+            raise InvalidValue(f"the task {twice[0]!r} is listed twice", hint="set attempts= to repeat each task")
         self._summaries: dict[tuple[str, int], Summary] = {}
         self._resumed = 0
         self._draining = self._hurried = False
@@ -93,46 +93,46 @@ class Batch:
         self._began = time.monotonic()
         if crew is None:
             if (image_of is None) == (images is None):
-                raise InvalidValue("a batch needs image_of or images", hint="give one of them: where images come from")
+                raise InvalidValue("give a batch either image_of or images", hint="they say where images come from")
             crew = Executor(
                 setup, self._budgets, image_of=image_of, images=images, tries=tries, pause=pause, jitter=jitter
             )
         self._crew = crew
         self._writer = Threads(1, "write")
 
-    # --- what others see ---------------------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------------------
 
     @property
     def total(self) -> int:
-        """How many rollouts it has, those that were finished before included."""
+        """The number of rollouts, including those finished earlier."""
         return len(self._jobs)
 
     @property
     def patience(self) -> float:
-        """Seconds that rollouts under way have to end when the batch is told to."""
+        """Seconds for running rollouts to end after the batch is drained."""
         return self._patience
 
     @property
     def stages(self) -> Mapping[str, int]:
-        """How many rollouts are where: ``queued``, ``image``, ``sandbox``, ``agent``, ``grade``, ``ended``."""
+        """The number of rollouts by stage: ``queued``, ``image``, ``sandbox``, ``agent``, ``grade``, ``ended``."""
         counts = Counter(job.stage for job in self._jobs)
         return {stage: counts[stage] for stage in STAGES}
 
     @property
     def summaries(self) -> tuple[Summary, ...]:
-        """Those of the rollouts that have ended, task by task."""
+        """Summaries of the rollouts that have ended, task by task."""
         return tuple(self._summaries[job.key] for job in self._jobs if job.key in self._summaries)
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest will take, by how long it has taken; None while none has ended."""
+        """An estimate from the time so far; None before the first rollout of this batch has ended."""
         done = len(self._summaries) - self._resumed
         if not done:
             return None
         return (time.monotonic() - self._began) / done * (len(self._jobs) - len(self._summaries))
 
     def drain(self) -> None:
-        """Begin no more rollouts; those under way have some time to end. Calling it again does nothing."""
+        """Start no more rollouts, and give running ones some time to end. Further calls do nothing."""
         if not self._hurried:
             self._hurried = True
             self._begin_no_more()
@@ -144,38 +144,38 @@ class Batch:
             self._draining = True
             self._crew.drain()
 
-    # --- the whole ---------------------------------------------------------------------------------------------------
+    # --- running -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> tuple[Summary, ...]:
-        """Do what no earlier batch has finished. A cancellation ends it at once; finished rollouts are on disk.
+        """Run the rollouts that no earlier batch finished. Cancellation ends it at once; finished ones are on disk.
 
         Returns:
-            A summary of each rollout that has ended, task by task: of all, unless it was drained.
+            A summary of each rollout that has ended, task by task: all of them, unless it was drained.
 
         Raises:
             RunError: the directory is in use, belongs to another run, or cannot be written.
-            TrajectoryError: a trajectory in it cannot be read.
-            DiskFull: the disk is full; what was finished is kept.
-            BudgetExceeded: the model's budget is used up; what was under way without it was finished.
-            ModelRefused: the model's server refuses what it is asked, from the first request on.
+            TrajectoryError: a trajectory in the directory cannot be read.
+            DiskFull: the disk is full; finished rollouts are kept.
+            BudgetExceeded: the model's budget is used up; rollouts that no longer needed the model have finished.
+            ModelRefused: the model's server rejects every request, from the first one on.
         """
         await self._open()
         try:
             await self._carry_out()
             await self._writer.run(export_overview, self._out, self._out)
         finally:
-            await self._let_go()
+            await self._release()
         if self._fault is not None:
             raise self._fault
         return self.summaries
 
     async def _open(self) -> None:
-        """Open the run's directory; where nobody waits for that any more, it is let go of again."""
+        """Open the run's directory, and release it if the caller is cancelled meanwhile."""
         opening = self._writer.submit(RunDirectory.open, self._out, self._config)
         try:
             self._run = await asyncio.wrap_future(opening)
-        except BaseException:  # a cancellation above all: the directory's lock must not outlive the attempt
-            opening.add_done_callback(_let_go_of)
+        except BaseException:  # mainly cancellation: the directory's lock must not outlive this call
+            opening.add_done_callback(_close_late)
             self._writer.close()
             raise
 
@@ -192,15 +192,15 @@ class Batch:
         except TimeoutError:
             if not self._scope.expired():
                 raise
-        except BaseExceptionGroup as errors:  # the first one ended the others
+        except BaseExceptionGroup as errors:  # the first error cancelled the others
             raise _first(errors) from None
 
     async def _take_over(self) -> None:
-        """Take over what earlier batches have finished."""
+        """Load the results of earlier batches."""
         known = await self._writer.run(lambda: {(one.instance_id, one.attempt): one for one in self._run.summaries()})
         if self._run.journal != "wal":
-            said = f"{self._out}: this file system has no shared memory, so that SQLite uses a rollback journal"
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
+            text = f"{self._out}: this file system has no shared memory, so SQLite uses a rollback journal"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if isinstance(self._crew, Executor):
             self._crew.answered_before = any(one.turns for one in known.values())
         for job in self._jobs:
@@ -209,8 +209,8 @@ class Batch:
                 self._resumed += 1
                 self._note(job, dataclasses.replace(one, resumed=True))
 
-    async def _let_go(self) -> None:
-        """Stop what goes on; let what is being written be written."""
+    async def _release(self) -> None:
+        """Stop the crew, finish pending writes, and close the directory."""
 
         def close() -> None:
             self._writer.join(_WRITING)
@@ -222,15 +222,15 @@ class Batch:
             self._writer.close()
             await in_thread(close)
 
-    def end_by(self, error: Exception) -> None:
-        """Let what is under way be finished, however long it takes, and then raise an error."""
+    def stop_with(self, error: Exception) -> None:
+        """Start no more rollouts, let running ones finish, however long they take, then raise the error."""
         self._fault = self._fault or error
         self._begin_no_more()
 
-    # --- what rollouts become ----------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------------------
 
     async def ended(self, job: Job, packed: Packed) -> None:
-        """Keep a rollout that has ended; a cancellation does not keep it from being written."""
+        """Store a rollout that has ended; it is written even if the caller is cancelled."""
         keeping = self._writer.submit(self._run.keep, packed)
         try:
             kept = await asyncio.shield(asyncio.wrap_future(keeping))
@@ -240,7 +240,7 @@ class Batch:
         self._note(job, kept)
 
     def _kept_late(self, keeping: Future[Summary]) -> None:
-        """End the batch with an error in writing whose caller was cancelled; called in the writer's thread."""
+        """Record a write error whose caller was cancelled; called in the writer's thread."""
         error = None if keeping.cancelled() else keeping.exception()
         if isinstance(error, Exception):
             self._fault = self._fault or error
@@ -252,7 +252,7 @@ class Batch:
             self._progress(Progress(len(self._summaries), len(self._jobs), summary, self.seconds_left))
 
 
-def _let_go_of(opening: Future[RunDirectory]) -> None:
+def _close_late(opening: Future[RunDirectory]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
 

@@ -1,4 +1,4 @@
-"""What a batch may take, and what it tells."""
+"""Concurrency limits of a batch, and its progress reports."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def _cpus() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """How many of each go on at once. A model has a budget of calls of its own.
+    """Concurrency limits of a batch. Calls to a model have their own budget.
 
     Attributes:
-        workers: agents, each in its sandbox.
-        builds: images that are being built.
-        starts: sandboxes that are being made.
-        gradings: submissions that are being graded, beside the agents.
-        warm: sandboxes that are made ahead for the rollouts that are next.
+        workers: agents at once, each in its own sandbox.
+        builds: images built at once.
+        starts: sandboxes created at once.
+        gradings: submissions graded at once, in addition to the agents.
+        warm: sandboxes created ahead for the next rollouts.
     """
 
     workers: int = 1
@@ -41,13 +41,13 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a batch tells when a rollout has ended.
+    """A batch's progress, reported after each rollout.
 
     Attributes:
-        done: rollouts that have ended, those of earlier batches included.
-        total: rollouts of the whole batch.
-        latest: the one that ended just now.
-        seconds_left: an estimate; None while none has ended in this batch.
+        done: rollouts that have ended, including those of earlier batches.
+        total: all rollouts of the batch.
+        latest: the rollout that has just ended.
+        seconds_left: an estimate; None before the first rollout of this batch has ended.
     """
 
     done: int

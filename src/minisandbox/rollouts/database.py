@@ -1,4 +1,4 @@
-"""The database of a run: one row per rollout, its columns to ask for, its trajectory whole."""
+"""A run's database: one row per rollout, with columns for queries and the whole trajectory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minisandbox.store.database import Database
 from minisandbox.trajectories import Timings, Trajectory
 
 NAME = "rollouts.sqlite"
-"""What the file is called in a run's directory."""
+"""The file name of the database in a run's directory."""
 
 _TIMES = tuple(field.name for field in dataclasses.fields(Timings))
 _COLUMNS = (
@@ -40,8 +40,8 @@ CREATE TABLE IF NOT EXISTS rollouts (
     verdict TEXT,                     -- NULL where grading was not reached
     reason TEXT NOT NULL,
     detail TEXT NOT NULL,
-    reward REAL,                      -- NULL where we failed or the pass is unconfirmed: such a rollout is done again
-    failed_in TEXT NOT NULL,          -- the phase that failed on our side, or ''
+    reward REAL,                      -- NULL after an infrastructure error or unconfirmed pass: repeated on resume
+    failed_in TEXT NOT NULL,          -- the phase with an infrastructure error, or ''
     tries INTEGER NOT NULL,
     turns INTEGER NOT NULL,
     steps INTEGER NOT NULL,
@@ -54,7 +54,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
     started TEXT NOT NULL,            -- UTC, ISO 8601
     {"".join(f"{name}_seconds REAL NOT NULL, " for name in _TIMES)}
     ended TEXT NOT NULL,              -- UTC, ISO 8601
-    patch BLOB,                       -- what was submitted; NULL where nothing could be taken
+    patch BLOB,                       -- the submission; NULL where none could be taken
     trajectory BLOB NOT NULL,         -- JSON, compressed by zstandard
     PRIMARY KEY (instance_id, attempt)
 )
@@ -63,11 +63,11 @@ CREATE TABLE IF NOT EXISTS rollouts (
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A rollout as the database has it: whoever keeps it need not read the trajectory.
+    """A rollout in the database's form, stored without decoding the trajectory.
 
     Attributes:
-        summary: its columns.
-        patch: what was submitted; None where nothing could be taken.
+        summary: the columns.
+        patch: the submission; None if none could be taken.
         trajectory: the whole record as JSON, compressed by zstandard.
     """
 
@@ -77,21 +77,21 @@ class Packed:
 
 
 def pack(trajectory: Trajectory) -> Packed:
-    """Pack a rollout. It takes a while where there are many tokens: not for the event loop's thread."""
+    """Pack a rollout. Slow with many tokens, so keep it off the event loop's thread."""
     data = trajectory.to_text(indent=None).encode("ascii")
     blob = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
     return Packed(Summary.of(trajectory), trajectory.submission, blob)
 
 
 def unpack(trajectory: bytes, *, name: str) -> Trajectory:
-    """Return a rollout's record.
+    """Decode a rollout's record.
 
     Args:
-        trajectory: as :class:`Packed` has it.
-        name: what errors call it.
+        trajectory: the compressed record of :class:`Packed`.
+        name: the record's name in error messages.
 
     Raises:
-        TrajectoryError: it cannot be read.
+        TrajectoryError: the record cannot be read.
     """
     try:
         text = zstandard.ZstdDecompressor().decompress(trajectory).decode("ascii")
@@ -101,7 +101,7 @@ def unpack(trajectory: bytes, *, name: str) -> Trajectory:
 
 
 class RolloutDatabase(Database):
-    """The rollouts of a run. Several threads may use it at once; other processes may read the file meanwhile.
+    """A run's rollouts. Thread-safe; other processes may read the file at the same time.
 
     Arguments and errors are those of :class:`.Database`.
     """
@@ -109,16 +109,16 @@ class RolloutDatabase(Database):
     tables = _TABLES
 
     def put(self, packed: Packed) -> Summary:
-        """Keep a rollout in place of an earlier one, durably, in one transaction.
+        """Store a rollout durably in one transaction, replacing an earlier one.
 
         Args:
-            packed: its record.
+            packed: the rollout.
 
         Returns:
             Its summary.
 
         Raises:
-            DiskFull: the disk is full; what was there is still there.
+            DiskFull: the disk is full; earlier rollouts are kept.
             RunError: the database cannot be written.
         """
         ended = datetime.now(UTC).isoformat(timespec="seconds")
@@ -127,22 +127,22 @@ class RolloutDatabase(Database):
         return packed.summary
 
     def summaries(self) -> Iterator[Summary]:
-        """Return what is there, by task and attempt."""
+        """Return all summaries, by task and attempt."""
         with self._writing, self._faults():
             rows = self._database.execute(f"{_SUMMARY} ORDER BY instance_id, attempt").fetchall()
         return map(_summary, rows)
 
     def patches(self) -> Iterator[tuple[str, int, bytes]]:
-        """Return what was submitted, by task and attempt."""
+        """Return all submissions, by task and attempt."""
         query = "SELECT instance_id, attempt, patch FROM rollouts WHERE patch NOT NULL ORDER BY instance_id, attempt"
         with self._writing, self._faults():
             return iter(self._database.execute(query).fetchall())
 
     def trajectory(self, instance_id: str, attempt: int) -> Trajectory | None:
-        """Return a rollout's record, or None where there is none.
+        """Return a rollout's record, or None if there is no such rollout.
 
         Raises:
-            TrajectoryError: it cannot be read.
+            TrajectoryError: the record cannot be read.
         """
         query = "SELECT trajectory FROM rollouts WHERE instance_id = ? AND attempt = ?"
         with self._writing, self._faults():
@@ -157,7 +157,7 @@ class RolloutDatabase(Database):
 
 
 def _values(one: Summary) -> tuple[str | int | float | None, ...]:
-    """Return a summary as the columns have it. Texts may hold what was no UTF-8; columns are for people and queries."""
+    """Return a summary's column values, with unpaired surrogates escaped for queries."""
     values = (
         one.instance_id, one.attempt, one.exit_status, one.verdict, one.reason, one.detail, one.reward, one.failed_in,
         one.tries, one.turns, one.steps, one.usage.prompt, one.usage.completion, one.usage.cached, one.cost, one.agent,

@@ -1,7 +1,7 @@
-"""Runs as training data: their rollouts as examples, and the bash agent's own style and prompts.
+"""Read runs as training data, and convert the bash agent's own style and prompts.
 
-What training data is and how it is chosen is in :mod:`minisandbox.trajectories`; here is what takes a run's
-database, or the agents' action formats.
+:mod:`minisandbox.trajectories` has the rest; this module holds the parts that need a run's database or the agents'
+action formats.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from minisandbox.trajectories.styles import Call, CannotSay, ParsedAnswer, Style
 
 
 class TextStyle:
-    """The bash agent's fenced blocks, as a style of training data."""
+    """The bash agent's fenced blocks as a style of training data."""
 
     name = "text"
     answers_calls = False
 
     def read(self, message: Message) -> ParsedAnswer:
-        """Return the block's action.
+        """Return the actions in the block.
 
         Raises:
-            CannotSay: there is none, or it cannot be understood.
+            CannotSay: there is no block, or it cannot be parsed.
         """
         try:
             actions = FORMATS["text"].parse(message)
@@ -42,10 +42,10 @@ class TextStyle:
         return ParsedAnswer(beside_action(message.content), calls)
 
     def write(self, answer: ParsedAnswer) -> Message:
-        """Return the thought, and the block below it.
+        """Return the thought, followed by the block.
 
         Raises:
-            CannotSay: the action has another tool, or there are several.
+            CannotSay: the tool is unknown, or there are several actions.
         """
         try:
             actions = [action_of(call.name, call.arguments) for call in answer.calls]
@@ -56,21 +56,21 @@ class TextStyle:
 
 
 ALL_STYLES: Mapping[str, Style] = {"text": TextStyle(), **STYLES}
-"""SWE-smith's three, and the bash agent's own."""
+"""SWE-smith's three styles and the bash agent's own."""
 
 
 def open_examples(path: Path, reading: Reading | None = None) -> Iterator[Example]:
-    """Read examples, one by one as they are asked for: of a run of ours, or of whatever :func:`.read_examples` reads.
+    """Read examples lazily, one by one, from a run of ours or any source of :func:`.read_examples`.
 
     Args:
-        path: the directory of a run, or a file or directory of others.
-        reading: how files of others are understood.
+        path: a run's directory, or another file or directory.
+        reading: how to interpret files of other programs.
 
     Raises:
-        TrajectoryError: a row or a file is no trajectory.
+        TrajectoryError: a row or a file is not a trajectory.
         TaskFileError: the file cannot be read.
         RunError: the run's database cannot be read.
-        MissingExtra: a package that it takes is not installed.
+        MissingExtra: a required package is not installed.
     """
     return _of_run(path) if is_run(path) else read_examples(path, reading)
 
@@ -86,23 +86,23 @@ def _of_run(path: Path) -> Iterator[Example]:
 
 
 def _style(trajectory: Trajectory) -> str:
-    """The bash agent's action format; of other agents, what their answers look like."""
-    told = trajectory.configuration.get("action_format")
-    if trajectory.agent == "bash" and isinstance(told, str) and told in FORMATS:
-        return told
+    """Return the bash agent's action format, or the style detected for other agents."""
+    known = trajectory.configuration.get("action_format")
+    if trajectory.agent == "bash" and isinstance(known, str) and known in FORMATS:
+        return known
     return style_of(trajectory.messages)
 
 
 def rewritten_prompt(text: str, source: str, target: str) -> str:
-    """Return a prompt of the bash agent that tells how actions are written in another of its formats.
+    """Rewrite a prompt of the bash agent to describe another of its action formats.
 
     Args:
         text: the prompt.
-        source: the format that it tells of.
-        target: the other one.
+        source: the format that it describes.
+        target: the other format.
 
     Returns:
-        The prompt; unchanged where it does not hold the package's own text on the format, or there is none.
+        The prompt; unchanged if it does not contain the package's description of the source format.
     """
     if source not in FORMATS or target not in FORMATS:
         return text

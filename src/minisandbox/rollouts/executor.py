@@ -1,4 +1,4 @@
-"""What does rollouts on one node: its images, its sandboxes, its agents and its graders."""
+"""Run rollouts on one node: its images, sandboxes, agents and graders."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from minisandbox.errors import (
 from minisandbox.pool import Threads, WarmPool
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.database import Packed, pack
-from minisandbox.rollouts.draft import Draft
-from minisandbox.rollouts.line import Job, Line
+from minisandbox.rollouts.jobs import Job, JobQueue
 from minisandbox.rollouts.rollout import finish, make_box, unreached, work
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
+from minisandbox.rollouts.state import RolloutState
 from minisandbox.sandbox import AsyncSandbox
 from minisandbox.sandbox.aio_drive import in_thread
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
@@ -41,43 +41,43 @@ _ENDING = 30.0
 Done_contra = TypeVar("Done_contra", contravariant=True)
 
 
-class Office(Protocol[Done_contra]):
-    """Who has work done: it keeps what comes of it, and says when it is over."""
+class JobOwner(Protocol[Done_contra]):
+    """Owner of jobs: receives their results, and can stop them all."""
 
     async def ended(self, job: Job, done: Done_contra, /) -> None:
-        """Keep what came of a job that has ended."""
+        """Store the result of a job that has ended."""
 
-    def end_by(self, error: Exception) -> None:
-        """Let what is under way be finished, and then raise an error."""
+    def stop_with(self, error: Exception) -> None:
+        """Start no more jobs, let running ones finish, then raise the error."""
 
 
 class Crew(Protocol):
-    """What does the rollouts of a batch: one node, or many."""
+    """Runs the rollouts of a batch, on one node or many."""
 
-    async def run(self, todo: list[Job], office: Office[Packed]) -> None:
-        """Do rollouts, until all have ended or those under way have after :meth:`drain`."""
+    async def run(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
+        """Run jobs until all have ended, or until running jobs have ended after :meth:`drain`."""
 
     def drain(self) -> None:
-        """Begin no more rollouts."""
+        """Start no more rollouts."""
 
     async def close(self) -> None:
-        """Stop what was made ahead."""
+        """Release sandboxes that were created ahead."""
 
 
 class Executor:
-    """One node. Used once, on one event loop: by :meth:`run`, or by :meth:`serve` and :meth:`put`.
+    """Runs rollouts on this node. Used once, on one event loop: by :meth:`run`, or by :meth:`serve` and :meth:`put`.
 
     Attributes:
-        answered_before: whether the model has answered in an earlier part of the run.
+        answered_before: whether the model answered in an earlier part of the run.
 
     Args:
-        setup: who works, with what model, within which bounds.
-        budgets: how many of each go on at once.
-        image_of: returns a task's image; called in several threads, once for each task.
-        images: begins to make the images of many tasks together; in place of ``image_of``.
-        tries: how often a rollout is tried at most, where it fails on our side.
-        pause: seconds before the second try; doubled for each one more.
-        jitter: seconds over which the first rollouts begin, each at a random moment.
+        setup: the agent, its model, and limits.
+        budgets: concurrency limits.
+        image_of: returns a task's image; called in several threads, once per task.
+        images: starts to build the images of many tasks together; replaces ``image_of``.
+        tries: most tries of a rollout, repeated after infrastructure errors.
+        pause: seconds before the second try; doubled for each further one.
+        jitter: seconds over which the starts of the first rollouts are spread at random.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Executor:
         self._tries, self._pause, self._jitter = tries, pause, jitter
         self.answered_before = False
         self._answered = False
-        self._under_way: set[Draft] = set()
+        self._under_way: set[RolloutState] = set()
         self._draining = False
-        self._line = Line(4 * budgets.workers)
+        self._queue = JobQueue(4 * budgets.workers)
         self._room = asyncio.Semaphore(budgets.workers + 2 * budgets.gradings)
         self._warm: WarmPool[tuple[str, int]] = WarmPool(budgets.warm, budgets.starts)
         self._builders = Threads(budgets.builds, "image")
@@ -106,46 +106,46 @@ class Executor:
         self._grading = Cancellation()
         self._packer = Threads(1, "pack")
 
-    async def run(self, todo: list[Job], office: Office[Packed]) -> None:
-        """Make the images of rollouts, and do them."""
+    async def run(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
+        """Build the images of jobs, and run the jobs."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._provide_images(todo, office))
-            await self.serve(office, len(todo))
+            group.create_task(self._provide_images(todo, owner))
+            await self.serve(owner, len(todo))
 
-    async def serve(self, office: Office[Packed], most: int | None = None) -> None:
-        """Do the rollouts that stand in line, until no more come.
+    async def serve(self, owner: JobOwner[Packed], most: int | None = None) -> None:
+        """Run queued jobs until the queue is closed.
 
         Args:
-            office: who keeps them.
-            most: how many there are in all, if that is known.
+            owner: receives the results.
+            most: number of jobs in all, if known.
         """
         count = self._budgets.workers if most is None else min(self._budgets.workers, most)
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
-                group.create_task(self._work(office, group))
+                group.create_task(self._work(owner, group))
 
     def put(self, jobs: list[Job]) -> None:
-        """Let rollouts stand in line whose image is there."""
-        self._line.put(jobs)
+        """Queue jobs whose image is ready."""
+        self._queue.put(jobs)
         self._make_ahead()
 
     def withdraw(self, most: int) -> list[Job]:
-        """Take rollouts out of the line again, the last first.
+        """Remove jobs from the end of the queue, and return them.
 
         Args:
-            most: how many.
+            most: number of jobs.
         """
-        return self._line.withdraw(most)
+        return self._queue.withdraw(most)
 
     def drain(self) -> None:
-        """Begin no more rollouts."""
+        """Start no more rollouts."""
         self._draining = True
-        self._line.end(clear=True)
+        self._queue.end(clear=True)
         if self._building is not None:
             self._builders.submit(self._building.cancel)
 
     async def close(self) -> None:
-        """Stop what was made ahead, what is built and what is graded."""
+        """Release sandboxes that were created ahead, and cancel builds and gradings."""
 
         def end() -> None:
             self._grading.cancel()
@@ -162,85 +162,85 @@ class Executor:
 
     # --- images ------------------------------------------------------------------------------------------------------
 
-    async def _provide_images(self, todo: list[Job], office: Office[Packed]) -> None:
-        """Have images made, each once and not too far ahead; the rollouts of each stand in line when it is there."""
+    async def _provide_images(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
+        """Build each image once, not too far ahead, and queue its jobs when it is ready."""
         groups: dict[str, list[Job]] = {}
         for job in todo:
             groups.setdefault(job.task.instance_id, []).append(job)
         if self._images is not None:
-            await self._provide_together(groups, self._images, office)
+            await self._provide_together(groups, self._images, owner)
         else:
-            await self._provide_each(groups, office)
-        self._line.end()
+            await self._provide_each(groups, owner)
+        self._queue.end()
 
     async def _provide_together(
-        self, groups: Mapping[str, list[Job]], images: ImagesOf, office: Office[Packed]
+        self, groups: Mapping[str, list[Job]], images: ImagesOf, owner: JobOwner[Packed]
     ) -> None:
-        # on the loop: it only begins, and nothing can come in between that would leave it without an owner
+        # on the loop: this only starts the builds, and no cancellation can come between start and assignment
         self._building = images([jobs[0].task for jobs in groups.values()], self._budgets.builds)
         if self._draining:
             self._builders.submit(self._building.cancel)
         async with asyncio.TaskGroup() as group:
             for name, jobs in groups.items():
-                group.create_task(self._provide(jobs, asyncio.wrap_future(self._building.images[name]), office))
+                group.create_task(self._provide(jobs, asyncio.wrap_future(self._building.images[name]), owner))
 
-    async def _provide_each(self, groups: Mapping[str, list[Job]], office: Office[Packed]) -> None:
+    async def _provide_each(self, groups: Mapping[str, list[Job]], owner: JobOwner[Packed]) -> None:
         slots = asyncio.Semaphore(self._budgets.builds)
 
         async def provide(jobs: list[Job]) -> None:
             try:
-                await self._provide(jobs, self.image(jobs[0].task), office)
+                await self._provide(jobs, self.image(jobs[0].task), owner)
             finally:
                 slots.release()
 
         async with asyncio.TaskGroup() as group:
             for jobs in groups.values():
                 await slots.acquire()
-                if not await self._line.room():
+                if not await self._queue.room():
                     break
                 group.create_task(provide(jobs))
 
-    async def _provide(self, jobs: list[Job], coming: Awaitable[Image], office: Office[Packed]) -> None:
+    async def _provide(self, jobs: list[Job], coming: Awaitable[Image], owner: JobOwner[Packed]) -> None:
         began = time.monotonic()
         for job in jobs:
             job.stage = "image"
         try:
             image = await coming
-        except CancelledError:  # the building was called off: these have not begun
+        except CancelledError:  # the build was cancelled: these jobs have not started
             for job in jobs:
                 job.stage = "queued"
         except MiniSandboxError as error:
             for job in jobs:
                 times = {"queued": began - job.since, "image": time.monotonic() - began}
                 one = unreached(job.task, self._setup, job.attempt, error, waited=times)
-                await office.ended(job, await self._packer.run(pack, one))
-        except Exception as error:  # noqa: BLE001 - a mistake: what runs is finished, then it is raised
-            office.end_by(error)
+                await owner.ended(job, await self._packer.run(pack, one))
+        except Exception as error:  # noqa: BLE001 - a bug: let running jobs finish, then raise it
+            owner.stop_with(error)
         else:
             for job in jobs:
                 job.image, job.image_seconds, job.stage = image, time.monotonic() - began, "queued"
             self.put(jobs)
 
     async def image(self, task: Task) -> Image:
-        """Return a task's image, made if it is not there."""
+        """Return a task's image, building it if necessary."""
         assert self._image_of is not None
         return await self._builders.run(self._image_of, task)
 
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
-    async def _work(self, office: Office[Packed], group: asyncio.TaskGroup) -> None:
-        """Do one rollout after another: one of the workers."""
+    async def _work(self, owner: JobOwner[Packed], group: asyncio.TaskGroup) -> None:
+        """Run one job after another, as one of the workers."""
         if self._jitter:
-            await asyncio.sleep(random.uniform(0.0, self._jitter))  # noqa: S311 - it spreads the load
-        while (job := await self._line.take()) is not None:
+            await asyncio.sleep(random.uniform(0.0, self._jitter))  # noqa: S311 - spreads the load
+        while (job := await self._queue.take()) is not None:
             self._make_ahead()
-            await self._room.acquire()  # where grading is slower than agents are, they wait
-            draft = await self._attempted(job, office)
-            group.create_task(self._conclude(job, draft, office))
+            await self._room.acquire()  # agents wait if grading falls behind
+            state = await self._attempted(job, owner)
+            group.create_task(self._conclude(job, state, owner))
 
     def _make_ahead(self) -> None:
-        """Make sandboxes for the rollouts that are next."""
-        for job in self._line.next(self._budgets.warm):
+        """Create sandboxes ahead for the next jobs."""
+        for job in self._queue.next(self._budgets.warm):
             if self._draining or not self._warm.expect(job.key, lambda one=job: self._new_box(one)):  # type: ignore[misc] # this round's
                 return
 
@@ -248,8 +248,8 @@ class Executor:
         assert job.image is not None
         return await make_box(job.image, self._setup.limits)
 
-    async def _attempted(self, job: Job, office: Office[Packed]) -> Draft:
-        """Let the agent work, again where we fail; returns what came of the last try."""
+    async def _attempted(self, job: Job, owner: JobOwner[Packed]) -> RolloutState:
+        """Run the agent, again after an infrastructure error; return the state after the last try."""
         tries: tuple[Failure, ...] = ()
         times = {"queued": time.monotonic() - job.since, "image": job.image_seconds}
         setup = self._setup if job.draw is None else job.draw.of(self._setup)
@@ -262,51 +262,53 @@ class Executor:
 
         while True:
             job.stage = "sandbox"
-            draft = Draft(job.task, (job.image.name, job.image.key), setup, job.attempt, tries=tries, waited=times)
-            self._under_way.add(draft)
+            state = RolloutState(
+                job.task, (job.image.name, job.image.key), setup, job.attempt, tries=tries, waited=times
+            )
+            self._under_way.add(state)
             try:
-                await work(draft, take_box)
+                await work(state, take_box)
             finally:
-                self._under_way.discard(draft)
-            self._look_at(draft, office)
-            if draft.failure is None or not self._worth_another(draft):
-                return draft
+                self._under_way.discard(state)
+            self._stop_if_hopeless(state, owner)
+            if state.failure is None or not self._worth_another(state):
+                return state
             await asyncio.sleep(self._pause * 2 ** len(tries) * random.uniform(0.5, 1.5))  # noqa: S311 - as above
             if self._draining:
-                return draft
-            tries = (*tries, draft.failure)
+                return state
+            tries = (*tries, state.failure)
 
-    def _look_at(self, draft: Draft, office: Office[Packed]) -> None:
-        """End the batch where none of its rollouts can go on."""
-        self._answered = self._answered or draft.answered or any(one.answered for one in self._under_way)
-        error = draft.error
+    def _stop_if_hopeless(self, state: RolloutState, owner: JobOwner[Packed]) -> None:
+        """Stop the batch if none of its rollouts can succeed."""
+        self._answered = self._answered or state.answered or any(one.answered for one in self._under_way)
+        error = state.error
         if isinstance(error, BudgetExceeded):
-            office.end_by(error)
+            owner.stop_with(error)
         elif isinstance(error, ModelRefused) and not self._answered:  # noqa: SIM102 - as the comment says
-            # where one request is refused, answers in an earlier part of the run say that others are not
+            # if one request is refused, answers in an earlier part of the run prove that others are not
             if error.every_request or not self.answered_before:
-                office.end_by(error)
+                owner.stop_with(error)
 
-    def _worth_another(self, draft: Draft) -> bool:
-        """Whether what failed may go well the next time."""
-        assert draft.failure is not None
-        if self._draining or len(draft.tries) + 1 >= self._tries or isinstance(draft.error, InvalidValue | NotFound):
+    def _worth_another(self, state: RolloutState) -> bool:
+        """Return whether another try may succeed."""
+        assert state.failure is not None
+        if self._draining or len(state.tries) + 1 >= self._tries or isinstance(state.error, InvalidValue | NotFound):
             return False
-        if draft.failure.phase in ("sandbox", "patch"):
+        if state.failure.phase in ("sandbox", "patch"):
             return True
-        return isinstance(draft.error, HostError | SandboxGone | ModelUnavailable | BadAnswer)
+        return isinstance(state.error, HostError | SandboxGone | ModelUnavailable | BadAnswer)
 
-    async def _conclude(self, job: Job, draft: Draft, office: Office[Packed]) -> None:
-        """Grade a rollout whose agent has ended, and have it kept."""
+    async def _conclude(self, job: Job, state: RolloutState, owner: JobOwner[Packed]) -> None:
+        """Grade a rollout whose agent has ended, and hand over the result."""
         job.stage = "grade"
         image = job.image
         assert image is not None
         try:
-            # what has nothing to grade does not wait for what has
-            threads = self._graders if draft.failure is None else self._packer
+            # rollouts with nothing to grade do not wait for gradings
+            threads = self._graders if state.failure is None else self._packer
             packed = await threads.run(
-                lambda: pack(finish(draft, image, tries=self._tries, cancellation=self._grading))
+                lambda: pack(finish(state, image, tries=self._tries, cancellation=self._grading))
             )
-            await office.ended(job, packed)
+            await owner.ended(job, packed)
         finally:
             self._room.release()

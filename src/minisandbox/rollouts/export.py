@@ -1,4 +1,4 @@
-"""A run in the files of the field: ``preds.json``, ``run_batch_exit_statuses.yaml``, and SWE-agent's layout."""
+"""Export a run to standard files: ``preds.json``, ``run_batch_exit_statuses.yaml``, and SWE-agent's layout."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from minisandbox.store.rundir import write_whole
 from minisandbox.tasks.statuses import STATUSES_NAME, write_statuses
 
 PREDICTIONS = "preds.json"
-"""What the file of predictions is called."""
-_LONGEST_NAME = 180  # bytes, with room for what is put behind it
+"""The file name of predictions."""
+_LONGEST_NAME = 180  # bytes, with space for suffixes
 
 
 def export_overview(run: Path, out: Path) -> None:
     """Write a run's predictions and exit statuses.
 
-    ``preds.json`` has each task's first attempt, ``preds.1.json`` its second, and so on: evaluators take one for
-    each task.
+    ``preds.json`` has each task's first attempt, ``preds.1.json`` the second, and so on, since evaluators take one
+    prediction per task.
 
     Args:
         run: the run's directory.
-        out: the directory to write into; it exists.
+        out: an existing directory to write to.
 
     Raises:
         RunError: the database cannot be read.
@@ -49,16 +49,16 @@ def export_overview(run: Path, out: Path) -> None:
 
 
 def export_sweagent(run: Path, out: Path) -> Iterator[str]:
-    """Write a run as SWE-agent does: for each rollout a directory with its ``.traj``, ``.pred`` and ``.patch``.
+    """Write a run in SWE-agent's layout: per rollout a directory with ``.traj``, ``.pred`` and ``.patch`` files.
 
-    The ``report.json`` beside them is where SWE-smith's collection looks for whether it resolved the task.
+    SWE-smith's collection reads from ``report.json`` in the same directory whether the rollout resolved its task.
 
     Args:
         run: the run's directory.
-        out: the directory to write into; made if it is not there.
+        out: the directory to write to; created if missing.
 
     Yields:
-        The name of each rollout that has been written: the task's id, with ``_ATTEMPT`` where a task has several.
+        The name of each written rollout: the task's id, with ``_ATTEMPT`` if a task has several.
 
     Raises:
         RunError: the database cannot be read.
@@ -88,7 +88,7 @@ def export_sweagent(run: Path, out: Path) -> Iterator[str]:
 
 
 def names_of(summaries: list[Summary]) -> dict[tuple[str, int], str]:
-    """Return what rollouts are called in files: the task's id, with ``_ATTEMPT`` where there are several of a task."""
+    """Return the file names of rollouts: the task's id, with ``_ATTEMPT`` if a task has several."""
     several = any(one.attempt for one in summaries)
     return {
         _key(one): _file_name(f"{one.instance_id}_{one.attempt}" if several else one.instance_id) for one in summaries
@@ -96,7 +96,7 @@ def names_of(summaries: list[Summary]) -> dict[tuple[str, int], str]:
 
 
 def _file_name(name: str) -> str:
-    """A name as it is where a file can have it; the database of somebody else may hold any."""
+    """Return a name unchanged if it is a valid file name; foreign databases may hold any name."""
     plain = re.sub(r"[^\w.@+=%,-]", "_", name).lstrip(".-")
     if plain == name and len(name.encode()) <= _LONGEST_NAME:
         return name

@@ -1,4 +1,4 @@
-"""Grades that are known: where tests always do the same, equal submissions to a task need one grading."""
+"""Cache grades: with deterministic tests, equal submissions to a task need one grading."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from minisandbox.grade import Grade
 from minisandbox.sandbox.cancellation import Cancellation
 
 _LOOK = 0.2
-"""Seconds between two looks whether waiting was called off."""
+"""Seconds between two checks for cancellation while waiting."""
 
 
 class KnownGrades:
-    """The grades of a run, by image, task and submission. Threads that ask for the same one wait for the first.
+    """A run's grades by image, task and submission. Threads with the same submission wait for the first one's grade.
 
-    A grade without a reward (unconfirmed, a failure of ours) is never kept: a thread that waited for it grades again.
-    A copy for another process knows nothing yet.
+    Grades without a reward (unconfirmed, infrastructure error) are not cached: each waiting thread then grades the
+    submission itself. A copy for another process starts empty.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class KnownGrades:
         self._known: dict[tuple[str, str, bytes], Future[Grade | None]] = {}
 
     def __reduce__(self) -> tuple[type[KnownGrades], tuple[()]]:
-        """Pickle an empty one: each node of a cluster has its own."""
+        """Pickle an empty cache: each node of a cluster has its own."""
         return KnownGrades, ()
 
     def of(
@@ -37,17 +37,17 @@ class KnownGrades:
         make: Callable[[], Grade],
         cancellation: Cancellation | None = None,
     ) -> Grade:
-        """Return the grade of a submission, made if it is not known.
+        """Return a submission's grade, from the cache or by calling ``make``.
 
         Args:
             image: the key of the task's image.
             task: the task's id.
             submission: the patch.
-            make: grades; whatever it raises is raised.
-            cancellation: calls off the wait for the grade that another thread makes.
+            make: grades the submission; its exceptions are passed on.
+            cancellation: cancels waiting for another thread's grade.
 
         Raises:
-            CancelledError: it was called off.
+            CancelledError: the wait was cancelled.
         """
         key = (image, task, submission)
         with self._lock:

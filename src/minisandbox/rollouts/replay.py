@@ -1,4 +1,4 @@
-"""Recordings of runs, to be played again."""
+"""Load recorded runs for replay."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from minisandbox.trajectories import StepRecord
 
 
 def load_replay(path: Path) -> ReplayAgent:
-    """Return an agent that plays what was recorded.
+    """Return an agent that replays recorded commands.
 
     Args:
-        path: a run's directory, of which each task's first rollout is played, or what :meth:`.ReplayAgent.load` takes.
+        path: a run's directory, to replay each task's first rollout, or any argument of :meth:`.ReplayAgent.load`.
 
     Raises:
-        InvalidValue: it cannot be read, or holds nothing that can be played.
-        RunError: it is a run, and its database cannot be read.
+        InvalidValue: the recording cannot be read, or has no commands.
+        RunError: the run's database cannot be read.
     """
     if not (path / NAME).is_file():
         return ReplayAgent.load(path)
@@ -34,5 +34,5 @@ def load_replay(path: Path) -> ReplayAgent:
 
 
 def _command(step: StepRecord) -> Command:
-    """A command as it ran; an edit comes back as its own text."""
+    """Return a command as it ran; an edit's command is its text."""
     return InShell(step.command) if step.stateful and isinstance(step.command, str) else step.command

@@ -1,4 +1,4 @@
-"""One rollout: a sandbox, an agent in it, its submission, and the grade of that in another sandbox."""
+"""Run one rollout: an agent in a sandbox, its submission, and grading in another sandbox."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from minisandbox.errors import (
 from minisandbox.grade import MAX_SUBMISSION, Grade, Reason, Verdict, grade
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
-from minisandbox.rollouts.draft import Draft
 from minisandbox.rollouts.setup import Setup
+from minisandbox.rollouts.state import RolloutState
 from minisandbox.sandbox import AsyncSandbox
 from minisandbox.sandbox.aio_drive import in_thread
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 EXIT_API = "exit_api"
-"""The exit status of a rollout whose model did not answer."""
+"""The exit status after an error of the model's server."""
 EXIT_CONTEXT = "exit_context"
-"""The exit status of an agent whose conversation became longer than its model reads."""
+"""The exit status of an agent whose conversation outgrew the model's context window."""
 EXIT_COST = "exit_cost"
-"""The exit status of an agent that has asked for as much as it may."""
+"""The exit status after a limit on steps, tokens or cost, the agent's or the batch's."""
 EXIT_TIME = "exit_total_execution_time"
-"""The exit status of an agent that has worked as long as it may."""
+"""The exit status of an agent that reached its time limit."""
 
 _LOG = logging.getLogger("minisandbox.rollouts")
 _ENDING = 30.0
@@ -60,20 +60,20 @@ def rollout(
     limits: Limits | None = None,
     timeout: float | None = None,
 ) -> Trajectory:
-    """Let an agent that asks no model work on a task once, and grade what it submits.
+    """Run an agent without a model on a task once, and grade its submission.
 
-    :func:`rollout_async` is for agents with a model, and for programs that have an event loop.
+    Use :func:`rollout_async` for agents with a model, and in programs with an event loop.
 
     Args:
         task: the task.
         image: its image.
         agent: the agent.
-        attempt: which rollout of this task it is.
-        limits: what each of the two sandboxes may use.
-        timeout: seconds the tests may take; the task's own if None.
+        attempt: which rollout of the task it is.
+        limits: resource limits of each sandbox, the agent's and the grader's.
+        timeout: seconds for the tests; the task's own if None.
 
     Returns:
-        The record. Whatever fails on our side is in its ``failure``; then ``finished`` is False.
+        The record. Infrastructure errors are in its ``failure``; then ``finished`` is False.
     """
     setup = Setup(agent=agent, limits=limits, timeout=timeout)
     return asyncio.run(rollout_async(task, image, setup, attempt=attempt))
@@ -82,33 +82,33 @@ def rollout(
 async def rollout_async(
     task: Task, image: Image, setup: Setup, *, attempt: int = 0, graders: Threads | None = None
 ) -> Trajectory:
-    """Let an agent work on a task once, and grade what it submits.
+    """Run an agent on a task once, and grade its submission.
 
-    The agent's sandbox has ended, with every process in it, before grading begins. A cancellation leaves no sandbox
-    behind: neither the agent's, nor one in which tests are running.
+    The agent's sandbox ends, with all its processes, before grading begins. Cancellation leaves no sandbox behind,
+    neither the agent's nor the grader's.
 
     Args:
         task: the task.
         image: its image.
-        setup: who works, with what model, within which bounds.
-        attempt: which rollout of this task it is.
-        graders: the threads that grade, shared by rollouts that run at once; a thread of its own if None.
+        setup: the agent, its model, and limits.
+        attempt: which rollout of the task it is.
+        graders: grading threads, shared by concurrent rollouts; a temporary thread if None.
 
     Returns:
-        The record. Whatever fails on our side is in its ``failure``; then ``finished`` is False.
+        The record. Infrastructure errors are in its ``failure``; then ``finished`` is False.
     """
-    draft = Draft(task, (image.name, image.key), setup, attempt)
-    await work(draft, lambda: make_box(image, setup.limits))
+    state = RolloutState(task, (image.name, image.key), setup, attempt)
+    await work(state, lambda: make_box(image, setup.limits))
     cancellation = Cancellation()
-    # a rollout without anything to grade does not queue behind those that have
-    grader = graders if graders is not None and draft.failure is None else Threads(1, "grade")
-    grading = grader.submit(finish, draft, image, cancellation=cancellation)
+    # a rollout with nothing to grade does not queue behind the others
+    grader = graders if graders is not None and state.failure is None else Threads(1, "grade")
+    grading = grader.submit(finish, state, image, cancellation=cancellation)
     if grader is not graders:
         grader.close()
 
     def end() -> None:
         cancellation.cancel()
-        if not grading.cancelled():  # it has begun
+        if not grading.cancelled():  # it has started
             wait([grading], _ENDING)
 
     try:
@@ -119,10 +119,10 @@ async def rollout_async(
 
 
 def graders(count: int | None = None) -> Threads:
-    """Return the threads that grade for rollouts that run at once; the caller closes them.
+    """Return grading threads for concurrent rollouts; the caller closes them.
 
     Args:
-        count: how many submissions are graded at once; one for each CPU if None.
+        count: gradings at once; one per CPU if None.
     """
     return Threads(Budgets().gradings if count is None else count, "grade")
 
@@ -136,18 +136,18 @@ def unreached(
     waited: dict[str, float] | None = None,
     phase: str = "image",
 ) -> Trajectory:
-    """Return the record of a rollout that could not begin: because there is no image, by default."""
-    draft = Draft(task, ("", ""), setup, attempt, waited=waited)
-    draft.fail(phase, error)
-    return draft.trajectory(None)
+    """Return the record of a rollout that could not begin, by default because it has no image."""
+    state = RolloutState(task, ("", ""), setup, attempt, waited=waited)
+    state.fail(phase, error)
+    return state.trajectory(None)
 
 
 async def make_box(image: Image, limits: Limits | None) -> AsyncSandbox:
-    """Make an agent's sandbox.
+    """Create an agent's sandbox.
 
     Raises:
-        MiniSandboxError: it cannot be made.
-        OSError: the same.
+        MiniSandboxError: the sandbox cannot be created.
+        OSError: the sandbox cannot be created.
     """
     spec = await asyncio.get_running_loop().run_in_executor(None, image.spec)
     return await AsyncSandbox.create(spec, limits=limits)
@@ -156,129 +156,131 @@ async def make_box(image: Image, limits: Limits | None) -> AsyncSandbox:
 # --- the agent's part ------------------------------------------------------------------------------------------------
 
 
-async def work(draft: Draft, make: MakeBox) -> None:
-    """Run the agent in a sandbox and take what it submits; the draft says what came of it.
+async def work(state: RolloutState, make: MakeBox) -> None:
+    """Run the agent in a sandbox, take its submission, and record both in ``state``.
 
     Args:
-        draft: the rollout.
-        make: makes the sandbox, or hands over one that was made ahead.
+        state: the rollout's state.
+        make: creates the sandbox, or returns one created ahead.
     """
     try:
-        with draft.phase("sandbox_ready"):
+        with state.phase("sandbox_ready"):
             box = await make()
     except (MiniSandboxError, OSError) as error:
-        draft.fail("sandbox", error)
+        state.fail("sandbox", error)
         return
     try:
         async with box:
-            with draft.phase("agent"):
-                await _run_agent(box, draft)
-            if draft.failure is None:
-                with draft.phase("patch"):
-                    await _take_patch(box, draft)
-    except SandboxGone as error:  # it would not end: its processes may still be alive, so that nothing is graded
-        draft.submission = None
-        draft.fail("sandbox", error)
+            with state.phase("agent"):
+                await _run_agent(box, state)
+            if state.failure is None:
+                with state.phase("patch"):
+                    await _take_patch(box, state)
+    except SandboxGone as error:  # its processes may still be alive, so nothing is graded
+        state.submission = None
+        state.fail("sandbox", error)
 
 
-async def _run_agent(box: AsyncSandbox, draft: Draft) -> None:
-    setup, name = draft.setup, f"{draft.task.instance_id}__{draft.attempt}"
-    draft.session = Session(
-        box, model=setup.model, sampling=setup.sampling, limits=setup.agent_limits, attempt=draft.attempt, name=name
+async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
+    setup, name = state.setup, f"{state.task.instance_id}__{state.attempt}"
+    state.session = Session(
+        box, model=setup.model, sampling=setup.sampling, limits=setup.agent_limits, attempt=state.attempt, name=name
     )
     scope = asyncio.timeout(setup.seconds)
     try:
         async with scope:
-            draft.ending = await setup.agent.run(draft.task, draft.session)
+            state.ending = await setup.agent.run(state.task, state.session)
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
-        # not we: let through, it would end the worker that does one rollout after another, and nobody would be told
-        error = RuntimeError("what the agent waited for was cancelled, and it let the cancellation pass")
-        draft.fail("agent", error, exit_status=EXIT_ERROR)
-    except Exception as error:  # noqa: BLE001 - agents are plugged in from outside; one that breaks must not end a batch
+        # the cancellation came from the agent: passed on, it would silently end the worker, with its later rollouts
+        error = RuntimeError("something that the agent awaited was cancelled, and the agent passed the cancellation on")
+        state.fail("agent", error, exit_status=EXIT_ERROR)
+    except Exception as error:  # noqa: BLE001 - agents are plug-ins; a broken one must not end the batch
         if isinstance(error, TimeoutError) and scope.expired():
-            draft.ending = Ending(EXIT_TIME, f"it was cut off after {setup.seconds:g} s")
+            state.ending = Ending(EXIT_TIME, f"the agent was stopped after {setup.seconds:g} s")
         else:
-            _conclude(draft, error)
+            _conclude(state, error)
 
 
-def _conclude(draft: Draft, error: Exception) -> None:
-    """Tell an agent's own ending from a failure of ours."""
+def _conclude(state: RolloutState, error: Exception) -> None:
+    """Record an agent's ending or an infrastructure error, by the exception."""
     match error:
         case LimitReached():
-            draft.ending = Ending(error.exit_status, str(error))
+            state.ending = Ending(error.exit_status, str(error))
         case ContextExceeded():
-            draft.ending = Ending(EXIT_CONTEXT, str(error))
+            state.ending = Ending(EXIT_CONTEXT, str(error))
         case BudgetExceeded():
-            draft.fail("model", error, exit_status=EXIT_COST)
+            state.fail("model", error, exit_status=EXIT_COST)
         case ModelError():
-            draft.fail("model", error, exit_status=EXIT_API)
+            state.fail("model", error, exit_status=EXIT_API)
         case HostError() | SandboxGone():
-            draft.fail("agent", error)
+            state.fail("agent", error)
         case _:
-            draft.fail("agent", error, exit_status=EXIT_ERROR)
+            state.fail("agent", error, exit_status=EXIT_ERROR)
 
 
-async def _take_patch(box: AsyncSandbox, draft: Draft) -> None:
+async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
     try:
-        draft.submission = await box.patch("/testbed", limit=MAX_SUBMISSION)
-    except (CommandFailed, FileAccessError) as error:  # it worked when the image was made: the agent's doing
-        draft.ending = replace(draft.ending, exit_status=EXIT_ERROR, detail=f"no patch could be taken: {error}")
-        draft.submission = b""
+        state.submission = await box.patch("/testbed", limit=MAX_SUBMISSION)
+    except (CommandFailed, FileAccessError) as error:  # it worked when the image was built, so the agent broke it
+        state.ending = replace(state.ending, exit_status=EXIT_ERROR, detail=f"cannot take a patch: {error}")
+        state.submission = b""
     except (MiniSandboxError, OSError) as error:
-        draft.fail("patch", error)
+        state.fail("patch", error)
         return
-    if draft.submission and draft.ending.exit_status != SUBMITTED:
-        # in SWE-agent's words: it did not come to submit, and what it had until then counts
-        draft.ending = replace(draft.ending, exit_status=f"{SUBMITTED} ({draft.ending.exit_status})")
+    if state.submission and state.ending.exit_status != SUBMITTED:
+        # SWE-agent's notation: the agent did not submit, and its changes so far count
+        state.ending = replace(state.ending, exit_status=f"{SUBMITTED} ({state.ending.exit_status})")
 
 
 # --- the grade -------------------------------------------------------------------------------------------------------
 
 
-def finish(draft: Draft, image: Image, *, tries: int = 1, cancellation: Cancellation | None = None) -> Trajectory:
-    """Grade what the agent submitted, if there is anything to grade, and return the whole record.
+def finish(
+    state: RolloutState, image: Image, *, tries: int = 1, cancellation: Cancellation | None = None
+) -> Trajectory:
+    """Grade the submission, if there is one, and return the whole record.
 
     Args:
-        draft: the rollout, whose agent has ended.
+        state: the rollout's state, after its agent has ended.
         image: the task's image.
-        tries: how often it is graded at most, where that fails on our side.
-        cancellation: calls it off, from another thread.
+        tries: most gradings, repeated after infrastructure errors.
+        cancellation: cancels the grading from another thread.
 
     Raises:
-        CancelledError: it was called off.
+        CancelledError: the grading was cancelled.
     """
-    if draft.failure is not None or draft.submission is None:
-        return draft.trajectory(None)
-    with draft.phase("grade"):
-        graded = _graded(draft, image, tries, cancellation)
-    return draft.trajectory(graded)
+    if state.failure is not None or state.submission is None:
+        return state.trajectory(None)
+    with state.phase("grade"):
+        graded = _graded(state, image, tries, cancellation)
+    return state.trajectory(graded)
 
 
-def _graded(draft: Draft, image: Image, tries: int, cancellation: Cancellation | None) -> Grade | None:
+def _graded(state: RolloutState, image: Image, tries: int, cancellation: Cancellation | None) -> Grade | None:
     while True:
         tries -= 1
         try:
-            graded = _grade(draft, image, cancellation)
+            graded = _grade(state, image, cancellation)
         except CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - a wrong row, or a mistake of ours: a batch goes on without this one
+        except Exception as error:  # noqa: BLE001 - a malformed row or a bug must not end the batch
             if not isinstance(error, InvalidValue):
-                _LOG.exception("%s: the grading failed", draft.task.instance_id)
-            draft.failure = Failure("grade", type(error).__name__, str(error))
+                _LOG.exception("%s: the grading failed", state.task.instance_id)
+            state.failure = Failure("grade", type(error).__name__, str(error))
             return None
         if graded.resolved is not None or graded.verdict is Verdict.UNCONFIRMED:
             return graded
         failure = Failure("grade", graded.reason, graded.detail)
-        if tries <= 0 or graded.reason is not Reason.INFRASTRUCTURE:  # else the task's own reference fails: no accident
-            draft.failure = failure
+        if tries <= 0 or graded.reason is not Reason.INFRASTRUCTURE:  # else the reference fails, and would again
+            state.failure = failure
             return graded
-        draft.tries = (*draft.tries, failure)
+        state.tries = (*state.tries, failure)
 
 
-def _grade(draft: Draft, image: Image, cancellation: Cancellation | None) -> Grade:
-    task, submission, setup = draft.task, draft.submission, draft.setup
+def _grade(state: RolloutState, image: Image, cancellation: Cancellation | None) -> Grade:
+    task, submission, setup = state.task, state.submission, state.setup
     assert submission is not None
 
     def make() -> Grade:

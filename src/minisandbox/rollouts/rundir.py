@@ -1,4 +1,4 @@
-"""Run directories of rollouts: a database that one process writes, and any process reads."""
+"""Run directories of rollouts: a database that one process writes and any process reads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from minisandbox.trajectories import Trajectory
 __all__ = ["VERSION", "Config", "RunDirectory", "RunReader"]
 
 _OLD = "trajectories"
-"""Where runs of version 0.1 kept a file for each rollout."""
+"""Directory in which runs of version 0.1 kept one file per rollout."""
 
 
 class RunDirectory(rundir.RunDirectory):
-    """A run on disk, held by one process. Make one with :meth:`open`, and use it in a ``with`` block.
+    """A run on disk, locked by one process. Create it with :meth:`open`, and use it in a ``with`` block.
 
     Attributes:
         path: the directory.
@@ -35,11 +35,11 @@ class RunDirectory(rundir.RunDirectory):
 
     @property
     def journal(self) -> str:
-        """How a transaction is made durable: ``wal``, or ``delete`` where the file system cannot do that."""
+        """SQLite's journal mode: ``wal``, or ``delete`` on file systems without shared memory."""
         return self._rollouts().journal
 
     def summaries(self) -> Iterator[Summary]:
-        """Return what has ended, those of earlier processes included, by task and attempt.
+        """Return the summaries of ended rollouts, including those of earlier processes, by task and attempt.
 
         Raises:
             RunError: the database cannot be read.
@@ -48,28 +48,28 @@ class RunDirectory(rundir.RunDirectory):
         return _merged(self._rollouts(), self.path)
 
     def trajectory(self, instance_id: str, attempt: int) -> Trajectory | None:
-        """Return a rollout's record, or None where there is none.
+        """Return a rollout's record, or None if there is no such rollout.
 
         Raises:
-            TrajectoryError: there is one, and it cannot be read.
+            TrajectoryError: the record cannot be read.
         """
         return _found(self._rollouts(), self.path, instance_id, attempt)
 
     def write(self, trajectory: Trajectory) -> Summary:
-        """Keep a rollout, durably, in one transaction; returns its summary. Threads may call it at once.
+        """Store a rollout durably in one transaction, and return its summary. Thread-safe.
 
         Raises:
-            DiskFull: the disk is full; what was there is still there.
+            DiskFull: the disk is full; earlier rollouts are kept.
             RunError: the database cannot be written.
         """
         return self.keep(pack(trajectory))
 
     def keep(self, packed: Packed) -> Summary:
-        """As :meth:`write`, for what is packed already."""
+        """Store a packed rollout, as :meth:`write` does."""
         return self._rollouts().put(packed)
 
     def close(self) -> None:
-        """Let others use the directory; calling it again does nothing."""
+        """Release the directory; further calls do nothing."""
         if self._database is not None:
             self._database.close()
             self._database = None
@@ -78,18 +78,18 @@ class RunDirectory(rundir.RunDirectory):
     def _rollouts(self) -> RolloutDatabase:
         if self._database is None:
             if self._lock < 0:
-                raise RunError(f"{self.path} is closed")
+                raise RunError(f"the run directory {self.path} is closed", hint="use it inside its with block")
             self._database = RolloutDatabase(self.path / NAME)
         return self._database
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is the directory of a run."""
+    """Return whether a path is a run's directory."""
     return (path / NAME).is_file() or (path / _OLD).is_dir()
 
 
 class RunReader:
-    """A run that is only looked at, while it goes on or later. Use it in a ``with`` block.
+    """Reads a run, while it goes on or later. Use it in a ``with`` block.
 
     Attributes:
         path: the directory.
@@ -98,35 +98,35 @@ class RunReader:
         path: the run's directory.
 
     Raises:
-        NotFound: there is no run.
+        NotFound: the path is not a run.
         RunError: its database is damaged, or of a newer version.
     """
 
     def __init__(self, path: Path) -> None:
         if not is_run(path):
             raise NotFound(
-                f"{path} is not the directory of a run",
+                f"{path} is not a run's directory",
                 reason=f"it has no {NAME}",
-                hint="give the directory that minisandbox rollout --out or train rl wrote: RUN/rollouts",
+                hint="give the directory written by minisandbox rollout --out, or by train rl: RUN/rollouts",
             )
         self.path = path
         self._database = RolloutDatabase(path / NAME, readonly=True) if (path / NAME).is_file() else None
 
     def summaries(self) -> Iterator[Summary]:
-        """As :meth:`RunDirectory.summaries`."""
+        """Return the summaries of ended rollouts, as :meth:`RunDirectory.summaries`."""
         return _merged(self._database, self.path)
 
     def patches(self) -> Iterator[tuple[str, int, bytes]]:
-        """Return what was submitted, by task and attempt."""
+        """Return all submissions, by task and attempt."""
         if self._database is not None:
             yield from self._database.patches()
 
     def trajectory(self, instance_id: str, attempt: int) -> Trajectory | None:
-        """As :meth:`RunDirectory.trajectory`."""
+        """Return a rollout's record, as :meth:`RunDirectory.trajectory`."""
         return _found(self._database, self.path, instance_id, attempt)
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block."""
+        """Enter a ``with`` block."""
         return self
 
     def __exit__(
@@ -138,7 +138,7 @@ class RunReader:
 
 
 def _merged(database: RolloutDatabase | None, path: Path) -> Iterator[Summary]:
-    """What the database has, then what an older MiniSandbox left in files and nobody did again."""
+    """Yield the database's rollouts, then those that an older version left in files and no later run replaced."""
     seen: set[tuple[str, int]] = set()
     for one in database.summaries() if database is not None else ():
         seen.add((one.instance_id, one.attempt))

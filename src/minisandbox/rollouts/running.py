@@ -1,4 +1,4 @@
-"""A batch from beginning to end, for programs without an event loop: it minds the signals."""
+"""Run a whole batch from a program without an event loop, and handle signals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.summary import Summary
 from minisandbox.tasks import Task
 
-Beside = Callable[[Batch], Awaitable[None]]
+Companion = Callable[[Batch], Awaitable[None]]
 
 
 def run_batch(
@@ -38,37 +38,37 @@ def run_batch(
     config: Config | None = None,
     progress: Callable[[Progress], None] | None = None,
     notice: Callable[[str], None] | None = None,
-    beside: Beside | None = None,
+    beside: Companion | None = None,
     cluster: Cluster | None = None,
 ) -> tuple[Summary, ...]:
-    """Run a :class:`.Batch` on an event loop of its own; arguments, result and errors are its.
+    """Run a :class:`.Batch` on its own event loop, with the same arguments, result and errors.
 
-    On the main thread Ctrl-C once drains: no more rollouts begin, and those under way have ``drain`` seconds to end.
-    Ctrl-C twice, or SIGTERM, ends at once. What is finished is on disk either way.
+    On the main thread, the first Ctrl-C drains: no more rollouts start, and running ones have ``drain`` seconds to
+    end. A second Ctrl-C or SIGTERM ends at once. Finished rollouts are on disk either way.
 
     Args:
         tasks: the tasks.
         setup: who works, with what model, within which bounds.
         out: the run directory.
-        image_of: returns a task's image; not used with a cluster, whose nodes build what they need.
-        images: begins to make the images of many tasks together; in place of ``image_of``.
+        image_of: returns a task's image; not used with a cluster, whose nodes build their images.
+        images: starts to build the images of many tasks together; replaces ``image_of``.
         attempts: rollouts per task.
-        budgets: how many of each go on at once.
-        tries: how often a rollout is tried at most, where it fails on our side.
+        budgets: concurrency limits.
+        tries: most tries of a rollout, repeated after infrastructure errors.
         pause: seconds before the second try.
-        jitter: seconds over which the first rollouts begin.
-        drain: seconds that rollouts under way have to end.
-        config: what else describes the run.
-        progress: called for each rollout.
-        notice: called with what people should know: that it drains.
-        beside: what runs on the same event loop, and is cancelled when the batch is over: a display, for example.
-        cluster: the nodes that do the rollouts; this process if None.
+        jitter: seconds over which the starts of the first rollouts are spread.
+        drain: seconds for running rollouts to end.
+        config: further properties of the run.
+        progress: called after each rollout.
+        notice: called with messages for people, such as the start of a drain.
+        beside: a coroutine function run on the same event loop until the batch ends, such as a display.
+        cluster: the nodes that run the rollouts; this process if None.
 
     Returns:
         A summary of each rollout, task by task.
 
     Raises:
-        KeyboardInterrupt: it was drained, or ended, by Ctrl-C.
+        KeyboardInterrupt: Ctrl-C drained or ended it.
     """
     crew = None if cluster is None else cluster.crew(setup, budgets or Budgets(), tries=tries, pause=pause)
     batch = Batch(
@@ -87,7 +87,7 @@ def run_batch(
     return found
 
 
-async def _run(batch: Batch, signals: Signals, setup: Setup, beside: Beside | None) -> tuple[Summary, ...]:
+async def _run(batch: Batch, signals: Signals, setup: Setup, beside: Companion | None) -> tuple[Summary, ...]:
     signals.listen()
     companion = asyncio.ensure_future(beside(batch)) if beside is not None else None
     try:
@@ -102,9 +102,9 @@ async def _run(batch: Batch, signals: Signals, setup: Setup, beside: Beside | No
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """Let threads have the interpreter for 1 ms each instead of 5.
+    """Let threads hold the interpreter for 1 ms instead of 5.
 
-    The event loop gives it away with each system call, and waits its turn behind all threads that grade or write.
+    The event loop yields it at each system call, and then waits for every thread that grades or writes.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.001)
@@ -115,14 +115,14 @@ def _short_turns() -> Iterator[None]:
 
 
 class Signals:
-    """What SIGINT and SIGTERM do to a batch that runs on the main thread.
+    """SIGINT and SIGTERM handling for a batch on the main thread.
 
     Attributes:
-        number: the signal that ends it, or 0.
+        number: the signal that ended the batch, or 0.
 
     Args:
         batch: the batch.
-        notice: called with what people should know.
+        notice: called with messages for people.
     """
 
     def __init__(self, batch: Batch, notice: Callable[[str], None]) -> None:
@@ -132,7 +132,7 @@ class Signals:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Put back what was there before, when the event loop is over."""
+        """Restore the earlier handlers after the event loop has ended."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -144,7 +144,7 @@ class Signals:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def listen(self) -> None:
-        """Take the signals; called on the event loop, by the task that is to be cancelled."""
+        """Install the handlers; called on the event loop, by the task to cancel."""
         if threading.current_thread() is not threading.main_thread():
             return
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -173,10 +173,10 @@ class Signals:
             loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM)
 
     def raise_again(self) -> None:
-        """Do what the signal would have done without us; the batch has ended in good order.
+        """Raise the signal's usual effect, after an orderly end of the batch.
 
         Raises:
-            KeyboardInterrupt: for Ctrl-C, and where nothing else comes of it.
+            KeyboardInterrupt: for Ctrl-C, or if SIGTERM did not end the process.
         """
         if self.number == signal.SIGTERM:
             os.kill(os.getpid(), signal.SIGTERM)

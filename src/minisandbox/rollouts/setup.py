@@ -1,4 +1,4 @@
-"""How rollouts are done: who works, with what model, within which bounds."""
+"""Setup of rollouts: agent, model, and limits."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from minisandbox.images import Building, Image
 
 ImageOf: TypeAlias = "Callable[[Task], Image]"
-"""Returns a task's image; several threads may call it at once."""
+"""Returns a task's image; may be called in several threads at once."""
 
 ImagesOf: TypeAlias = "Callable[[Sequence[Task], int], Building]"
-"""Begins to make the images of tasks together, so many steps at once; returns at once."""
+"""Starts to build the images of tasks, with the given number of parallel steps, and returns at once."""
 
 DEADLINE = 7200.0
-"""Seconds after which an agent is cut off, whatever it waits for."""
+"""Seconds after which an agent is stopped."""
 _GRACE = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How rollouts are done.
+    """Setup of rollouts.
 
     Attributes:
-        agent: who works; one serves all rollouts.
-        model: what it asks; None for agents that ask nothing.
-        sampling: how the model's answers are drawn.
-        agent_limits: what each rollout's agent may take. Reaching one is its own ending, and is graded.
-        limits: what each of the two sandboxes of a rollout may use.
-        timeout: seconds the tests may take; each task's own if None.
-        deadline: seconds after which the agent is cut off, whatever it waits for; it is graded then.
-        configuration: the agent's own, kept with each trajectory.
-        grades: what equal submissions share, where the tasks' tests always do the same; each is graded if None.
+        agent: the agent; one object serves all rollouts.
+        model: the agent's model; None for agents without one.
+        sampling: sampling parameters of the model.
+        agent_limits: limits of each rollout's agent. An agent that reaches one ends normally, and is graded.
+        limits: resource limits of each of a rollout's sandboxes.
+        timeout: seconds for the tests; each task's own if None.
+        deadline: seconds after which the agent is stopped, whatever it waits for, and graded.
+        configuration: the agent's configuration, stored with each trajectory.
+        grades: shares grades among equal submissions, for deterministic tests; None grades each submission.
     """
 
     agent: Agent
@@ -58,51 +58,51 @@ class Setup:
     grades: KnownGrades | None = None
 
     def __post_init__(self) -> None:
-        """Check that what belongs together is there."""
+        """Check values, and that a model is given where needed."""
         if self.agent.needs_model and self.model is None:
             raise InvalidValue(
-                f"the agent {self.agent.name!r} asks a model, and none is given", hint="--model NAME --api-base URL"
+                f"the agent {self.agent.name!r} needs a model", hint="give one: --model NAME --api-base URL"
             )
         for name in ("timeout", "deadline"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise InvalidValue(f"{name} is {value!r}", hint="give more than 0 seconds")
+                raise InvalidValue(f"{name} is {value!r}", hint="give a number of seconds above 0")
         for name, table in (("sampling", self.sampling_table()), ("configuration", dict(self.configuration))):
             try:
                 json.dumps(to_json(table), allow_nan=False)
-            except (TypeError, ValueError) as error:  # it would be found out when the first rollout is written
+            except (TypeError, ValueError) as error:  # else the error would come with the first rollout's record
                 raise InvalidValue(
-                    f"the {name} cannot be kept with a trajectory: {error}", hint="give what JSON can hold"
+                    f"the {name} cannot be stored with a trajectory: {error}", hint="use values that JSON supports"
                 ) from None
 
     @property
     def model_name(self) -> str:
-        """What the model is called; empty for none."""
+        """The model's name; empty without a model."""
         return "" if self.model is None else self.model.name
 
     @property
     def seconds(self) -> float:
-        """Seconds after which the agent is cut off; a session that keeps to its limit ends before."""
+        """Seconds after which the agent is stopped; a session that keeps its own limit ends earlier."""
         return min(self.deadline, (self.agent_limits.seconds or self.deadline) + _GRACE)
 
     def sampling_table(self) -> dict[str, object]:
-        """How answers are drawn, as a trajectory has it; empty without a model."""
+        """Return the sampling parameters in a trajectory's form; empty without a model."""
         return {} if self.model is None else dataclasses.asdict(self.sampling) | {"stop": list(self.sampling.stop)}
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the answers of one rollout are drawn, where that is its own.
+    """Sampling of one rollout alone.
 
     Attributes:
-        sampling: in place of the setup's.
-        seed: of all of its answers; None: the sampling says.
+        sampling: replaces the setup's sampling.
+        seed: seed of all the rollout's answers; None uses the sampling's seed.
     """
 
     sampling: Sampling
     seed: int | None = None
 
     def of(self, setup: Setup) -> Setup:
-        """Return a setup with it."""
+        """Return a setup with this sampling."""
         model = setup.model if setup.model is None or self.seed is None else SeededModel(setup.model, self.seed)
         return dataclasses.replace(setup, model=model, sampling=self.sampling)

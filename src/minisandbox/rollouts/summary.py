@@ -1,4 +1,4 @@
-"""Summaries: what a batch keeps in memory of a rollout, and a run's database in columns."""
+"""Summaries of rollouts: kept in memory by a batch, and in columns by a run's database."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from minisandbox.trajectories import Timings, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A rollout that has ended, without what happened in it.
+    """An ended rollout without its conversation.
 
     Attributes:
         instance_id: the task's id.
-        attempt: which rollout of this task.
-        exit_status: why the agent ended, in the field's words.
-        verdict: of its grade, or None where grading was not reached.
-        reason: of its grade, or the kind of failure.
-        detail: the same in a sentence.
+        attempt: which rollout of the task it is.
+        exit_status: why the agent ended, in SWE-agent's terms.
+        verdict: the grade's verdict, or None if grading was not reached.
+        reason: the grade's reason, or the kind of failure.
+        detail: a sentence that explains the reason.
         timings: where the time went.
-        resumed: whether it was finished before this batch began.
-        reward: 1.0, 0.0, or None where we failed or the pass is unconfirmed.
-        failed_in: the phase that failed on our side, or "".
-        tries: how often it was tried.
+        resumed: whether it finished before this batch began.
+        reward: 1.0, 0.0, or None after an infrastructure error or unconfirmed pass.
+        failed_in: the phase with an infrastructure error, or "".
+        tries: number of tries.
         turns: answers of the model.
         steps: commands.
-        usage: tokens, all answers together.
+        usage: tokens of all answers together.
         cost: US dollars.
         agent: the agent's name.
         model: the model's name.
-        started: when, as UTC in ISO 8601.
+        started: start time, UTC in ISO 8601.
     """
 
     instance_id: str
@@ -55,7 +55,7 @@ class Summary:
 
     @property
     def finished(self) -> bool:
-        """Whether it has a reward. An unconfirmed rollout has none, nor has one that failed on our side."""
+        """Whether it has a reward; infrastructure errors and unconfirmed passes have none."""
         return self.reward is not None
 
     @classmethod
@@ -64,7 +64,7 @@ class Summary:
 
         Args:
             trajectory: the whole record.
-            resumed: whether it was finished before.
+            resumed: whether it finished before this batch.
         """
         graded, failure = trajectory.grade, trajectory.failure
         reason, detail = (failure.kind, failure.detail) if failure else ("", trajectory.detail)

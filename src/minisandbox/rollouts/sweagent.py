@@ -1,4 +1,4 @@
-"""A trajectory as SWE-agent writes it (1.1 and later; its documentation, usage/trajectories)."""
+"""Write trajectories in SWE-agent's format (1.1 and later; its documentation, usage/trajectories)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SUBMIT = "submit"
 
 
 def prediction(instance_id: str, model: str, patch: bytes | None) -> dict[str, object]:
-    """Return a prediction in SWE-bench's layout.
+    """Return a prediction in SWE-bench's format.
 
     Args:
         instance_id: the task's id.
-        model: who made it.
-        patch: what was submitted; None where nothing could be taken.
+        model: the name of the model or agent.
+        patch: the submission; None if none could be taken.
     """
     text = None if patch is None else patch.decode("utf-8", "surrogateescape")
     return {"model_name_or_path": model, "instance_id": instance_id, "model_patch": text}
 
 
 def report(trajectory: Trajectory) -> dict[str, object]:
-    """Return what SWE-bench's and SWE-smith's evaluations say of a prediction in their ``report.json``.
+    """Return a prediction's entry in the ``report.json`` of SWE-bench's and SWE-smith's evaluations.
 
-    ``reward`` is ours. It and ``resolved`` are null where we failed or the pass is unconfirmed.
+    ``reward`` is our addition. It and ``resolved`` are null after an infrastructure error or unconfirmed pass.
 
     Args:
         trajectory: the rollout's record.
@@ -65,25 +65,25 @@ def trajectory_file(trajectory: Trajectory) -> dict[str, object]:
                 "api_calls": len(trajectory.turns),
             },
         },
-        # a text, from which SWE-smith's collection takes the model's name
+        # JSON text, from which SWE-smith's collection reads the model's name
         "replay_config": json.dumps({"agent": {"type": "default", "model": {"name": name}}}),
         "environment": "minisandbox",
     }
 
 
 def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
-    """The agent's steps in SWE-agent's sense: an answer, what it did, and what the model was told of that."""
+    """Return SWE-agent's steps: an answer, its commands, and the observation that the model got."""
     history = _history(trajectory)
     found: list[dict[str, object]] = []
     for number, turn in enumerate(trajectory.turns):
         message = trajectory.messages[turn.message]
         steps = _of_turn(trajectory, number)
         after = _after(trajectory, number)
-        told = [one.content for one in trajectory.messages[turn.message + 1 : after] if one.role != "assistant"]
+        observed = [one.content for one in trajectory.messages[turn.message + 1 : after] if one.role != "assistant"]
         found.append(
             {
                 "action": _action(trajectory, number),
-                "observation": "\n".join(told),
+                "observation": "\n".join(observed),
                 "response": message.content,
                 "thought": _thought(message),
                 "execution_time": sum(step.duration for step in steps),
@@ -96,7 +96,7 @@ def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
 
 
 def _steps(trajectory: Trajectory) -> list[dict[str, object]]:
-    """The commands of an agent that asks no model."""
+    """Return the commands of an agent without a model."""
     return [
         {
             "action": _command(step),
@@ -134,7 +134,7 @@ def _entry(trajectory: Trajectory, message: Message, turn: int | None) -> dict[s
 
 
 def _thought(message: Message) -> str:
-    """What an answer says before its action."""
+    """Return the part of an answer before its action."""
     return message.content.partition("```")[0].partition("<function=")[0].rstrip()
 
 
@@ -151,7 +151,7 @@ def _of_turn(trajectory: Trajectory, turn: int) -> Sequence[StepRecord]:
 
 
 def _after(trajectory: Trajectory, turn: int) -> int:
-    """Where the next answer is in the messages, or their end."""
+    """Return the index of the next answer in the messages, or their number."""
     turns: Sequence[TurnRecord] = trajectory.turns
     return turns[turn + 1].message if turn + 1 < len(turns) else len(trajectory.messages)
 

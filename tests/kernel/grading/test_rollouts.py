@@ -347,7 +347,7 @@ def test_numbers_that_make_no_sense(option: str, tmp_path: Path, smith: Task, sm
 
 @pytest.mark.once
 def test_what_cannot_be_a_batch(tmp_path: Path, smith: Task, smith_image: Image) -> None:
-    with pytest.raises(InvalidValue, match="is there twice"):
+    with pytest.raises(InvalidValue, match="is listed twice"):
         batch([smith, smith], EmptyAgent(), tmp_path / "run", lambda task: smith_image)
     with pytest.raises(InvalidValue, match="image_of or images"):
         run_batch([smith], Setup(agent=EmptyAgent()), tmp_path / "run")

@@ -1,8 +1,8 @@
-"""The driver's part of work on many nodes: which node builds which image, takes it over, and does which rollout.
+"""The driver's scheduler: which node builds, fetches or holds which image, and runs which rollout.
 
-Work goes to nodes that have its image. What queues there is spread: a node with room takes the image over. An image is
-built once, beside others of its repository, whose layers it shares. All of it is decided on one event loop, by what is
-known there: no clocks of two nodes are ever compared. A rollout that has ended is kept once, whoever did it first.
+Nodes that hold an image run its rollouts; while rollouts queue, nodes with free slots fetch the image too. An image is
+built once, on a node that has layers of its repository. All decisions are made on one event loop from its own state,
+and clocks of two nodes are never compared. The first result of a rollout counts; later ones are discarded.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from typing import Generic
 
 from minisandbox.errors import BudgetExceeded, DiskFull, HostError, MiniSandboxError, NodeLost, NotFound
 from minisandbox.rollouts.cluster.node import Finder, Node, Status
-from minisandbox.rollouts.cluster.trades import Done, Trade
-from minisandbox.rollouts.executor import Office
-from minisandbox.rollouts.line import Job
+from minisandbox.rollouts.cluster.workloads import Done, Workload
+from minisandbox.rollouts.executor import JobOwner
+from minisandbox.rollouts.jobs import Job
 from minisandbox.tasks import Task
 
 SILENCE = 30.0
-"""Seconds without an answer after which a node's unfinished rollouts are done elsewhere too."""
-_BEAT = 2.0
+"""Seconds without an answer after which other nodes repeat a node's unfinished rollouts."""
+_HEARTBEAT = 2.0
 _LOOK = 2.0
-_REST = 10.0  # before a node is tried again that did not work
-_NOBODY = 300.0  # without any node
-_GATHER = 10.0  # until those nodes that are there at first have come
-_FETCHES = 3  # times that a node tries to take an image over
-_LOOK_AT = 8  # images of a repository, for one that a node has already
+_REST = 10.0  # seconds before a node that failed to start is tried again
+_NO_NODES = 300.0  # seconds without any node until the batch fails
+_JOINING = 10.0  # seconds to wait for the nodes that are present at the start
+_FETCHES = 3  # tries of a node to fetch an image
+_LOOK_AT = 8  # images of a repository to check for one that a node has already
 
 
 @dataclass(eq=False, slots=True)
 class _Group:
-    """The rollouts of one task, and where its image is."""
+    """The rollouts of one task, and the nodes with its image."""
 
     task: Task
-    jobs: deque[Job] = field(default_factory=deque)  # those that wait
-    key: str = ""  # of the image, once some node has it
-    holders: set[_Seat] = field(default_factory=set)
+    jobs: deque[Job] = field(default_factory=deque)  # waiting ones
+    key: str = ""  # of the image, once a node has it
+    holders: set[_Member] = field(default_factory=set)
     making: bool = False
-    listed: bool = False  # it is among those that are to be made
-    refused: Counter[_Seat] = field(default_factory=Counter)  # how often one could not take it over
+    listed: bool = False  # its image is queued for building
+    refused: Counter[_Member] = field(default_factory=Counter)  # failed fetches by node
 
 
 @dataclass(eq=False, slots=True)
-class _Seat:
-    """A node, and what it has been given."""
+class _Member:
+    """A node's assignments and state."""
 
     node: Node
     ahead: int
     jobs: dict[tuple[str, int], Job] = field(default_factory=dict)
-    moved: set[tuple[str, int]] = field(default_factory=set)  # of these, what is done elsewhere too
+    moved: set[tuple[str, int]] = field(default_factory=set)  # of these, jobs that other nodes repeat
     holds: set[_Group] = field(default_factory=set)
-    ready: deque[_Group] = field(default_factory=deque)  # what it holds; some may have nothing left to do
+    ready: deque[_Group] = field(default_factory=deque)  # groups whose image it holds; some may have no jobs left
     builds: int = 0
     fetching: bool = False
     sending: int = 0
-    robbing: bool = False
+    stealing: bool = False
     full: bool = False
-    quiet: bool = False
+    silent: bool = False
     lost: bool = False
     status: Status = field(default_factory=Status)
     report: NodeReport = field(init=False)
@@ -71,23 +71,23 @@ class _Seat:
 
     @property
     def room(self) -> int:
-        """How many more rollouts it may be given."""
-        return 0 if self.quiet or self.lost else self.node.resources.sandboxes + self.ahead - len(self.jobs)
+        """The number of rollouts that it can take now."""
+        return 0 if self.silent or self.lost else self.node.resources.sandboxes + self.ahead - len(self.jobs)
 
 
 @dataclass(slots=True)
 class NodeReport:
-    """What a node has done in a batch.
+    """A node's part in a batch.
 
     Attributes:
-        name: the node's.
-        rollouts: those that it ended first.
-        late: those that somebody else had ended before.
-        built: images that it made, or found in its store.
-        fetched: images that came from other nodes.
-        layers: how often each layer came.
-        bytes: of contents that came, as files have them.
-        wire: the same as they went over the network.
+        name: the node's name.
+        rollouts: results that were the first of their rollout.
+        late: results that came after another node's.
+        built: images built, or found in its store.
+        fetched: images fetched from other nodes.
+        layers: number of transfers per layer.
+        bytes: uncompressed bytes received.
+        wire: bytes received over the network.
     """
 
     name: str
@@ -101,35 +101,35 @@ class NodeReport:
 
 
 class Fleet(Generic[Done]):
-    """Nodes that work together: the crew of a batch. Used once, on one event loop.
+    """Schedules rollouts over nodes, as the crew of a batch. Used once, on one event loop.
 
     Args:
-        finder: where nodes come from, now and later.
-        trade: what they do; rollouts, as everything here calls it.
-        tries: on how many nodes a rollout is tried that loses its node.
-        silence: seconds without an answer after which a node's unfinished rollouts are done elsewhere too.
-        notice: called with what people should know: a node that has gone, one whose disk is full.
+        finder: lists nodes and starts workers on them.
+        workload: the kind of work; called rollouts throughout this module.
+        tries: number of lost nodes after which a rollout fails.
+        silence: seconds without an answer after which other nodes repeat a node's unfinished rollouts.
+        notice: called with messages for people: a node is lost, or its disk is full.
     """
 
     def __init__(
         self,
         finder: Finder,
-        trade: Trade[Done],
+        workload: Workload[Done],
         *,
         tries: int = 3,
         silence: float = SILENCE,
         notice: Callable[[str], None] | None = None,
     ) -> None:
-        self._finder, self._trade, self._tries, self._silence = finder, trade, tries, silence
+        self._finder, self._workload, self._tries, self._silence = finder, workload, tries, silence
         self._notice = notice or (lambda _: None)
         self._groups: dict[str, _Group] = {}
         self._open: dict[tuple[str, int], _Group] = {}
         self._unmade: dict[str, deque[_Group]] = {}  # by repository
-        self._homes: dict[str, set[_Seat]] = {}  # nodes that have layers of a repository, or are making them
-        self._waiting: dict[_Group, None] = {}  # groups with an image and rollouts that wait
-        self._seats: dict[str, _Seat] = {}
+        self._homes: dict[str, set[_Member]] = {}  # nodes with layers of a repository, or building some
+        self._waiting: dict[_Group, None] = {}  # groups with an image and waiting rollouts
+        self._members: dict[str, _Member] = {}
         self._reports: list[NodeReport] = []
-        self._idle: set[_Seat] = set()
+        self._idle: set[_Member] = set()
         self._draining = False
         self._staying = False
         self._begun = False
@@ -138,28 +138,28 @@ class Fleet(Generic[Done]):
 
     @property
     def reports(self) -> tuple[NodeReport, ...]:
-        """What each node has done, those that are gone included."""
+        """Reports of all nodes, including lost ones."""
         return tuple(self._reports)
 
-    async def run(self, todo: list[Job], office: Office[Done]) -> None:
-        """Do rollouts, until all have ended or those under way have after :meth:`drain`."""
-        self._office = office
+    async def run(self, todo: list[Job], owner: JobOwner[Done]) -> None:
+        """Run rollouts until all have ended, or until running ones have ended after :meth:`drain`."""
+        self._owner = owner
         self.put(todo)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             everything = tasks.create_task(self._live())
-            self._see_whether_over()
+            self._check_finished()
             await self._over.wait()
             everything.cancel()
 
-    async def serve(self, office: Office[Done]) -> None:
-        """Do what :meth:`put` is given, until :meth:`drain`."""
+    async def serve(self, owner: JobOwner[Done]) -> None:
+        """Run rollouts given to :meth:`put`, until :meth:`drain`."""
         self._staying = True
-        self._over.clear()  # what came before had ended
-        await self.run([], office)
+        self._over.clear()  # an earlier call has ended
+        await self.run([], owner)
 
     def put(self, jobs: list[Job]) -> None:
-        """Have more rollouts done. No two that are not yet ended have the same key."""
+        """Add rollouts. Their keys must differ from those of pending ones."""
         for job in jobs:
             name = job.task.instance_id
             group = self._groups.get(name)
@@ -170,36 +170,36 @@ class Fleet(Generic[Done]):
             self._open[job.key] = group
             if len(group.jobs) == 1:
                 self._offer(group)
-        self._wake()
+        self._assign_idle()
 
     def forget(self, key: tuple[str, int]) -> None:
-        """Drop a rollout: it is not begun, and what comes of it is not kept. One that has ended is left alone."""
+        """Drop a rollout: it does not start, and its result is discarded. Ended ones are left alone."""
         self._open.pop(key, None)
-        self._see_whether_over()
+        self._check_finished()
 
     async def _live(self) -> None:
-        """All that goes on until it is over, in a group of its own that ends by a cancellation."""
+        """Run all background tasks in their own group, which ends by cancellation."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._watch())
 
     def drain(self) -> None:
-        """Begin no more rollouts; what has not begun comes back from the nodes."""
+        """Start no more rollouts; nodes return those that have not started."""
         self._draining = True
-        for seat in self._seats.values():
-            self._spawn(self._take_back(seat, len(seat.jobs)))
-        self._see_whether_over()
+        for member in self._members.values():
+            self._spawn(self._recall(member, len(member.jobs)))
+        self._check_finished()
 
     async def close(self) -> None:
-        """End what works on the nodes."""
-        await asyncio.gather(*(seat.node.close() for seat in self._seats.values()), return_exceptions=True)
+        """Stop the workers on the nodes."""
+        await asyncio.gather(*(member.node.close() for member in self._members.values()), return_exceptions=True)
         await self._finder.close()
 
     def _spawn(self, work: object) -> None:
         self._tasks.create_task(work)  # type: ignore[arg-type] # a coroutine
 
-    def _see_whether_over(self) -> None:
-        under_way = any(seat.jobs.keys() - seat.moved for seat in self._seats.values() if not seat.lost)
+    def _check_finished(self) -> None:
+        under_way = any(member.jobs.keys() - member.moved for member in self._members.values() if not member.lost)
         if self._keeping or (self._staying and not self._draining):
             return
         if not self._open or (self._draining and not under_way):
@@ -208,104 +208,104 @@ class Fleet(Generic[Done]):
     # --- nodes come and go -------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Have every node work that is there, also one that comes later."""
+        """Start workers on all nodes, including those that join later."""
         asked: dict[str, float] = {}
         seen = time.monotonic()
         while True:
             try:
                 there = await self._finder.ids()
-            except NodeLost:  # the cluster's head does not answer now
+            except NodeLost:  # the cluster's head does not answer at the moment
                 there = set()
             now = time.monotonic()
-            new = [one for one in there - self._seats.keys() if now >= asked.get(one, 0.0)]
-            hired = [self._tasks.create_task(self._hire(one, asked)) for one in new]
-            if hired and not self._begun:  # what each has decides who makes what
-                await asyncio.wait(hired, timeout=_GATHER)
+            new = [one for one in there - self._members.keys() if now >= asked.get(one, 0.0)]
+            started = [self._tasks.create_task(self._start_worker(one, asked)) for one in new]
+            if started and not self._begun:  # the images on each node decide who builds what
+                await asyncio.wait(started, timeout=_JOINING)
                 self._begun = True
-                self._wake()
-            seen = now if self._seats else seen
-            if now - seen > _NOBODY:
-                self._office.end_by(
+                self._assign_idle()
+            seen = now if self._members else seen
+            if now - seen > _NO_NODES:
+                self._owner.stop_with(
                     HostError(
                         "no node of the cluster works for this batch",
-                        reason=f"none that offers sandboxes answered for {_NOBODY:g} s",
-                        hint="minisandbox cluster worker --address HEAD on each; minisandbox cluster status",
+                        reason=f"no node that offers sandboxes answered for {_NO_NODES:g} s",
+                        hint="minisandbox cluster worker --address HEAD on each node; minisandbox cluster status",
                     )
                 )
                 seen = now
             await asyncio.sleep(_LOOK)
 
-    async def _hire(self, one: str, asked: dict[str, float]) -> None:
+    async def _start_worker(self, one: str, asked: dict[str, float]) -> None:
         asked[one] = float("inf")
         try:
-            node = await self._finder.hire(one)
+            node = await self._finder.start_worker(one)
         except MiniSandboxError as error:
             self._notice(f"a node does not work for this batch: {error}")
             asked[one] = time.monotonic() + _REST
             return
         asked[one] = time.monotonic() + _REST
-        seat = _Seat(node, ahead=max(2, node.resources.sandboxes // 8))
-        self._seats[one] = seat
-        self._reports.append(seat.report)
-        self._idle.add(seat)
-        self._spawn(self._listen(one, seat))
+        member = _Member(node, ahead=max(2, node.resources.sandboxes // 8))
+        self._members[one] = member
+        self._reports.append(member.report)
+        self._idle.add(member)
+        self._spawn(self._listen(one, member))
         for name, group in self._groups.items():
             if node.images.get(name) == group.key:
-                self._hold(seat, group)
-        self._feed(seat)
+                self._add_holder(member, group)
+        self._assign(member)
 
-    async def _listen(self, one: str, seat: _Seat) -> None:
-        """Hear from a node, and tell it that we are there."""
-        while not seat.lost:
-            call = asyncio.ensure_future(seat.node.beat(len(self._open)))
+    async def _listen(self, one: str, member: _Member) -> None:
+        """Exchange heartbeats with a node."""
+        while not member.lost:
+            call = asyncio.ensure_future(member.node.heartbeat(len(self._open)))
             try:
                 done, _ = await asyncio.wait([call], timeout=self._silence)
                 if not done:
-                    self._hush(seat)
-                seat.status = await call
+                    self._mark_silent(member)
+                member.status = await call
             except NodeLost:
-                self._lose(seat)
+                self._mark_lost(member)
                 break
             finally:
                 call.cancel()
-            if seat.quiet:
-                seat.quiet = False
-                self._notice(f"node {seat.node.name} answers again")
-                self._feed(seat)
-            await asyncio.sleep(_BEAT)
-        del self._seats[one]
+            if member.silent:
+                member.silent = False
+                self._notice(f"node {member.node.name} answers again")
+                self._assign(member)
+            await asyncio.sleep(_HEARTBEAT)
+        del self._members[one]
 
-    def _hush(self, seat: _Seat) -> None:
-        """A node does not answer: what it has not finished is done elsewhere too. Whoever is first counts."""
-        seat.quiet = True
-        left = [job for key, job in seat.jobs.items() if key in self._open and key not in seat.moved]
-        self._notice(f"node {seat.node.name} does not answer; {len(left)} rollouts of it begin anew elsewhere")
-        seat.moved.update(job.key for job in left)
+    def _mark_silent(self, member: _Member) -> None:
+        """Have other nodes repeat the unfinished rollouts of a silent node. The first result counts."""
+        member.silent = True
+        left = [job for key, job in member.jobs.items() if key in self._open and key not in member.moved]
+        self._notice(f"node {member.node.name} does not answer; its {len(left)} rollouts restart elsewhere")
+        member.moved.update(job.key for job in left)
         self._requeue(left)
 
-    def _lose(self, seat: _Seat) -> None:
-        """A node has gone. Its rollouts, and the images that only it had, are done elsewhere."""
-        if seat.lost:
+    def _mark_lost(self, member: _Member) -> None:
+        """Move a lost node's rollouts, and the images that only it had, to other nodes."""
+        if member.lost:
             return
-        seat.lost = True
-        self._idle.discard(seat)
+        member.lost = True
+        self._idle.discard(member)
         for homes in self._homes.values():
-            homes.discard(seat)
-        left = [job for key, job in seat.jobs.items() if key in self._open and key not in seat.moved]
-        self._notice(f"node {seat.node.name} is lost; {len(left)} rollouts of it begin anew elsewhere")
-        seat.jobs.clear()
-        self._spawn(seat.node.close())  # what is left of it
-        for group in seat.holds:
-            group.holders.discard(seat)
+            homes.discard(member)
+        left = [job for key, job in member.jobs.items() if key in self._open and key not in member.moved]
+        self._notice(f"node {member.node.name} is lost; its {len(left)} rollouts restart elsewhere")
+        member.jobs.clear()
+        self._spawn(member.node.close())  # in case its worker still runs
+        for group in member.holds:
+            group.holders.discard(member)
             if group.jobs:
                 self._offer(group)
         for job in left:
             job.moves += 1
             if job.moves >= self._tries:
-                error = NodeLost("its node was lost", reason=f"{job.moves} nodes were, one after the other")
+                error = NodeLost("its node was lost", reason=f"it lost {job.moves} nodes one after the other")
                 self._spawn(self._give_up([job], error))
         self._requeue([job for job in left if job.moves < self._tries])
-        self._see_whether_over()
+        self._check_finished()
 
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
@@ -315,14 +315,14 @@ class Fleet(Generic[Done]):
             group = self._open[job.key]
             group.jobs.append(job)
             self._offer(group)
-        self._wake()
+        self._assign_idle()
 
     def _offer(self, group: _Group) -> None:
-        """Let those have it that have its image; where nobody has it any more, it is made again."""
+        """Offer a group to the nodes with its image; queue the image for building if there is no such node."""
         if group.holders:
             self._waiting[group] = None
-            for seat in group.holders:
-                seat.ready.append(group)
+            for member in group.holders:
+                member.ready.append(group)
         elif not group.making and not group.listed:
             self._to_be_made(group)
 
@@ -331,244 +331,246 @@ class Fleet(Generic[Done]):
         self._waiting.pop(group, None)
         self._unmade.setdefault(group.task.repo, deque()).append(group)
 
-    def _hold(self, seat: _Seat, group: _Group) -> None:
-        if group.key and not seat.lost:
-            group.holders.add(seat)
-            seat.holds.add(group)
-            seat.ready.append(group)
-            self._homes.setdefault(group.task.repo, set()).add(seat)
+    def _add_holder(self, member: _Member, group: _Group) -> None:
+        if group.key and not member.lost:
+            group.holders.add(member)
+            member.holds.add(group)
+            member.ready.append(group)
+            self._homes.setdefault(group.task.repo, set()).add(member)
 
-    def _wake(self) -> None:
-        for seat in list(self._idle):
-            self._feed(seat)
+    def _assign_idle(self) -> None:
+        for member in list(self._idle):
+            self._assign(member)
 
-    def _feed(self, seat: _Seat) -> None:
-        """Give a node what it can do; have it get what it could do then."""
-        if seat.lost or seat.quiet or self._draining or not self._begun:
+    def _assign(self, member: _Member) -> None:
+        """Give a node all rollouts that it can run, and let it build, fetch or steal more."""
+        if member.lost or member.silent or self._draining or not self._begun:
             return
-        while seat.room > 0 and (job := self._next(seat)) is not None:
-            seat.jobs[job.key] = job
-            seat.moved.discard(job.key)
+        while member.room > 0 and (job := self._next(member)) is not None:
+            member.jobs[job.key] = job
+            member.moved.discard(job.key)
             job.stage = "agent"
-            self._spawn(self._do(seat, job))
-        self._bring(seat)
-        if seat.room > 0:
-            self._idle.add(seat)
-            self._rob(seat)
+            self._spawn(self._do(member, job))
+        self._provide_images(member)
+        if member.room > 0:
+            self._idle.add(member)
+            self._steal(member)
         else:
-            self._idle.discard(seat)
+            self._idle.discard(member)
 
-    def _next(self, seat: _Seat) -> Job | None:
-        """The next rollout whose image a node has."""
-        while seat.ready:
-            group = seat.ready[0]
+    def _next(self, member: _Member) -> Job | None:
+        """Return the next rollout whose image a node has."""
+        while member.ready:
+            group = member.ready[0]
             while group.jobs:
                 job = group.jobs.popleft()
                 if not group.jobs:
                     self._waiting.pop(group, None)
-                if job.key in seat.jobs:  # it was quiet, and is at it still
-                    seat.moved.discard(job.key)
-                elif job.key in self._open:  # else a late result came in first
+                if job.key in member.jobs:  # the node was silent, and still runs it
+                    member.moved.discard(job.key)
+                elif job.key in self._open:  # else a late result has arrived
                     return job
-            seat.ready.popleft()
+            member.ready.popleft()
         return None
 
-    async def _do(self, seat: _Seat, job: Job) -> None:
+    async def _do(self, member: _Member, job: Job) -> None:
         try:
-            done = await self._trade.do(seat.node, job)
+            done = await self._workload.do(member.node, job)
         except NodeLost:
-            self._lose(seat)
+            self._mark_lost(member)
             return
         except NotFound as error:
             done = None
-            self._miss(seat, job, error)
-        except MiniSandboxError as error:  # the model's budget, its refusal: no rollout can go on
-            self._office.end_by(error)
+            self._image_missing(member, job, error)
+        except MiniSandboxError as error:  # the model's budget or refusal: no rollout can succeed
+            self._owner.stop_with(error)
             done = None
-        seat.jobs.pop(job.key, None)
-        moved = job.key in seat.moved
-        seat.moved.discard(job.key)
+        member.jobs.pop(job.key, None)
+        moved = job.key in member.moved
+        member.moved.discard(job.key)
         if done is None:
             if job.key in self._open and not moved:
                 self._requeue([job])
         elif self._open.pop(job.key, None) is None:
-            seat.report.late += 1
+            member.report.late += 1
         else:
-            seat.report.rollouts += 1
+            member.report.rollouts += 1
             self._keeping += 1
-            self._feed(seat)
-            await self._office.ended(job, done)
+            self._assign(member)
+            await self._owner.ended(job, done)
             self._keeping -= 1
             try:
-                self._trade.charge(done)
+                self._workload.charge(done)
             except BudgetExceeded as error:
-                self._office.end_by(error)
-            self._see_whether_over()
+                self._owner.stop_with(error)
+            self._check_finished()
             return
-        self._feed(seat)
-        self._see_whether_over()
+        self._assign(member)
+        self._check_finished()
 
-    def _miss(self, seat: _Seat, job: Job, error: NotFound) -> None:
-        """An image has gone from a node's store, which others may collect: it is made or taken over again."""
+    def _image_missing(self, member: _Member, job: Job, error: NotFound) -> None:
+        """Handle an image removed from a node's store, by garbage collection for example: build or fetch it again."""
         group = self._groups[job.task.instance_id]
-        if seat in group.holders:
-            self._notice(f"node {seat.node.name} has lost an image: {error}")
-        group.holders.discard(seat)
-        seat.holds.discard(group)
-        seat.ready = deque(one for one in seat.ready if one is not group)
+        if member in group.holders:
+            self._notice(f"node {member.node.name} has lost an image: {error}")
+        group.holders.discard(member)
+        member.holds.discard(group)
+        member.ready = deque(one for one in member.ready if one is not group)
         job.moves += 1
         if job.moves >= self._tries:
             self._spawn(self._give_up([job], error))
 
-    def _rob(self, seat: _Seat) -> None:
-        """Let a node without work have what another one has not begun."""
-        if seat.robbing or seat.builds or seat.fetching or self._waiting or not self._open:
+    def _steal(self, member: _Member) -> None:
+        """Let an idle node take rollouts that another one has not started."""
+        if member.stealing or member.builds or member.fetching or self._waiting or not self._open:
             return
-        others = (one for one in self._seats.values() if one is not seat and not one.lost and not one.quiet)
+        others = (one for one in self._members.values() if one is not member and not one.lost and not one.silent)
         victim = max(others, key=_not_begun, default=None)
         if victim is not None and (count := _not_begun(victim)) > 0:
-            seat.robbing, victim.ahead = True, 0
-            self._spawn(self._take_back(victim, min(count, seat.room), seat))
+            member.stealing, victim.ahead = True, 0
+            self._spawn(self._recall(victim, min(count, member.room), member))
 
-    async def _take_back(self, seat: _Seat, most: int, thief: _Seat | None = None) -> None:
-        """Have a node give back what it has not begun; the calls for those return then."""
+    async def _recall(self, member: _Member, most: int, thief: _Member | None = None) -> None:
+        """Have a node return rollouts that it has not started; their calls then return None."""
         try:
-            await seat.node.give_back(most)
+            await member.node.return_jobs(most)
         except NodeLost:
-            self._lose(seat)
+            self._mark_lost(member)
         finally:
             if thief is not None:
-                thief.robbing = False
+                thief.stealing = False
 
     # --- images ------------------------------------------------------------------------------------------------------
 
-    def _bring(self, seat: _Seat) -> None:
-        """Have a node make images, and take over one whose rollouts queue elsewhere."""
-        if seat.full:
+    def _provide_images(self, member: _Member) -> None:
+        """Have a node build images, and fetch one whose rollouts queue elsewhere."""
+        if member.full:
             return
-        while seat.builds < seat.node.resources.builds and (seat.room > 0 or self._near()):
-            group = self._to_make(seat)
+        while member.builds < member.node.resources.builds and (member.room > 0 or self._images_wanted()):
+            group = self._to_make(member)
             if group is None:
                 break
             group.making = True
-            self._homes.setdefault(group.task.repo, set()).add(seat)
-            seat.builds += 1
-            self._spawn(self._make(seat, group))
-        if seat.room > 0 and not seat.fetching:
+            self._homes.setdefault(group.task.repo, set()).add(member)
+            member.builds += 1
+            self._spawn(self._make(member, group))
+        if member.room > 0 and not member.fetching:
             for group in self._waiting:
-                sources = [one for one in group.holders if not one.quiet]
-                if sources and seat not in group.holders and group.refused[seat] < _FETCHES:
+                sources = [one for one in group.holders if not one.silent]
+                if sources and member not in group.holders and group.refused[member] < _FETCHES:
                     source = min(sources, key=lambda one: one.sending)
-                    self._spawn(self._fetch(seat, group, source))
-                    seat.fetching, source.sending = True, source.sending + 1
+                    self._spawn(self._fetch(member, group, source))
+                    member.fetching, source.sending = True, source.sending + 1
                     return
 
-    def _near(self) -> bool:
-        """Whether few rollouts are left whose images are there: images are not made too far ahead."""
-        return len(self._waiting) < 4 * len(self._seats)
+    def _images_wanted(self) -> bool:
+        """Return whether few rollouts with an image are left: images are not built too far ahead."""
+        return len(self._waiting) < 4 * len(self._members)
 
-    def _to_make(self, seat: _Seat) -> _Group | None:
-        """An image that a node is to make: of a repository whose layers it has, or that nobody has begun with."""
+    def _to_make(self, member: _Member) -> _Group | None:
+        """Return an image for a node to build: of a repository whose layers it has, or that is not started yet."""
         for repo, groups in list(self._unmade.items()):
             while groups and not groups[0].jobs:
                 groups.popleft().listed = False
             if not groups:
                 del self._unmade[repo]
                 continue
-            homes = [one for one in self._homes.get(repo, ()) if not one.quiet]
+            homes = [one for one in self._homes.get(repo, ()) if not one.silent]
             for group in islice(groups, _LOOK_AT):
                 name = group.task.instance_id
-                knows = [one for one in self._seats.values() if name in one.node.images and not (one.full or one.quiet)]
-                if seat in knows or (not knows and (not homes or seat in homes)):
+                knows = [
+                    one for one in self._members.values() if name in one.node.images and not (one.full or one.silent)
+                ]
+                if member in knows or (not knows and (not homes or member in homes)):
                     groups.remove(group)
                     group.listed = False
                     return group
         return None
 
-    async def _make(self, seat: _Seat, group: _Group) -> None:
+    async def _make(self, member: _Member, group: _Group) -> None:
         for job in group.jobs:
             job.stage = "image"
         failure: MiniSandboxError | None = None
         try:
-            group.key = await seat.node.build(group.task)
+            group.key = await member.node.build(group.task)
         except NodeLost:
-            self._lose(seat)
+            self._mark_lost(member)
         except DiskFull as error:
-            self._fill(seat, error)
-            failure = error if all(one.full for one in self._seats.values()) else None
+            self._mark_full(member, error)
+            failure = error if all(one.full for one in self._members.values()) else None
         except MiniSandboxError as error:
             failure = error
         group.making = False
-        seat.builds -= 1
+        member.builds -= 1
         if failure is not None:
-            await self._give_up(_taken(group), failure)
-        elif not group.key or seat.lost:
+            await self._give_up(_take_all(group), failure)
+        elif not group.key or member.lost:
             self._to_be_made(group)
         else:
-            self._note_made(seat, group)
-        self._feed(seat)
-        self._wake()
+            self._note_made(member, group)
+        self._assign(member)
+        self._assign_idle()
 
-    def _note_made(self, seat: _Seat, group: _Group) -> None:
-        seat.report.built += 1
-        for one in self._seats.values():
-            if one is seat or one.node.images.get(group.task.instance_id) == group.key:
-                self._hold(one, group)
+    def _note_made(self, member: _Member, group: _Group) -> None:
+        member.report.built += 1
+        for one in self._members.values():
+            if one is member or one.node.images.get(group.task.instance_id) == group.key:
+                self._add_holder(one, group)
         if group.jobs:
             self._waiting[group] = None
         for job in group.jobs:
             job.stage = "queued"
 
-    async def _fetch(self, seat: _Seat, group: _Group, source: _Seat) -> None:
+    async def _fetch(self, member: _Member, group: _Group, source: _Member) -> None:
         try:
-            moved = await seat.node.fetch(group.task, source.node)
+            moved = await member.node.fetch(group.task, source.node)
         except NodeLost:
-            self._lose(seat)
+            self._mark_lost(member)
         except DiskFull as error:
-            self._fill(seat, error)
-        except MiniSandboxError as error:  # its source has gone, or what came is damaged: another time, or never
+            self._mark_full(member, error)
+        except MiniSandboxError as error:  # the source is lost, or the data damaged: retry later, or give up
             if not source.lost:
-                group.refused[seat] += 1
-                self._notice(f"{group.task.instance_id} does not come to node {seat.node.name}: {error}")
+                group.refused[member] += 1
+                self._notice(f"node {member.node.name} cannot fetch {group.task.instance_id}: {error}")
         else:
-            seat.report.fetched += 1
-            seat.report.layers.update(moved.layers)
-            seat.report.bytes += moved.bytes
-            seat.report.wire += moved.wire
-            self._hold(seat, group)
-        seat.fetching = False
+            member.report.fetched += 1
+            member.report.layers.update(moved.layers)
+            member.report.bytes += moved.bytes
+            member.report.wire += moved.wire
+            self._add_holder(member, group)
+        member.fetching = False
         source.sending -= 1
-        self._feed(seat)
+        self._assign(member)
 
-    def _fill(self, seat: _Seat, error: DiskFull) -> None:
-        if not seat.full:
-            seat.full = True
-            self._notice(f"node {seat.node.name} gets no more images: {error}")
+    def _mark_full(self, member: _Member, error: DiskFull) -> None:
+        if not member.full:
+            member.full = True
+            self._notice(f"node {member.node.name} takes no more images: {error}")
             for homes in self._homes.values():
-                homes.discard(seat)
-        if all(one.full for one in self._seats.values()):  # nobody makes what is not made yet
+                homes.discard(member)
+        if all(one.full for one in self._members.values()):  # no node can build the remaining images
             groups = [group for groups in self._unmade.values() for group in groups]
             self._unmade.clear()
             for group in groups:
                 group.listed = False
-            self._spawn(self._give_up([job for group in groups for job in _taken(group)], error))
+            self._spawn(self._give_up([job for group in groups for job in _take_all(group)], error))
 
     async def _give_up(self, jobs: list[Job], error: MiniSandboxError) -> None:
-        """Record rollouts that cannot begin."""
+        """Record rollouts that cannot start."""
         for job in jobs:
             if self._open.pop(job.key, None) is not None:
                 self._keeping += 1
-                await self._office.ended(job, self._trade.unreached(job, error))
+                await self._owner.ended(job, self._workload.unreached(job, error))
                 self._keeping -= 1
-        self._see_whether_over()
+        self._check_finished()
 
 
-def _taken(group: _Group) -> list[Job]:
-    """The jobs of a group that wait; none of them waits any more."""
+def _take_all(group: _Group) -> list[Job]:
+    """Remove and return all waiting jobs of a group."""
     jobs = list(group.jobs)
     group.jobs.clear()
     return jobs
 
 
-def _not_begun(seat: _Seat) -> int:
-    return len(seat.jobs) - seat.node.resources.sandboxes
+def _not_begun(member: _Member) -> int:
+    return len(member.jobs) - member.node.resources.sandboxes

@@ -1,4 +1,4 @@
-"""Joining a cluster: which one, and how its nodes set up what they do."""
+"""Join a cluster, and set up the workers on its nodes."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 from minisandbox.models import Budget, ModelOptions, open_model
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster.fleet import SILENCE, Fleet, NodeReport
-from minisandbox.rollouts.cluster.trades import Done, RolloutTrade, Trade
 from minisandbox.rollouts.cluster.worker import Terms
+from minisandbox.rollouts.cluster.workloads import Done, RolloutWorkload, Workload
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Setup
 
 NODE = "{node}"
-"""What stands for a node's address in the address of a model's server."""
+"""Placeholder for a node's address in the address of a model's server."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Cluster:
-    """A Ray cluster that does rollouts: for :func:`.run_batch`, :class:`.ClusterRollouts`, :class:`.ClusterChecks`.
+    """A Ray cluster for :func:`.run_batch`, :class:`.ClusterRollouts`, and :class:`.ClusterChecks`.
 
     Attributes:
-        address: of its head, ``HOST:PORT``; ``auto`` is the one that this machine is a node of. Where this process
-            uses Ray already, it is that cluster.
-        model: which model each node asks, and how; ``{node}`` in its ``api_base`` is the node's own address. None where
-            the setup has no model, or one that can be sent to other processes (pickle).
-        api_key: the server's key, where it is this program that made it up; it is sent to the nodes. None: each reads
+        address: of the head, ``HOST:PORT``; ``auto`` uses the cluster of this machine. If this process uses Ray
+            already, its cluster is used.
+        model: options of the nodes' model; ``{node}`` in its ``api_base`` is the node's own address. None if the
+            setup has no model, or one that can be pickled.
+        api_key: the server's key, if this program generated it; it is sent to the nodes. If None, each node reads
             its own environment.
-        budget: what the batch may spend on it, with what it has spent before.
-        mirrors: a directory of git repositories, there on each node, that builds look in.
-        silence: seconds without an answer after which a node's unfinished rollouts are done elsewhere too.
-        notice: called with what people should know: nodes that come, go and say nothing.
+        budget: the batch's budget for the model, including earlier spending.
+        mirrors: a directory of git repositories, present on each node, that builds use.
+        silence: seconds without an answer after which other nodes repeat a node's unfinished rollouts.
+        notice: called with messages for people: nodes that join, leave, or fall silent.
     """
 
     address: str = "auto"
@@ -46,7 +46,7 @@ class Cluster:
     _fleet: Fleet[Packed] | None = field(default=None, init=False)
 
     def check(self) -> None:
-        """See that it can be joined from here at all.
+        """Check that this process can join clusters.
 
         Raises:
             MissingExtra: Ray is not installed.
@@ -56,31 +56,31 @@ class Cluster:
         import_ray()
 
     def crew(self, setup: Setup, budgets: Budgets, *, tries: int, pause: float) -> Fleet[Packed]:
-        """Join the cluster; returns what does a batch's rollouts.
+        """Join the cluster and return the scheduler that runs a batch's rollouts.
 
         Args:
-            setup: how rollouts are done.
-            budgets: as of :meth:`fleet`.
-            tries: the same.
-            pause: the same.
+            setup: the agent, its model, and limits.
+            budgets: as for :meth:`fleet`.
+            tries: as for :meth:`fleet`.
+            pause: as for :meth:`fleet`.
 
         Raises:
             MissingExtra: Ray is not installed.
             HostError: there is no such cluster.
         """
-        self._fleet = self.fleet(RolloutTrade(setup, self.budget), setup, budgets, tries=tries, pause=pause)
+        self._fleet = self.fleet(RolloutWorkload(setup, self.budget), setup, budgets, tries=tries, pause=pause)
         return self._fleet
 
     def fleet(
-        self, trade: Trade[Done], setup: Setup, budgets: Budgets, *, tries: int = 3, pause: float = 1.0
+        self, workload: Workload[Done], setup: Setup, budgets: Budgets, *, tries: int = 3, pause: float = 1.0
     ) -> Fleet[Done]:
-        """Join the cluster; returns its nodes, which begin to work when they are run.
+        """Join the cluster and return its scheduler, which starts workers once it runs.
 
         Args:
-            trade: what they do.
-            setup: how rollouts are done.
-            budgets: of each node: ``workers`` and ``builds`` are what the node offers.
-            tries: how often a rollout is tried at most, where it fails on our side.
+            workload: the kind of work.
+            setup: the agent, its model, and limits.
+            budgets: concurrency limits of each node, which sets ``workers`` and ``builds`` itself.
+            tries: most tries of a rollout, repeated after infrastructure errors.
             pause: seconds before the second try.
 
         Raises:
@@ -100,16 +100,16 @@ class Cluster:
             mirrors=self.mirrors,
         )
         finder = RayNodes(self.address, terms)
-        return Fleet(finder, trade, tries=tries, silence=self.silence, notice=self.notice)
+        return Fleet(finder, workload, tries=tries, silence=self.silence, notice=self.notice)
 
     @property
     def reports(self) -> tuple[NodeReport, ...]:
-        """What each node has done, those that are gone included."""
+        """Reports of all nodes, including lost ones."""
         return () if self._fleet is None else self._fleet.reports
 
 
 class _SetupOf:
-    """Makes the setup on a node. Clients of models are not sent, but what opens them; keys are usually the node's."""
+    """Makes the setup on a node. Model options are sent instead of clients; keys usually come from the node."""
 
     def __init__(self, setup: Setup, model: ModelOptions | None, budget: Budget | None, key: str | None) -> None:
         self._values = {one.name: getattr(setup, one.name) for one in dataclasses.fields(setup)}

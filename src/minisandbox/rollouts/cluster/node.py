@@ -1,4 +1,4 @@
-"""Nodes as the driver of a batch sees them: what it asks of them, and what it learns."""
+"""The driver's interface to the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from minisandbox.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a node offers.
+    """The resources that a node offers.
 
     Attributes:
         sandboxes: rollouts at once.
-        builds: images that it builds at once.
-        io_budget: bytes of contents in a second that it reads and writes for travelling images; None for no limit.
+        builds: image builds at once.
+        io_budget: bytes per second that it reads and writes for image transfers; None for no limit.
     """
 
     sandboxes: int
@@ -30,12 +30,12 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """An image that came to a node from another one.
+    """An image fetched from another node.
 
     Attributes:
-        layers: the keys of the layers that came; the others were there.
-        bytes: of contents, as files have them.
-        wire: as they went over the network.
+        layers: keys of the transferred layers; the node had the others.
+        bytes: uncompressed bytes.
+        wire: bytes sent over the network.
     """
 
     layers: tuple[str, ...]
@@ -45,10 +45,10 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a check.
+    """The outcome of a check.
 
     Attributes:
-        result: its result; None where an earlier one still holds.
+        result: the result; None if an earlier one is still valid.
     """
 
     result: Result | None
@@ -56,14 +56,14 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a node is.
+    """A node's status.
 
     Attributes:
-        stages: how many rollouts are where; checks are ``queued`` or in ``grade``.
-        images: how many images its store has.
-        sending: parts of images that are on their way out.
-        came: bytes of contents that have come from other nodes.
-        left: how many rollouts its driver has not kept yet, all nodes together.
+        stages: number of rollouts by stage; checks are ``queued`` or in ``grade``.
+        images: number of images in its store.
+        sending: image transfers to other nodes in progress.
+        came: uncompressed bytes received from other nodes.
+        left: rollouts that the driver has not stored yet, on all nodes.
     """
 
     stages: Mapping[str, int] = field(default_factory=dict)
@@ -74,61 +74,61 @@ class Status:
 
 
 class Node(Protocol):
-    """One node. Every call raises :class:`.NodeLost` where the node has gone."""
+    """One node. Every call raises :class:`.NodeLost` if the node is lost."""
 
     name: str
-    """What people call it: its address."""
+    """The node's address."""
     resources: Resources
     images: Mapping[str, str]
-    """Keys of the images that its store had at first, by name."""
+    """Keys of the images in its store at the start, by name."""
 
     async def build(self, task: Task) -> str:
-        """Make a task's image, or find it there; returns its key.
+        """Build a task's image, or find it in the store, and return its key.
 
         Raises:
-            MiniSandboxError: it cannot be made.
+            MiniSandboxError: the build failed.
         """
 
     async def fetch(self, task: Task, source: Node) -> Moved:
-        """Take a task's image over from another node.
+        """Fetch a task's image from another node.
 
         Raises:
-            MiniSandboxError: it cannot be had.
+            MiniSandboxError: the transfer failed.
         """
 
     async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None) -> Packed | None:
-        """Do a rollout of a task whose image is there; None where it was given back.
+        """Run a rollout of a task whose image is present; None if the node returned it unstarted.
 
         Raises:
-            NotFound: its image is not there.
-            MiniSandboxError: none of the batch's rollouts can go on.
+            NotFound: the image is missing.
+            MiniSandboxError: none of the batch's rollouts can succeed.
         """
 
     async def check(self, task: Task, check: Check, known: str | None) -> Checked | None:
-        """Do a check of a task whose image is there; None where it was given back. Raises as :meth:`rollout`."""
+        """Run a check of a task whose image is present; None if returned unstarted. Raises as :meth:`rollout`."""
 
-    async def give_back(self, most: int) -> None:
-        """Give back what has not begun."""
+    async def return_jobs(self, most: int) -> None:
+        """Have the node return up to ``most`` jobs that it has not started."""
 
-    async def beat(self, left: int) -> Status:
-        """Tell that the driver is there, and how much it has to do; hear that the node is."""
+    async def heartbeat(self, left: int) -> Status:
+        """Report the driver's number of pending rollouts, and return the node's status."""
 
     async def close(self) -> None:
-        """End what works there."""
+        """Stop the node's worker."""
 
 
 class Finder(Protocol):
-    """Where nodes come from."""
+    """Finds nodes, and starts workers on them."""
 
     async def ids(self) -> set[str]:
-        """Return what the nodes are called that are there now."""
+        """Return the ids of the nodes that are present now."""
 
-    async def hire(self, one: str) -> Node:
-        """Have a node work for us.
+    async def start_worker(self, one: str) -> Node:
+        """Start a worker on a node.
 
         Raises:
-            MiniSandboxError: it does not.
+            MiniSandboxError: the worker does not start.
         """
 
     async def close(self) -> None:
-        """Let go of the cluster."""
+        """Leave the cluster."""

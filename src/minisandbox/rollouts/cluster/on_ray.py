@@ -1,7 +1,7 @@
 """Ray's part: an actor on each node holds a worker, and the driver calls it.
 
-An actor is Ray's process on a node. It ends with the driver's job, or by itself when it has not heard of the driver for
-long; the kernel then ends its sandboxes.
+An actor is a process of Ray's. It ends with the driver's job, or when the driver has been silent for too long; the
+kernel then ends its sandboxes.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from minisandbox.store import ImageRecord, Store
 from minisandbox.tasks import Task
 
 Row: TypeAlias = Mapping[str, Any]
-"""A node as Ray lists it."""
+"""A node, as listed by Ray."""
 NAMESPACE = "minisandbox"
 SANDBOXES, BUILDS, IO = "sandboxes", "build_slots", "io_budget"
-"""What nodes offer, as Ray knows it."""
+"""Ray's names of the resources that nodes offer."""
 LEASE = 120
-"""Seconds without a word of the driver after which a node's actor ends, counted while it runs itself."""
-_HIRING = 240.0
+"""Seconds of the driver's silence after which an actor ends, counted only while the actor runs."""
+_STARTING = 240.0
 _ANSWER = 5.0
-_ID = 12  # characters of a node's id that tell it from others
+_ID = 12  # characters of a node's id that make it unique
 _VERSIONS = f"MiniSandbox {__version__} on Python {platform.python_version()}"
 
 
 def import_ray() -> ModuleType:
-    """Return Ray.
+    """Import Ray and return it.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: Ray is not installed.
     """
-    # Ray tells of its use by default; whoever wants that says so.
+    # Ray reports its use over the network by default; users who want that set the variable
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray  # noqa: PLC0415 - only clusters need it
     except ImportError as error:
         raise MissingExtra(
-            "clusters need Ray, which is not installed", hint="pip install 'swe-minisandbox[ray]', on each node"
+            "a cluster needs Ray, which is not installed", hint="pip install 'swe-minisandbox[ray]', on each node"
         ) from error
     found: ModuleType = ray
     return found
 
 
 def connect(address: str) -> bool:
-    """Join a cluster; returns whether this process was in none before.
+    """Join a cluster; return False if this process had joined one already.
 
     Args:
-        address: of its head, ``HOST:PORT``; ``auto`` is the one that this machine is a node of.
+        address: of the head, ``HOST:PORT``; ``auto`` uses the cluster of this machine.
 
     Raises:
         MissingExtra: Ray is not installed.
-        HostError: there is no such cluster, or this machine is no node of it.
+        HostError: there is no such cluster, or this machine is not one of its nodes.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -76,21 +76,21 @@ def connect(address: str) -> bool:
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         raise HostError(
-            f"no cluster at {address}",
+            f"cannot join a cluster at {address}",
             reason=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            hint="minisandbox cluster head here, or minisandbox cluster worker --address HOST:PORT: the driver's "
-            "machine is a node too; it may offer no sandboxes",
+            hint="run minisandbox cluster head here, or minisandbox cluster worker --address HOST:PORT: the driver's "
+            "machine must be a node, which may offer no sandboxes",
         ) from error
     return True
 
 
 def own_address() -> str:
-    """Return what other nodes of the cluster that was joined reach this machine by."""
+    """Return this machine's address for other nodes of the joined cluster."""
     return str(import_ray().util.get_node_ip_address())
 
 
 def offered(node: Row) -> Resources | None:
-    """Return what a node offers, as Ray lists it; None for one that is gone, or offers no sandboxes."""
+    """Return the resources of a node in Ray's list; None if it is lost or offers no sandboxes."""
     found = node["Resources"]
     if not node["Alive"] or found.get(SANDBOXES, 0) < 1:
         return None
@@ -98,12 +98,12 @@ def offered(node: Row) -> Resources | None:
 
 
 class NodeActor:
-    """What Ray runs on a node. Its one method carries the worker's: errors of ours are values, not Ray's.
+    """The actor that Ray runs on a node. It forwards calls to the worker, and returns our errors as values.
 
     Args:
         name: the node's address.
-        resources: what it offers.
-        terms: how rollouts are done.
+        resources: the node's resources.
+        terms: options of the worker.
     """
 
     def __init__(self, name: str, resources: Resources, terms: Terms) -> None:
@@ -112,7 +112,7 @@ class NodeActor:
         self._silent = 0
 
     async def hello(self) -> tuple[str, dict[str, str] | MiniSandboxError]:
-        """Begin to work; returns versions, and what images are there or why nothing works."""
+        """Start the worker; return versions, and the store's images or an error."""
         name, resources, terms = self._made
         try:
             worker = self._worker = Worker(name, resources, terms, Store.open())
@@ -122,9 +122,9 @@ class NodeActor:
             return _VERSIONS, _portable(error)
 
     async def call(self, method: str, *values: object) -> tuple[bool, object]:
-        """Call a method of the worker; returns whether it went well, and its result or error."""
+        """Call a method of the worker; return True and its result, or False and its error."""
         assert self._worker is not None
-        if method == "beat":
+        if method == "heartbeat":
             self._silent = 0
         if method == "fetch":
             name, where, handle = values
@@ -136,19 +136,19 @@ class NodeActor:
             return False, _portable(error)
 
     async def _watch(self) -> None:
-        """End this process where the driver has gone without Ray's noticing."""
+        """Publish metrics, and end this process if the driver has gone without Ray noticing."""
         from ray.util.metrics import Gauge  # noqa: PLC0415 - only clusters need it
 
         assert self._worker is not None
         where = {"node": self._made[0]}
-        rollouts = Gauge("minisandbox_rollouts", "Rollouts of a node, by where they are.", ("node", "stage"))
+        rollouts = Gauge("minisandbox_rollouts", "Rollouts of a node, by stage.", ("node", "stage"))
         others = {
             name: Gauge(f"minisandbox_{name}", text, ("node",))
             for name, text in (
                 ("images", "Images in a node's store."),
-                ("sending", "Parts of images on their way out of a node."),
-                ("came", "Bytes of contents that came to a node from others."),
-                ("left", "Rollouts that the driver of a node's batch has not kept yet."),
+                ("sending", "Image transfers from a node in progress."),
+                ("came", "Uncompressed bytes that a node received from other nodes."),
+                ("left", "Rollouts that the driver of a node's batch has not stored yet."),
             )
         }
         while self._silent < LEASE:
@@ -163,10 +163,10 @@ class NodeActor:
 
 
 def _portable(error: MiniSandboxError) -> MiniSandboxError:
-    """An error that another process can read."""
+    """Return an error that another process can unpickle."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
-    except Exception:  # noqa: BLE001 - whatever it is that cannot be sent
+    except Exception:  # noqa: BLE001 - pickling may raise anything
         return MiniSandboxError(error.what, reason=error.reason, hint=error.hint)
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
@@ -176,13 +176,13 @@ async def _asked(actor: Any, method: str, *values: object) -> Any:
     """Call a worker's method through its actor.
 
     Raises:
-        NodeLost: the actor or its node has gone.
-        MiniSandboxError: what the method raised.
+        NodeLost: the actor or its node is lost.
+        MiniSandboxError: the method raised it.
     """
     errors = import_ray().exceptions
     try:
         fine, value = await actor.call.remote(method, *values)
-    except errors.RayTaskError:  # a mistake in our own code there
+    except errors.RayTaskError:  # a bug in our own code on the node
         raise
     except errors.RayError as error:
         raise NodeLost("a node is lost", reason=str(error).splitlines()[0]) from error
@@ -192,7 +192,7 @@ async def _asked(actor: Any, method: str, *values: object) -> Any:
 
 
 class _RaySource:
-    """Another node's worker, for one that takes an image over."""
+    """Another node's worker, from which an image is fetched."""
 
     def __init__(self, where: str, actor: object) -> None:
         self._where, self._actor = where, actor
@@ -211,54 +211,54 @@ class _RaySource:
         try:
             return await _asked(self._actor, method, *values)
         except NodeLost as error:
-            raise StoreError(f"{self._where} has gone", reason=error.reason, hint="it is tried again") from error
+            raise StoreError(f"{self._where} is lost", reason=error.reason, hint="the fetch is retried") from error
 
 
 class RayNode:
-    """A node, by its actor."""
+    """A node, reached through its actor."""
 
     def __init__(self, name: str, resources: Resources, images: Mapping[str, str], actor: Any) -> None:
         self.name, self.resources, self.images, self.actor = name, resources, images, actor
 
     async def build(self, task: Task) -> str:
-        """As :meth:`.Worker.build`."""
+        """Call :meth:`.Worker.build`."""
         return str(await _asked(self.actor, "build", task))
 
     async def fetch(self, task: Task, source: Node) -> Moved:
-        """As :meth:`.Worker.fetch`."""
+        """Call :meth:`.Worker.fetch`."""
         assert isinstance(source, RayNode)
         where = f"node {source.name}"
         found: Moved = await _asked(self.actor, "fetch", task.instance_id, where, source.actor)
         return found
 
     async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None) -> Packed | None:
-        """As :meth:`.Worker.rollout`."""
+        """Call :meth:`.Worker.rollout`."""
         found: Packed | None = await _asked(self.actor, "rollout", task, attempt, waited, draw)
         return found
 
     async def check(self, task: Task, check: Check, known: str | None) -> Checked | None:
-        """As :meth:`.Worker.check`."""
+        """Call :meth:`.Worker.check`."""
         found: Checked | None = await _asked(self.actor, "check", task, check, known)
         return found
 
-    async def give_back(self, most: int) -> None:
-        """As :meth:`.Worker.give_back`."""
-        await _asked(self.actor, "give_back", most)
+    async def return_jobs(self, most: int) -> None:
+        """Call :meth:`.Worker.return_jobs`."""
+        await _asked(self.actor, "return_jobs", most)
 
-    async def beat(self, left: int) -> Status:
-        """As :meth:`.Worker.beat`."""
-        found: Status = await _asked(self.actor, "beat", left)
+    async def heartbeat(self, left: int) -> Status:
+        """Call :meth:`.Worker.heartbeat`."""
+        found: Status = await _asked(self.actor, "heartbeat", left)
         return found
 
     async def close(self) -> None:
-        """End the actor, and with it what works there."""
+        """End the actor, and with it the node's work."""
         ray = import_ray()
-        with suppress(ray.exceptions.RayError, ValueError):  # it has gone already
+        with suppress(ray.exceptions.RayError, ValueError):  # it has ended already
             await asyncio.to_thread(ray.kill, self.actor)
 
 
 async def statuses(nodes: list[Row]) -> dict[str, list[Status]]:
-    """Ask all actors of all batches how their nodes are; returns what they say, by the beginning of the node's id."""
+    """Ask the actors of all batches for their status; return the answers by node id."""
     ray = import_ray()
     names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"] == NAMESPACE]
     found: dict[str, list[Status]] = {node["NodeID"]: [] for node in nodes}
@@ -277,8 +277,8 @@ class RayNodes:
     """The nodes of a Ray cluster.
 
     Args:
-        address: of its head, or ``auto``.
-        terms: how rollouts are done on each.
+        address: of the head, or ``auto``.
+        terms: options of the workers.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -301,11 +301,11 @@ class RayNodes:
         self._there = {one: (name, offer) for one, (name, offer) in found.items() if offer is not None}
         return set(self._there)
 
-    async def hire(self, one: str) -> RayNode:
-        """Have a node work for us.
+    async def start_worker(self, one: str) -> RayNode:
+        """Start a worker on a node.
 
         Raises:
-            MiniSandboxError: it does not.
+            MiniSandboxError: the worker does not start.
         """
         from ray.util.scheduling_strategies import (  # noqa: PLC0415 - only clusters need it
             NodeAffinitySchedulingStrategy,
@@ -324,14 +324,12 @@ class RayNodes:
         )
         actor = kind.remote(name, resources, self._terms)
         try:
-            versions, images = await asyncio.wait_for(actor.hello.remote(), _HIRING)
+            versions, images = await asyncio.wait_for(actor.hello.remote(), _STARTING)
         except TimeoutError:
             self._ray.kill(actor)
-            raise HostError(
-                f"node {name} does not begin to work", reason="its sandboxes are in use by another run"
-            ) from None
+            raise HostError(f"node {name} does not start its worker", reason="another run uses its sandboxes") from None
         except self._ray.exceptions.RayError as error:
-            raise NodeLost(f"node {name} does not begin to work", reason=str(error).strip()[-500:]) from error
+            raise NodeLost(f"node {name} does not start its worker", reason=str(error).strip()[-500:]) from error
         if isinstance(images, MiniSandboxError) or versions != _VERSIONS:
             self._ray.kill(actor)
             raise (
@@ -342,6 +340,6 @@ class RayNodes:
         return RayNode(name, resources, images, actor)
 
     async def close(self) -> None:
-        """Leave the cluster, if we joined it."""
+        """Leave the cluster if this object joined it."""
         if self._joined:
             await asyncio.to_thread(self._ray.shutdown)

@@ -1,6 +1,6 @@
-"""What works on a node for a batch that another process keeps: its store, its sandboxes, its model's client.
+"""The worker on a node: runs rollouts and checks with its own store, sandboxes and model client.
 
-It knows nothing of Ray: whoever holds it calls it, on one event loop, and ends its process when the driver has gone.
+It does not depend on Ray: its holder calls it on one event loop, and ends its process when the driver is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster.node import Checked, Moved, Resources, Status
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.executor import Executor
-from minisandbox.rollouts.line import STAGES, Job
+from minisandbox.rollouts.jobs import STAGES, Job
 from minisandbox.rollouts.setup import Draw, Setup
 from minisandbox.store import ImageRecord, Store
 from minisandbox.store.results import Result
@@ -37,16 +37,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How rollouts are done on each node; it travels there.
+    """Options of a worker, sent to each node.
 
     Attributes:
-        setup_of: makes the setup on a node, given its address: the model's client is opened there.
-        starts: sandboxes that are made at once; by the node's CPUs if None.
-        gradings: submissions that are graded, or tasks that are checked, at once; by the node's CPUs if None.
-        warm: sandboxes that are made ahead.
-        tries: how often a rollout is tried at most on a node, where it fails on our side.
+        setup_of: makes the setup, given the node's address; this opens the model's client there.
+        starts: sandboxes created at once; by the node's CPUs if None.
+        gradings: submissions graded, or tasks checked, at once; by the node's CPUs if None.
+        warm: sandboxes created ahead.
+        tries: most tries of a rollout on a node, repeated after infrastructure errors.
         pause: seconds before the second try.
-        mirrors: a directory of git repositories, there on each node, that builds look in.
+        mirrors: a directory of git repositories, present on each node, that builds use.
     """
 
     setup_of: Callable[[str], Setup]
@@ -58,7 +58,7 @@ class Terms:
     mirrors: Path | None = None
 
     def budgets(self, resources: Resources) -> Budgets:
-        """Return how many of each go on at once on a node."""
+        """Return a node's concurrency limits."""
         given = {"starts": self.starts, "gradings": self.gradings}
         return Budgets(
             workers=resources.sandboxes,
@@ -69,26 +69,26 @@ class Terms:
 
 
 class Source(Protocol):
-    """Another node's worker, as this one reaches it."""
+    """Another node's worker, from which images are fetched."""
 
     def record(self, name: str) -> Awaitable[ImageRecord]:
-        """As :meth:`Worker.record`."""
+        """Call :meth:`Worker.record`."""
 
     def send(self, name: str, keys: Collection[str], contents: Collection[str] | None) -> Awaitable[int]:
-        """As :meth:`Worker.send`."""
+        """Call :meth:`Worker.send`."""
 
     def read(self, number: int) -> Awaitable[bytes]:
-        """As :meth:`Worker.read`."""
+        """Call :meth:`Worker.read`."""
 
 
 class Worker:
-    """A node's part in a batch. Made and used on one event loop.
+    """A node's part in a batch. Created and used on one event loop.
 
     Args:
         name: the node's address.
-        resources: what it offers.
-        terms: how rollouts are done.
-        store: its store.
+        resources: the node's resources.
+        terms: the worker's options.
+        store: the node's store.
     """
 
     def __init__(self, name: str, resources: Resources, terms: Terms, store: Store) -> None:
@@ -101,62 +101,62 @@ class Worker:
         )
         self._jobs: dict[tuple[str, int], tuple[Job, asyncio.Future[Packed | None]]] = {}
         self._checkers = Threads(terms.gradings or len(os.sched_getaffinity(0)), "check")
-        self._checks: list[Future[Result | None]] = []  # that have not ended
-        self._imports = Threads(1, "import")  # one at a time: what the first brings the next one has
+        self._checks: list[Future[Result | None]] = []  # pending ones
+        self._imports = Threads(1, "import")  # one at a time: images share layers
         self._exports = Threads(8, "export")
         self._sending: dict[int, tuple[Outgoing, float]] = {}
         self._sent = self._came = 0
         self._left = 0
         self._serving = asyncio.ensure_future(self._executor.serve(self))
 
-    # --- for the driver ----------------------------------------------------------------------------------------------
+    # --- calls of the driver -----------------------------------------------------------------------------------------
 
     def known(self) -> dict[str, str]:
-        """Return the keys of the images in its store, by name."""
+        """Return the keys of the images in the store, by name."""
         return {image.name: image.key for image in self._store.images()}
 
     async def build(self, task: Task) -> str:
-        """Make a task's image, or find it; returns its key.
+        """Build a task's image, or find it in the store, and return its key.
 
         Raises:
-            MiniSandboxError: it cannot be made.
+            MiniSandboxError: the build failed.
         """
         return (await self._executor.image(task)).key
 
     async def fetch(self, name: str, where: str, source: Source) -> Moved:
-        """Take an image over from another node.
+        """Fetch an image from another node.
 
         Args:
-            name: the image.
-            where: what errors call the node.
-            source: the node.
+            name: the image's name.
+            where: the other node's name in error messages.
+            source: the other node.
 
         Raises:
-            MiniSandboxError: it cannot be had.
+            MiniSandboxError: the transfer failed.
         """
         peer = _Peer(where, source, asyncio.get_running_loop())
         try:
             done = await self._imports.run(take_over, self._store, name, peer, self._throttle)
-        except TimeoutError as error:  # DiskFull is no such thing
+        except TimeoutError as error:  # DiskFull is not one
             raise StoreError(
                 f"{where} sent nothing for {PATIENCE:g} s",
-                reason="it hangs, or the network does",
-                hint="it is tried again",
+                reason="the node or the network hangs",
+                hint="the fetch is retried",
             ) from error
         self._came += done.bytes
         return Moved(done.layers, done.bytes, peer.wire)
 
     async def rollout(self, task: Task, attempt: int, waited: float, draw: Draw | None = None) -> Packed | None:
-        """Do a rollout; None where it was given back before it began.
+        """Run a rollout; return None if it was given back unstarted.
 
         Args:
-            task: the task, whose image is there.
-            attempt: which rollout of it.
-            waited: seconds that it waited elsewhere.
-            draw: how its answers are drawn, where that is its own.
+            task: the task, whose image is present.
+            attempt: which rollout of the task it is.
+            waited: seconds that it waited at the driver.
+            draw: sampling of this rollout alone, if any.
 
         Raises:
-            NotFound: its image is not there.
+            NotFound: the image is missing.
         """
         job = Job(task, attempt, time.monotonic() - waited, draw=draw)
         job.image = self._image(task)
@@ -169,15 +169,15 @@ class Worker:
             del self._jobs[job.key]
 
     async def check(self, task: Task, check: Check, known: str | None) -> Checked | None:
-        """Do a check; None where it was given back before it began.
+        """Run a check; return None if it was given back unstarted.
 
         Args:
-            task: the task, whose image is there.
-            check: what there is to do.
+            task: the task, whose image is present.
+            check: the check.
             known: the fingerprint of an earlier result.
 
         Raises:
-            NotFound: its image is not there.
+            NotFound: the image is missing.
         """
         image = self._image(task)
         future = self._checkers.submit(serve, check, lambda _: image, known)
@@ -191,26 +191,26 @@ class Worker:
         finally:
             self._checks.remove(future)
 
-    def give_back(self, most: int) -> None:
-        """Give back what has not begun, the last ones first."""
+    def return_jobs(self, most: int) -> None:
+        """Return up to ``most`` jobs that have not started to the driver, from the end of the queue."""
         for job in self._executor.withdraw(most):
             _settle(self._jobs[job.key][1], None)
         for future in [one for one in reversed(self._checks) if not one.running()][:most]:
             future.cancel()
 
-    def beat(self, left: int) -> Status:
-        """Hear from the driver; returns how the node is.
+    def heartbeat(self, left: int) -> Status:
+        """Note the driver's heartbeat, and return the node's status.
 
         Args:
-            left: how many rollouts the driver has not kept yet, all nodes together.
+            left: rollouts that the driver has not stored yet, on all nodes.
         """
         self._left = left
         return self.status()
 
     def status(self) -> Status:
-        """Return how the node is."""
+        """Return the node's status."""
         if self._serving.done():
-            self._serving.result()  # it raises: nothing else ends it
+            self._serving.result()  # raises its error: nothing else ends it
         now = time.monotonic()
         late = [number for number, (_, since) in self._sending.items() if now - since > PATIENCE]
         for number in late:
@@ -221,17 +221,17 @@ class Worker:
         return Status(stages, sum(1 for _ in self._store.image_names()), len(self._sending), self._came, self._left)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Stop all running work."""
         self._serving.cancel()
         await asyncio.wait([self._serving])
         await self._executor.close()
         if self._setup.model is not None:
             await self._setup.model.close()
 
-    # --- for its executor --------------------------------------------------------------------------------------------
+    # --- calls of the executor ---------------------------------------------------------------------------------------
 
     async def ended(self, job: Job, packed: Packed) -> None:
-        """Hand a rollout to whoever waits for it; one that failed because its image was removed is to be done again."""
+        """Pass a rollout to its caller, or NotFound if it failed because its image was removed."""
         future = self._jobs[job.key][1]
         if packed.summary.failed_in and not future.done():
             try:
@@ -240,15 +240,15 @@ class Worker:
                 future.set_exception(error)
         _settle(future, packed)
 
-    def end_by(self, error: Exception) -> None:
-        """Tell the driver that no rollout can go on: by one that waits for it."""
+    def stop_with(self, error: Exception) -> None:
+        """Report to the driver, through one pending call, that no rollout can succeed."""
         for _, future in self._jobs.values():
             if not future.done():
                 future.set_exception(error)
                 return
 
     def _image(self, task: Task) -> Image:
-        return load_image(self._store, task.instance_id)  # each time: another process may have removed it
+        return load_image(self._store, task.instance_id)  # not cached: another process may have removed it
 
     def _build(self, task: Task) -> Image:
         try:
@@ -256,14 +256,14 @@ class Worker:
         except MiniSandboxError as error:
             raise error.about(task.instance_id) from None
 
-    # --- for other nodes ---------------------------------------------------------------------------------------------
+    # --- calls of other nodes ----------------------------------------------------------------------------------------
 
     def record(self, name: str) -> ImageRecord:
         """Return the record of an image."""
         return self._store.image(name)
 
     def send(self, name: str, keys: Collection[str], contents: Collection[str] | None) -> int:
-        """Begin to send a part of an image; returns the number that :meth:`read` wants."""
+        """Start to send part of an image; return a transfer number for :meth:`read`."""
         self._sent += 1
         chosen = None if contents is None else frozenset(contents)
         outgoing = Outgoing(self._store, name, frozenset(keys), chosen, self._throttle)
@@ -271,21 +271,23 @@ class Worker:
         return self._sent
 
     async def read(self, number: int) -> bytes:
-        """Return the next chunk of what is being sent; none at the end.
+        """Return the next chunk of a transfer; empty at the end.
 
         Raises:
-            MiniSandboxError: it cannot be read here.
+            MiniSandboxError: the data cannot be read here.
         """
         if number not in self._sending:
-            raise StoreError(f"node {self.name} does not send that any more", hint="it is tried again")
+            raise StoreError(f"node {self.name} has ended this transfer", hint="the fetch is retried")
         outgoing, _ = self._sending[number]
         self._sending[number] = (outgoing, time.monotonic())
         try:
             chunk = await self._exports.run(outgoing.read)
-        except (queue.Empty, OSError) as error:  # DiskFull is not among what reading raises
+        except (queue.Empty, OSError) as error:  # reading cannot raise DiskFull
             self._sending.pop(number, None)
             raise StoreError(
-                f"node {self.name} cannot send it", reason=str(error) or "its disk is slow", hint="it is tried again"
+                f"node {self.name} cannot read the image",
+                reason=str(error) or "its disk is slow",
+                hint="the fetch is retried",
             ) from error
         if not chunk:
             self._sending.pop(number, None)
@@ -298,7 +300,7 @@ def _settle(future: asyncio.Future[Packed | None], value: Packed | None) -> None
 
 
 class _Peer:
-    """Another node, asked by a thread."""
+    """Another node, called from a thread."""
 
     def __init__(self, where: str, source: Source, loop: asyncio.AbstractEventLoop) -> None:
         self.where = where
@@ -312,7 +314,7 @@ class _Peer:
         number = self._wait(self._source.send(name, keys, contents))
         coming = self._ask(self._source.read(number))
         while chunk := coming.result(PATIENCE):
-            coming = self._ask(self._source.read(number))  # it comes while this one is written
+            coming = self._ask(self._source.read(number))  # receive it while this one is written
             self.wire += len(chunk)
             yield chunk
 

@@ -1,4 +1,4 @@
-"""A trajectory while it comes about."""
+"""The state of a running rollout, from which its trajectory is made."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from minisandbox.tasks import Task
 from minisandbox.trajectories import Failure, StepRecord, Timings, Trajectory, TurnRecord
 
 EXIT_ENVIRONMENT_ERROR = "exit_environment_error"
-"""The exit status of a rollout whose sandbox failed."""
+"""The exit status after an infrastructure error of the sandbox."""
 
 
-class Draft:
-    """What is known of a rollout so far.
+class RolloutState:
+    """The state of a running rollout.
 
     Attributes:
         task: the task.
-        setup: how it is done.
+        setup: the agent, its model, and limits.
         attempt: which rollout of the task it is.
         ending: how the agent ended.
-        submission: its patch, or None as long as there is none.
-        failure: what kept it from being finished, or None.
-        error: the exception behind that.
-        session: what the agent works with, once it does.
-        tries: what earlier tries failed at.
+        submission: its patch, or None before one is taken.
+        failure: the infrastructure error that kept it from finishing, or None.
+        error: the exception behind ``failure``.
+        session: the agent's session, once it has started.
+        tries: infrastructure errors of earlier tries.
 
     Args:
         task: the task.
         image: the image's name and key.
-        setup: how it is done.
+        setup: the agent, its model, and limits.
         attempt: which rollout of the task it is.
-        tries: what earlier tries failed at.
-        waited: seconds that are known already, by the names of :class:`.Timings`.
+        tries: infrastructure errors of earlier tries.
+        waited: seconds already spent, by field of :class:`.Timings`.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Draft:
 
     @property
     def answered(self) -> bool:
-        """Whether the model has answered at all."""
+        """Whether the model has answered at least once."""
         return self.session is not None and bool(self.session.record.turns)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase; the names are those of :class:`.Timings`."""
+        """Time a phase, named after a field of :class:`.Timings`."""
         began = time.monotonic()
         try:
             yield
@@ -80,22 +80,22 @@ class Draft:
             self._seconds[name] = time.monotonic() - began
 
     def fail(self, phase: str, error: Exception, *, exit_status: str = EXIT_ENVIRONMENT_ERROR) -> None:
-        """Record what kept the rollout from being finished.
+        """Record an infrastructure error.
 
         Args:
-            phase: where, by the names of :class:`.Failure`.
-            error: what.
-            exit_status: how the agent ended by it.
+            phase: the phase that failed, as in :class:`.Failure`.
+            error: the exception.
+            exit_status: the agent's exit status.
         """
         self.error = error
         self.failure = Failure(phase, type(error).__name__, str(error))
         self.ending = Ending(exit_status, str(error))
 
     def trajectory(self, graded: Grade | None) -> Trajectory:
-        """Return the record. It takes a while where there are many tokens: not for the event loop's thread.
+        """Return the record. Slow with many tokens, so keep it off the event loop's thread.
 
         Args:
-            graded: the grade, or None where grading was not reached.
+            graded: the grade, or None if grading was not reached.
         """
         record = Record() if self.session is None else self.session.record
         seconds = {

@@ -1,4 +1,4 @@
-"""What nodes are there for: rollouts, or checks of tasks and of predictions."""
+"""Kinds of work that nodes do: rollouts, or checks of tasks and predictions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisandbox.grade.resumable import serve
 from minisandbox.models import Budget
 from minisandbox.rollouts.cluster.node import Checked, Node
 from minisandbox.rollouts.database import Packed, pack
-from minisandbox.rollouts.line import Job
+from minisandbox.rollouts.jobs import Job
 from minisandbox.rollouts.rollout import unreached
 from minisandbox.rollouts.setup import Setup
 from minisandbox.tasks import Task
@@ -20,76 +20,76 @@ from minisandbox.tasks import Task
 Done = TypeVar("Done")
 
 
-class Trade(Protocol[Done]):
-    """What nodes do, and what comes of it."""
+class Workload(Protocol[Done]):
+    """A kind of work that nodes do."""
 
     async def do(self, node: Node, job: Job) -> Done | None:
-        """Have a node do a job; None where it was given back.
+        """Have a node run a job; None if the node returned it unstarted.
 
         Raises:
-            NodeLost: the node has gone.
-            NotFound: the image is not there any more.
-            MiniSandboxError: no job can go on.
+            NodeLost: the node is lost.
+            NotFound: the node's store has lost the image.
+            MiniSandboxError: no job can succeed.
         """
 
     def unreached(self, job: Job, error: MiniSandboxError) -> Done:
-        """Return what comes of a job that cannot begin."""
+        """Return the result of a job that cannot start."""
 
     def charge(self, done: Done) -> None:
-        """Take it off the budget.
+        """Charge a result to the budget.
 
         Raises:
-            BudgetExceeded: it is used up.
+            BudgetExceeded: the budget is used up.
         """
 
 
-class RolloutTrade:
+class RolloutWorkload:
     """Rollouts.
 
     Args:
-        setup: how they are done, for the records of those that cannot begin.
-        budget: what they may spend on their model, all nodes together.
+        setup: the agent, its model, and limits, for the records of rollouts that cannot start.
+        budget: the model's budget, for all nodes together.
     """
 
     def __init__(self, setup: Setup, budget: Budget | None = None) -> None:
         self._setup, self._budget = setup, budget
 
     async def do(self, node: Node, job: Job) -> Packed | None:
-        """As :meth:`Trade.do`."""
+        """Have a node run a rollout."""
         return await node.rollout(job.task, job.attempt, time.monotonic() - job.since, job.draw)
 
     def unreached(self, job: Job, error: MiniSandboxError) -> Packed:
-        """As :meth:`Trade.unreached`."""
+        """Return the record of a rollout that cannot start."""
         waited = {"queued": time.monotonic() - job.since}
         phase = "sandbox" if isinstance(error, NodeLost) else "image"
         return pack(unreached(job.task, self._setup, job.attempt, error, waited=waited, phase=phase))
 
     def charge(self, done: Packed) -> None:
-        """As :meth:`Trade.charge`: each node keeps to the budget by itself, all together by what has ended."""
+        """Charge a rollout to the common budget; each node also keeps to the budget on its own."""
         if self._budget is not None:
             usage = done.summary.usage
             self._budget.charge(usage.prompt + usage.completion, done.summary.cost)
             self._budget.check()
 
 
-class CheckTrade:
+class CheckWorkload:
     """Validations, and grades of predictions.
 
     Args:
-        checks: by the id of their task.
-        known: fingerprints of earlier results, by the same.
+        checks: the checks by task id.
+        known: fingerprints of earlier results by task id.
     """
 
     def __init__(self, checks: Mapping[str, Check], known: Mapping[str, str]) -> None:
         self._checks, self._known = checks, known
 
     async def do(self, node: Node, job: Job) -> Checked | None:
-        """As :meth:`Trade.do`."""
+        """Have a node run a check."""
         name = job.task.instance_id
         return await node.check(job.task, self._checks[name], self._known.get(name))
 
     def unreached(self, job: Job, error: MiniSandboxError) -> Checked:
-        """As :meth:`Trade.unreached`."""
+        """Return the result of a check that cannot start."""
 
         def no_image(_: Task) -> object:
             raise error
@@ -97,4 +97,4 @@ class CheckTrade:
         return Checked(serve(self._checks[job.task.instance_id], no_image, None))  # type: ignore[arg-type] # it raises
 
     def charge(self, done: Checked) -> None:
-        """Nothing is asked of a model."""
+        """Do nothing: checks use no model."""

@@ -1,4 +1,4 @@
-"""Work on a cluster's nodes that is asked for piece by piece, from any thread: by a trainer, by a validation."""
+"""Submit rollouts and checks to a cluster one by one, from any thread, for trainers and validations."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster.fleet import Fleet, NodeReport
 from minisandbox.rollouts.cluster.joining import Cluster
 from minisandbox.rollouts.cluster.node import Checked
-from minisandbox.rollouts.cluster.trades import CheckTrade, Done, RolloutTrade
+from minisandbox.rollouts.cluster.workloads import CheckWorkload, Done, RolloutWorkload
 from minisandbox.rollouts.database import Packed, unpack
-from minisandbox.rollouts.line import Job
+from minisandbox.rollouts.jobs import Job
 from minisandbox.rollouts.setup import Draw, Setup
 from minisandbox.store.results import Result
 from minisandbox.tasks import Task
@@ -31,8 +31,8 @@ _Ended: TypeAlias = "queue.SimpleQueue[tuple[str, Future[Checked]]]"
 _ENDING = 60.0
 
 
-class Desk(Generic[Done]):
-    """Keeps a fleet on an event loop of its own: its caller's may stand still, while an optimiser steps for example.
+class FleetThread(Generic[Done]):
+    """Runs a fleet on its own thread and event loop, so that callers may block, during an optimiser step for example.
 
     Args:
         fleet: the nodes.
@@ -48,23 +48,23 @@ class Desk(Generic[Done]):
 
     @property
     def reports(self) -> tuple[NodeReport, ...]:
-        """What each node has done, those that are gone included."""
+        """Reports of all nodes, including lost ones."""
         return self._fleet.reports
 
     def submit(self, job: Job) -> Future[Done]:
-        """Have a job done; cancelling the future drops it.
+        """Submit a job; cancelling the future drops it.
 
         Args:
-            job: what; its key is that of no other that has not ended.
+            job: the job; no other pending job has its key.
 
         Raises:
-            HostError: it is closed.
+            HostError: the fleet has stopped.
         """
         future: Future[Done] = Future()
 
         def drop(_: Future[Done]) -> None:
             if future.cancelled():
-                with suppress(HostError):  # it is over anyway
+                with suppress(HostError):  # the fleet has stopped already
                     self._call(self._drop, job.key)
 
         future.add_done_callback(drop)
@@ -72,32 +72,32 @@ class Desk(Generic[Done]):
         return future
 
     def close(self) -> None:
-        """End what the nodes do, and leave the cluster. Calling it again does nothing."""
+        """Stop the nodes' work and leave the cluster; further calls do nothing."""
         if self._thread.is_alive():
             with suppress(HostError):
                 self._call(self._stop)
             self._thread.join(_ENDING)
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block."""
+        """Enter a ``with`` block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """Close it."""
         self.close()
 
     # --- on its thread -----------------------------------------------------------------------------------------------
 
     async def ended(self, job: Job, done: Done) -> None:
-        """Hand it to whoever waits for it."""
+        """Pass the result to the job's future."""
         future = self._wanted.pop(job.key, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(done)
 
-    def end_by(self, error: Exception) -> None:
-        """Nothing of what is wanted can go on now."""
+    def stop_with(self, error: Exception) -> None:
+        """Fail all pending jobs."""
         for key in list(self._wanted):
             self._refuse(key, error)
 
@@ -105,7 +105,7 @@ class Desk(Generic[Done]):
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError as error:  # the loop is closed
-            raise HostError("the cluster's nodes are not used any more", reason=str(self._ended or error)) from error
+            raise HostError("the cluster's nodes are no longer in use", reason=str(self._ended or error)) from error
 
     def _stop(self) -> None:
         self._serving.cancel()
@@ -132,10 +132,10 @@ class Desk(Generic[Done]):
             self._loop.run_until_complete(self._serving)
         except asyncio.CancelledError:
             pass
-        except BaseExceptionGroup as errors:  # a mistake of ours, or of Ray's: who waits is told
+        except BaseExceptionGroup as errors:  # a bug of ours or of Ray's: pending futures fail with it
             self._ended = HostError("the cluster's nodes cannot be used", reason=str(errors.exceptions[0]))
         finally:
-            self.end_by(self._ended or HostError("the cluster's nodes are not used any more"))
+            self.stop_with(self._ended or HostError("the cluster's nodes are no longer in use"))
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
@@ -147,15 +147,15 @@ class Desk(Generic[Done]):
 
 
 class ClusterRollouts:
-    """Rollouts on a cluster's nodes, one at a time or many, for a trainer. Use it in a ``with`` block.
+    """Rollouts on a cluster's nodes, submitted one by one, for trainers. Use it in a ``with`` block.
 
-    Images are made by the nodes. Where this process uses Ray already, its cluster is the one.
+    The nodes build the images. If this process uses Ray already, its cluster is used.
 
     Args:
-        cluster: which, and the model that its nodes ask.
-        setup: how rollouts are done.
-        budgets: of each node; ``workers`` and ``builds`` are what the node offers.
-        tries: how often a rollout is tried at most, where it fails on our side.
+        cluster: the cluster, and the model of its nodes.
+        setup: the agent, its model, and limits.
+        budgets: concurrency limits of each node, which sets ``workers`` and ``builds`` itself.
+        tries: most tries of a rollout, repeated after infrastructure errors.
         pause: seconds before the second try.
 
     Raises:
@@ -166,55 +166,57 @@ class ClusterRollouts:
     def __init__(
         self, cluster: Cluster, setup: Setup, budgets: Budgets | None = None, *, tries: int = 3, pause: float = 1.0
     ) -> None:
-        trade = RolloutTrade(setup, cluster.budget)
-        self._desk: Desk[Packed] = Desk(cluster.fleet(trade, setup, budgets or Budgets(), tries=tries, pause=pause))
+        workload = RolloutWorkload(setup, cluster.budget)
+        self._thread: FleetThread[Packed] = FleetThread(
+            cluster.fleet(workload, setup, budgets or Budgets(), tries=tries, pause=pause)
+        )
 
     @property
     def reports(self) -> tuple[NodeReport, ...]:
-        """What each node has done, those that are gone included."""
-        return self._desk.reports
+        """Reports of all nodes, including lost ones."""
+        return self._thread.reports
 
     async def rollout(self, task: Task, *, attempt: int = 0, draw: Draw | None = None) -> Trajectory:
-        """Do one; a cancellation drops it: a node that is at it may finish it, and nobody keeps that.
+        """Run one rollout. Cancellation drops it: a node may still finish it, and its result is discarded.
 
         Args:
             task: the task.
-            attempt: which rollout of this task it is: no two at a time are the same.
-            draw: how its answers are drawn, where that is its own.
+            attempt: which rollout of the task it is; pending ones must differ.
+            draw: sampling of this rollout alone, if any.
 
         Returns:
-            The record. Whatever fails on our side is in its ``failure``; then ``finished`` is False.
+            The record. Infrastructure errors are in its ``failure``; then ``finished`` is False.
 
         Raises:
-            HostError: no node works for us.
-            ModelRefused: the model's server refuses what it is asked.
+            HostError: no node of the cluster works for us.
+            ModelRefused: the model's server rejects the request.
             BudgetExceeded: the model's budget is used up.
         """
-        packed = await asyncio.wrap_future(self._desk.submit(Job(task, attempt, draw=draw)))
+        packed = await asyncio.wrap_future(self._thread.submit(Job(task, attempt, draw=draw)))
         name = f"{task.instance_id}, attempt {attempt}"
         return await asyncio.to_thread(unpack, packed.trajectory, name=name)
 
     def close(self) -> None:
-        """End what the nodes do, and leave the cluster. Calling it again does nothing."""
-        self._desk.close()
+        """Stop the nodes' work and leave the cluster; further calls do nothing."""
+        self._thread.close()
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block."""
+        """Enter a ``with`` block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """Close it."""
         self.close()
 
 
 class ClusterChecks:
-    """Validations and evaluations on a cluster's nodes: ``elsewhere`` of :func:`.run_validations`.
+    """Validations and evaluations on a cluster's nodes: the ``elsewhere`` of :func:`.run_validations`.
 
     Args:
-        cluster: which.
-        workers: tasks at once on each node; by its CPUs if None.
+        cluster: the cluster.
+        workers: tasks at once on each node; the number of its CPUs if None.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -226,23 +228,23 @@ class ClusterChecks:
         self.reports: tuple[NodeReport, ...] = ()
 
     def __call__(self, jobs: Sequence[Check], known: Mapping[str, str]) -> Iterator[tuple[str, Result | None]]:
-        """As :class:`.Elsewhere`.
+        """Run checks on the nodes, as :class:`.Elsewhere` describes.
 
         Raises:
-            HostError: there is no such cluster, or no node of it works for us.
+            HostError: there is no such cluster, or none of its nodes works for us.
         """
         tasks = {job.id: job.task for job in jobs if job.task is not None}
-        trade = CheckTrade({job.id: job for job in jobs}, known)
+        workload = CheckWorkload({job.id: job for job in jobs}, known)
         budgets = Budgets() if self._workers is None else Budgets(gradings=self._workers)
         ended: _Ended = queue.SimpleQueue()
 
-        with Desk(self._cluster.fleet(trade, Setup(agent=EmptyAgent()), budgets)) as desk:
+        with FleetThread(self._cluster.fleet(workload, Setup(agent=EmptyAgent()), budgets)) as thread:
             for name, task in tasks.items():
-                desk.submit(Job(task, 0)).add_done_callback(partial(_note, ended, name))
+                thread.submit(Job(task, 0)).add_done_callback(partial(_note, ended, name))
             for _ in tasks:
                 name, future = ended.get()
                 yield name, future.result().result
-            self.reports = desk.reports
+            self.reports = thread.reports
 
 
 def _note(ended: _Ended, name: str, future: Future[Checked]) -> None:

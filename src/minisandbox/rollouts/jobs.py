@@ -1,4 +1,4 @@
-"""The line of rollouts that are to be done: those whose image is there."""
+"""Jobs, and the queue of those whose image is ready."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from minisandbox.images import Image
 
 STAGES = ("queued", "image", "sandbox", "agent", "grade", "ended")
-"""Where a rollout of a batch can be."""
+"""The stages of a job, in order."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One rollout that is to be done, and how far it is.
+    """One pending or running rollout.
 
     Attributes:
         task: the task.
-        attempt: which rollout of it.
-        since: when it began to wait, by :func:`time.monotonic`.
-        image: its image, once that is there.
-        image_seconds: what waiting for that took.
+        attempt: which rollout of the task it is.
+        since: when it began to wait, from :func:`time.monotonic`.
+        image: its image, once that is ready.
+        image_seconds: seconds spent waiting for the image.
         stage: one of :data:`STAGES`.
-        moves: how many nodes were lost while it was there.
-        draw: how its answers are drawn, where that is its own.
+        moves: number of nodes that were lost while they held it.
+        draw: sampling of this rollout alone, if any.
     """
 
     task: Task
@@ -46,15 +46,15 @@ class Job:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What it is called."""
+        """The task's id and the attempt."""
         return self.task.instance_id, self.attempt
 
 
-class Line:
-    """Jobs in line, first come, first served.
+class JobQueue:
+    """A first-in, first-out queue of jobs.
 
     Args:
-        most: how many may wait before no more are brought.
+        most: number of waiting jobs at which producers pause.
     """
 
     def __init__(self, most: int) -> None:
@@ -65,43 +65,43 @@ class Line:
         self._over = False
 
     def put(self, jobs: Iterable[Job]) -> None:
-        """Let jobs stand in line."""
+        """Add jobs, unless the queue is closed."""
         for job in jobs:
             if not self._over:
                 self._jobs.append(job)
                 self._there.release()
 
     def next(self, count: int) -> list[Job]:
-        """Return those in front, without taking them."""
+        """Return the first ``count`` jobs without removing them."""
         return list(islice(self._jobs, count))
 
     async def take(self) -> Job | None:
-        """Return the one in front when there is one; None when no more will come."""
+        """Wait for the first job and remove it; return None once the queue is closed and empty."""
         while True:
             await self._there.acquire()
             if self._jobs:
                 self._taken.set()
                 return self._jobs.popleft()
-            if self._over:  # else the one that was told of has been withdrawn
-                self._there.release()  # the others are to find out too
+            if self._over:  # else another caller withdrew the job that was announced
+                self._there.release()  # wake the other waiters too
                 return None
 
     def withdraw(self, most: int) -> list[Job]:
-        """Return some of those at the end; they are in line no more."""
+        """Remove up to ``most`` jobs from the end, and return them."""
         return [self._jobs.pop() for _ in range(min(most, len(self._jobs)))]
 
     async def room(self) -> bool:
-        """Wait until there is room for more; returns whether more are wanted at all."""
+        """Wait for space; return False once the queue is closed."""
         while not self._over and len(self._jobs) >= self._most:
             self._taken.clear()
             await self._taken.wait()
         return not self._over
 
     def end(self, *, clear: bool = False) -> None:
-        """Tell that no more will come.
+        """Close the queue: no more jobs will come.
 
         Args:
-            clear: whether those in line are sent away.
+            clear: also drop the jobs that wait.
         """
         if clear:
             self._jobs.clear()
