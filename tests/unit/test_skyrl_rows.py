@@ -143,7 +143,7 @@ def test_words_come_after_the_file_that_they_name(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="one-node, two-nodes"):
         read_words(["minisandbox.config=three-nodes"])
     (tmp_path / "x.yaml").write_text("[a]")
-    with pytest.raises(InvalidValue, match="is no table"):
+    with pytest.raises(InvalidValue, match="is not a mapping"):
         read_words([f"minisandbox.config={tmp_path}/x.yaml"])
 
 

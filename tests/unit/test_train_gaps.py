@@ -62,7 +62,7 @@ def test_what_bfloat16_rounds_passes(rows: int) -> None:
 def test_what_is_no_rounding_shows(changes: list[float], said: str) -> None:
     with pytest.raises(TokenMismatch, match=said) as caught:
         compared(BFLOAT16, changes)
-    assert "allowed are mean 0.1, p99 0.5, row KL 0.05" in str(caught.value)
+    assert "the limits are mean 0.1, p99 0.5, row KL 0.05" in str(caught.value)
     assert not caught.value.excess <= 1
 
 

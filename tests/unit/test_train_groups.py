@@ -126,7 +126,7 @@ def test_errors_and_stragglers_are_results_without_a_reward() -> None:
     first, second, third = asyncio.run(do())
     assert (first.reward, second.reward, third.reward) == (None, None, 1.0)
     assert "no room" in first.detail
-    assert "cut off after 0.2 s" in second.detail
+    assert "stopped after 0.2 s" in second.detail
     assert len(said) == 2
 
 

@@ -57,8 +57,8 @@ def test_settings_come_after_the_file(file: Path) -> None:
         ("held_out_share: 1", "held_out_share is 1.0"),
         ("optimizer: {learning_rate: 0}", "learning_rate is 0"),
         ("[1", "is not valid YAML"),
-        ("epochs: 2\nepochs: 3", "epochs is there twice"),
-        ("optimizer: {beta2: 0.9, beta2: 0.95}", "beta2 is there twice"),
+        ("epochs: 2\nepochs: 3", "the key epochs occurs twice"),
+        ("optimizer: {beta2: 0.9, beta2: 0.95}", "the key beta2 occurs twice"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_its_place(file: Path, text: str, said: str) -> None:
@@ -80,7 +80,7 @@ def test_a_section_of_which_a_key_is_given_keeps_its_configuration_s_defaults(tm
 
 
 def test_a_key_below_what_is_no_section(file: Path) -> None:
-    with pytest.raises(InvalidValue, match="epochs is a number, and has no keys"):
+    with pytest.raises(InvalidValue, match="epochs is not a section; likely reason: it is a number"):
         load(SftConfig, str(file), ["epochs.many=3"])
 
 

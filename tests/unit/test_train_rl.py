@@ -28,7 +28,7 @@ for _name in ("trl", "peft", "datasets"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
 from minisandbox.train import rl  # noqa: E402 - after what it needs
-from minisandbox.train.rl import as_trl_takes_them, train_rl, weights  # noqa: E402 - after what it needs
+from minisandbox.train.rl import to_trl, train_rl, weights  # noqa: E402 - after what it needs
 from minisandbox.train.running import TrainingRun  # noqa: E402 - the same
 
 pytestmark = [
@@ -136,7 +136,7 @@ def test_failures_and_stragglers_do_not_end_a_step(config: RlConfig) -> None:
     assert line["rollouts_failed"] >= 4
     assert line["rollouts_redone"] >= 6
     assert any("no room for a sandbox" in one for one in said)
-    assert any("cut off after 5 s" in one for one in said)
+    assert any("stopped after 5 s" in one for one in said)
 
 
 def test_a_model_server_that_dies_and_returns_costs_a_step_nothing(
@@ -193,7 +193,7 @@ def test_a_full_disk_stops_the_run_which_goes_on_as_if_nothing_had_been(whole: R
             place.mkdir()
             (place / "optimizer.pt").symlink_to("/dev/full")
 
-    with pytest.raises(DiskFull, match="goes on from checkpoint-2"):
+    with pytest.raises(DiskFull, match="resumes from checkpoint-2"):
         train_rl(config, ToySetting(before=fill))
     assert train_rl(config, ToySetting()).steps == 4
     assert lines(config, "rollouts.jsonl") == lines(whole, "rollouts.jsonl")
@@ -264,18 +264,18 @@ def test_one_row_of_fifty_may_be_rounded(config: RlConfig, monkeypatch: pytest.M
         train("many", 3e-4, "add__5", "sub__5")
 
 
-@pytest.mark.parametrize(("says", "error"), [(None, "no mask of our env_mask"), (1, r"__\d+, token \d+: TRL's loss")])
+@pytest.mark.parametrize(("says", "error"), [(None, "ignored our env_mask"), (1, r"__\d+, token \d+: TRL's loss")])
 def test_context_that_would_carry_loss_stops_the_run(
     config: RlConfig, monkeypatch: pytest.MonkeyPatch, says: int | None, error: str
 ) -> None:
     """A TRL that calls the mask something else looks to us as one that gets none, or one that is all ones."""
 
     def other(rows: Sequence[TrainingRow], slots: int) -> dict[str, Any]:
-        found = as_trl_takes_them(rows, slots)
+        found = to_trl(rows, slots)
         masks = found.pop("env_mask")
         return found if says is None else found | {"env_mask": [[says] * len(mask) for mask in masks]}
 
-    monkeypatch.setattr(rl, "as_trl_takes_them", other)
+    monkeypatch.setattr(rl, "to_trl", other)
     with pytest.raises(TrainingError, match=error):
         train_rl(config, ToySetting())
 
@@ -327,13 +327,13 @@ def test_several_gpus_of_one_process_are_refused(config: RlConfig, monkeypatch: 
 
 
 def test_fewer_tasks_than_a_step_has(config: RlConfig) -> None:
-    with pytest.raises(InvalidValue, match="a step has 2 tasks, and there are 1"):
+    with pytest.raises(InvalidValue, match="a step needs 2 tasks, and there are 1"):
         train_rl(config, ToySetting(tasks=("add",)))
 
 
 def test_places_without_a_row_carry_no_loss() -> None:
     row = TrainingRow("t__0", array("i", [4, 5, 6]), b"\0\1\0", array("d", [0.0, -1.0, 0.0]), 0.5)
-    found = as_trl_takes_them([row], 2)
+    found = to_trl([row], 2)
     assert found == {
         "prompt_ids": [[4], [0]], "completion_ids": [[5, 6], [0]],
         "logprobs": [[-1.0, 0.0], [0.0]], "env_mask": [[1, 0], [0]],

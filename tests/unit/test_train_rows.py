@@ -140,7 +140,7 @@ def test_bfloat16_passes_by_its_statistics_and_what_is_wrong_does_not() -> None:
     [
         (row([1, 2, 3], [0, 0, 0]), "none of its 3 tokens"),
         (row([1, 2, 3], [1, 0, 0]), "token 0 carries loss"),
-        (row([1, 2], [0, 1, 1]), "not of one length"),
+        (row([1, 2], [0, 1, 1]), "the lengths differ"),
         (row([1, -2], [0, 1]), "token 1: the id -2"),
         (replace(row([1, 2], [0, 1]), logprobs=array("d", [0.0, float("nan")])), "token 1: the log-probability nan"),
         (replace(row([1, 2], [0, 1]), logprobs=array("d", [0.0, 0.5])), "the log-probability 0.5"),

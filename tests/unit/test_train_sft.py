@@ -243,7 +243,7 @@ def test_a_full_disk_is_said_so(config: SftConfig, monkeypatch: pytest.MonkeyPat
     train_sft(replace(config, max_steps=5))
     with monkeypatch.context() as patch:
         patch.setattr(transformers.Trainer, "_save_optimizer_and_scheduler", full)
-        with pytest.raises(DiskFull, match="goes on from checkpoint-5"):
+        with pytest.raises(DiskFull, match="resumes from checkpoint-5"):
             train_sft(config)
     assert train_sft(config).steps == 10
 

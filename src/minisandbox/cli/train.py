@@ -95,7 +95,7 @@ def run_rl(args: argparse.Namespace) -> int:
     from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - slow to import
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
     from minisandbox.train.running import require_training  # noqa: PLC0415 - the same
-    from minisandbox.train.sandboxes import SandboxSetting  # noqa: PLC0415 - the same
+    from minisandbox.train.sandboxes import SandboxEnvironment  # noqa: PLC0415 - the same
 
     require_training(curve=bool(config.evaluation.tasks), vllm=config.engine == "vllm")
     with Progress() as progress:
@@ -104,7 +104,7 @@ def run_rl(args: argparse.Namespace) -> int:
             hint = "divide the tasks: minisandbox tasks filter"
             raise InvalidValue(f"{both[0]} is in both the training and the held-out set", hint=hint)
         place = _sandbox_source(args, progress, config.gradings or None)
-        setting = SandboxSetting(config, tasks, held_out, place)
+        setting = SandboxEnvironment(config, tasks, held_out, place)
         result = train_rl(config, setting, tell=progress.note)
     if result.scores:
         draw_curve({Path(config.out).name: result.scores}, Path(config.out) / "curve.png")

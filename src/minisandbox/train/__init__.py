@@ -1,1 +1,1 @@
-"""Training on trajectories: fine-tuning on their rows, and on-policy reinforcement learning in sandboxes."""
+"""Train on trajectories: fine-tuning on their rows, and on-policy reinforcement learning in sandboxes."""

@@ -1,4 +1,4 @@
-"""What draws a policy's answers while it is trained: the trainer's own module, or vLLM with its weights."""
+"""Engines that sample a policy's answers during training: the trainer's own module, or vLLM with its weights."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _ASKING = 20.0
 
 
 class PolicyEngine(Protocol):
-    """Draws answers, in :meth:`drawing` and at no other time."""
+    """Samples answers, but only within :meth:`drawing`."""
 
     @property
     def model(self) -> Model:
-        """What agents ask."""
+        """The model that agents use."""
         ...
 
     @property
     def module(self) -> PreTrainedModel:
-        """The trainer's module; log-probabilities are computed with it once more."""
+        """The trainer's module, which also recomputes log-probabilities."""
         ...
 
     def drawing(self) -> contextlib.AbstractContextManager[None]:
-        """Let answers be drawn with the weights that there are now; the module's mode is as before after it."""
+        """Allow sampling with the current weights; the module's mode is restored afterwards."""
         ...
 
     async def close(self) -> None:
-        """Draw nothing any more."""
+        """Stop sampling for good."""
         ...
 
 
@@ -50,41 +50,41 @@ class OwnEngine:
     """An engine in this process.
 
     Args:
-        engine: it. It stands still from now on, but in :meth:`drawing`.
-        trainer: whose weights it has; None where it shares them, else vLLM's are brought up to date.
+        engine: the engine. It is paused from now on, except in :meth:`drawing`.
+        trainer: sends its weights to vLLM; None if the engine shares them.
     """
 
     def __init__(self, engine: TransformersEngine, trainer: GRPOTrainer | None = None) -> None:
         self.model, self.module, self._trainer = engine, engine.model, trainer
-        self._pause = engine.paused()  # while it is trained nothing may be drawn
+        self._pause = engine.paused()  # no sampling during training
         self._pause.__enter__()
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """As :meth:`PolicyEngine.drawing`."""
+        """Allow sampling with the current weights."""
         training = self.module.training
         if self._trainer is not None:
             sync(self._trainer)
-        self._pause.__exit__(None, None, None)  # forgets what earlier weights have computed
+        self._pause.__exit__(None, None, None)  # drops caches of earlier weights
         try:
             yield
         finally:
             self._pause = self.model.paused()
-            self._pause.__enter__()  # until what was cut off has ended, too
+            self._pause.__enter__()  # returns once cancelled requests have ended, too
             self.module.train(training)
 
     async def close(self) -> None:
-        """As :meth:`PolicyEngine.close`."""
+        """Stop sampling for good."""
         self._pause.__exit__(None, None, None)
         await self.model.close()
 
 
 class ServedEngine:
-    """A server of vLLM, to which TRL sends the weights.
+    """A vLLM server, to which TRL sends the weights.
 
     Args:
-        model: its client.
-        trainer: whose weights it gets.
+        model: the server's client.
+        trainer: sends its weights.
     """
 
     def __init__(self, model: Model, trainer: GRPOTrainer) -> None:
@@ -93,7 +93,7 @@ class ServedEngine:
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """As :meth:`PolicyEngine.drawing`."""
+        """Allow sampling with the current weights."""
         training = self.module.training
         sync(self._trainer)
         try:
@@ -102,23 +102,23 @@ class ServedEngine:
             self.module.train(training)
 
     async def close(self) -> None:
-        """As :meth:`PolicyEngine.close`."""
+        """Close the client."""
         await self.model.close()
 
 
 def sync(trainer: GRPOTrainer) -> None:
-    """Give vLLM the trainer's weights, once for each step; TRL does so before rollouts, but not before evaluations."""
+    """Send the trainer's weights to vLLM, once per step; TRL does so before rollouts, but not before evaluations."""
     if trainer._last_loaded_step != trainer.state.global_step:
         trainer.vllm_generation.sync_weights()
         trainer._last_loaded_step = trainer.state.global_step
 
 
 def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
-    """Return what draws a trainer's answers.
+    """Open the engine that samples a trainer's answers.
 
     Args:
-        trainer: TRL's.
-        config: the experiment.
+        trainer: TRL's trainer.
+        config: the experiment's configuration.
     """
     from minisandbox.models.engine import TransformersEngine  # noqa: PLC0415 - an extra
 
@@ -133,7 +133,7 @@ def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
     if config.vllm.mode == "server":
         base = f"{config.vllm.url.rstrip('/')}/v1"
         return ServedEngine(OpenAIModel(served_name(base, trainer.model.name_or_path), base, tokens="yes"), trainer)
-    from minisandbox.models.engine.vllm import VllmDecoder  # noqa: PLC0415 - for this alone
+    from minisandbox.models.engine.vllm import VllmDecoder  # noqa: PLC0415 - needed only here
 
     llm = trainer.vllm_generation.llm
     inner = TransformersEngine(
@@ -144,14 +144,14 @@ def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
 
 
 def served_name(base: str, model: str) -> str:
-    """Return the name that a server knows a model by: with ``--served-model-name`` it is not the model's own.
+    """Return a model's name on a server: with ``--served-model-name`` it differs from the model's own.
 
     Args:
         base: the address of the server's API.
-        model: the model's own name or directory; it is also returned where the server does not tell its models.
+        model: the model's own name or directory; returned if the server does not list its models.
 
     Raises:
-        InvalidValue: the server has several models, and none of this name.
+        InvalidValue: the server has several models, none of them with this name.
     """
     try:
         address = f"{check_base(base)}/models"
@@ -159,7 +159,7 @@ def served_name(base: str, model: str) -> str:
         with urllib.request.build_opener(proxies).open(address, timeout=_ASKING) as answer:
             listed = [one for one in json.load(answer)["data"] if isinstance(one, dict) and one.get("id")]
     except (OSError, ValueError, KeyError, TypeError):
-        return model  # the first request says what is wrong
+        return model  # the first request reports the error
     names = [str(one["id"]) for one in listed]
     same = [str(one["id"]) for one in listed if model in (one["id"], one.get("root"))]
     if not (same or len(names) == 1):
@@ -171,10 +171,10 @@ def served_name(base: str, model: str) -> str:
 
 
 def vllm_arguments(config: RlConfig) -> dict[str, object]:
-    """Return what TRL is told of vLLM, in its names; nothing where it is not used.
+    """Return TRL's options for vLLM, or nothing if it is not used.
 
     Args:
-        config: the experiment.
+        config: the experiment's configuration.
     """
     if config.engine != "vllm":
         return {}
@@ -182,7 +182,7 @@ def vllm_arguments(config: RlConfig) -> dict[str, object]:
     common: dict[str, object] = {
         "use_vllm": True,
         "vllm_mode": vllm.mode,
-        # of a long rollout the product of all tokens' ratios is far from 1, and TRL would leave it out
+        # in a long rollout the product of all tokens' ratios is far from 1, and TRL would drop the rollout
         "vllm_importance_sampling_mode": "token_truncate",
     }
     if vllm.mode == "server":
@@ -192,10 +192,10 @@ def vllm_arguments(config: RlConfig) -> dict[str, object]:
 
 @contextlib.contextmanager
 def in_precision(config: RlConfig) -> Iterator[None]:
-    """Have TRL start vLLM in the precision of the training; TRL names none, and vLLM makes bfloat16 of float32.
+    """Have TRL start vLLM in the training's precision; without a dtype, vLLM converts float32 to bfloat16.
 
     Args:
-        config: the experiment.
+        config: the experiment's configuration.
     """
     if config.engine != "vllm" or config.vllm.mode != "colocate":
         yield
@@ -203,7 +203,7 @@ def in_precision(config: RlConfig) -> Iterator[None]:
     from trl.generation import vllm_generation  # noqa: PLC0415 - an extra
 
     llm = getattr(vllm_generation, "LLM", None)
-    if llm is None:  # there is no vLLM: TRL says so
+    if llm is None:  # vLLM is missing, which TRL reports
         yield
         return
     vllm_generation.LLM = partial(llm, dtype=config.precision)
@@ -214,18 +214,18 @@ def in_precision(config: RlConfig) -> Iterator[None]:
 
 
 def check_engine(config: RlConfig) -> None:
-    """Check that what is asked of an engine is what it can do.
+    """Check that the engine supports the configuration.
 
     Raises:
-        InvalidValue: it is not.
+        InvalidValue: it does not.
         MissingExtra: vLLM is not installed.
     """
     if config.engine != "vllm":
         return
     if config.deterministic:
         raise InvalidValue(
-            "deterministic with the engine vllm", reason="what shares its batches changes its sums",
-            hint="engine=transformers",
+            "deterministic cannot be combined with engine=vllm", reason="batching changes the results",
+            hint="set engine=transformers",
         )  # fmt: skip
     platform = _vllm_platform()
     if platform is None:
@@ -234,14 +234,14 @@ def check_engine(config: RlConfig) -> None:
         return
     if config.vllm.mode == "server":
         raise InvalidValue(
-            "the engine vllm in server mode, without a CUDA device for the trainer",
-            reason="the weights go to the server over NCCL",
-            hint="a machine with a GPU and device=auto, or engine=transformers",
+            "engine=vllm in server mode needs a CUDA device for the trainer",
+            reason="the weights are sent to the server over NCCL",
+            hint="use a machine with a GPU and device=auto, or engine=transformers",
         )
     if platform != "cpu":
         raise InvalidValue(
-            f"the engine vllm without a CUDA device: this vLLM is built for {platform}",
-            hint="a machine with a GPU and device=auto, vLLM's build for CPUs, or engine=transformers",
+            f"engine=vllm needs a CUDA device: this vLLM is built for {platform}",
+            hint="use a machine with a GPU and device=auto, vLLM's build for CPUs, or engine=transformers",
         )
 
 
@@ -252,7 +252,7 @@ def _has_cuda() -> bool:
 
 
 def _vllm_platform() -> str | None:
-    """What the vLLM that is installed computes on: ``cuda``, ``cpu`` ...; None if it is not installed."""
+    """Return the device type of the installed vLLM: ``cuda``, ``cpu`` ...; None if vLLM is not installed."""
     try:
         from vllm.platforms import current_platform  # noqa: PLC0415 - not ours to install
     except ImportError:

@@ -1,4 +1,4 @@
-"""The resolve rate on held-out tasks, before, during and after training, and its curve."""
+"""Evaluate the resolve rate on held-out tasks before, during and after training, and plot it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Score:
     """One evaluation.
 
     Attributes:
-        step: optimiser steps before it.
-        reward: the mean reward: the resolve rate.
-        rollouts: how many had a reward.
-        failed: how many we failed at, also when they were done again; they count nowhere.
-        task_error: the standard error of the mean reward, clustered by task: rollouts of a task are alike. None where
-            there is one task, and in runs of earlier versions.
+        step: number of optimiser steps before it.
+        reward: the mean reward, which is the resolve rate.
+        rollouts: number of rollouts with a reward.
+        failed: number of rollouts with infrastructure errors, even when repeated; not part of the mean.
+        task_error: the standard error of the mean reward, clustered by task, since a task's rollouts are correlated.
+            None with one task, and in runs of earlier versions.
     """
 
     step: int
@@ -35,7 +35,7 @@ class Score:
 
     @property
     def error(self) -> float:
-        """The standard error of the mean reward; without that of tasks, as if rollouts were independent."""
+        """The standard error of the mean reward; without ``task_error``, as if rollouts were independent."""
         if self.task_error is not None:
             return self.task_error
         return math.sqrt(self.reward * (1 - self.reward) / self.rollouts) if self.rollouts else math.nan
@@ -45,11 +45,11 @@ class Evaluator:
     """Evaluates a policy.
 
     Args:
-        options: how.
-        tasks: ids of the tasks; none: nothing is evaluated.
-        gatherer: does the rollouts. Their seeds are the same at every step, so that scores differ by the policy alone.
-        run: where the scores are kept.
-        tell: is told them.
+        options: the options.
+        tasks: ids of the tasks; empty for no evaluation.
+        gatherer: runs the rollouts. Seeds are equal at every step, so that scores differ by the policy alone.
+        run: stores the scores.
+        tell: called with progress messages.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class Evaluator:
         self._options, self._tasks, self._gatherer, self._run, self._tell = options, tasks, gatherer, run, tell
 
     def scores(self) -> list[Score]:
-        """Return the evaluations so far, those of earlier processes included."""
+        """Return the evaluations so far, including those of earlier processes."""
         return scores_of(self._run)
 
     def is_due(self, step: int) -> bool:
-        """Whether a step is still to be evaluated."""
+        """Return whether a step has not been evaluated yet."""
         return bool(self._tasks) and all(one.step != step for one in self.scores())
 
     async def evaluate(self, step: int) -> None:
-        """Do the rollouts, those that we failed at again, and keep their score."""
+        """Run the rollouts, repeat those with infrastructure errors, and store the score."""
         attempts = self._options.attempts
         wanted = [self._gatherer.wanted(task, attempt) for task in self._tasks for attempt in range(attempts)]
         results = await self._gatherer.do(wanted)
-        await self._gatherer.do_again(
+        await self._gatherer.retry(
             results, lambda place, again: results[place].wanted.attempt % attempts + again * attempts
         )
         known = [(one.wanted.task, one.reward) for one in results if one.reward is not None]
         if not known:
-            self._tell(f"step {step}: not one of {len(results)} held-out rollouts has a reward")
+            self._tell(f"step {step}: none of {len(results)} held-out rollouts has a reward")
             return
         reward = sum(one for _, one in known) / len(known)
         score = Score(step, reward, len(known), len(results) - len(known), clustered_error(known))
@@ -90,12 +90,12 @@ class Evaluator:
 
 
 def clustered_error(rewards: Sequence[tuple[str, float]]) -> float | None:
-    """Return the standard error of a mean reward whose rollouts are clustered by task; None for less than two tasks.
+    """Return the standard error of a mean reward, clustered by task; None with fewer than two tasks.
 
     The sandwich estimator of a mean: arXiv 2411.00640, section 2.2, with G / (G - 1) for G clusters.
 
     Args:
-        rewards: of each rollout, its task and its reward.
+        rewards: each rollout's task and reward.
     """
     mean = sum(reward for _, reward in rewards) / len(rewards)
     sums: dict[str, float] = {}
@@ -113,18 +113,18 @@ def scores_of(run: TrainingRun) -> list[Score]:
 
 
 def score_from(line: Mapping[str, object]) -> Score:
-    """Return the evaluation that a line of ``scores.jsonl`` stands for."""
+    """Decode a line of ``scores.jsonl``."""
     step, reward, rollouts, failed = (str(line[name]) for name in ("step", "reward", "rollouts", "failed"))
     error = line.get("task_error")
     return Score(int(step), float(reward), int(rollouts), int(failed), None if error is None else float(str(error)))
 
 
 def draw_curve(curves: Mapping[str, Sequence[Score]], path: Path) -> None:
-    """Draw learning curves into a file: a line for each run, its standard error around it.
+    """Plot learning curves with standard errors, one line per run.
 
     Args:
-        curves: by name.
-        path: ``.png`` or ``.svg``.
+        curves: scores by run name.
+        path: the output file, ``.png`` or ``.svg``.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 

@@ -1,8 +1,8 @@
-"""Groups: the rollouts of a step, what is done about those that fail, and what each weighs.
+"""Groups: the rollouts of a step, the handling of failures, and advantages.
 
-The rollouts of a task are its group; a rollout's advantage is its reward's distance from its group's mean (GRPO,
-arXiv 2402.03300). A rollout that failed on our side has no reward: it is done again, and counts nowhere if that fails
-too. A group whose rewards are all the same says nothing; groups of other tasks take the places of such groups.
+A task's rollouts are its group; a rollout's advantage is its reward minus its group's mean (GRPO, arXiv 2402.03300).
+A rollout with an infrastructure error has no reward: it is repeated, and left out if that fails too. A group whose
+rewards are all equal carries no signal, and is replaced by a group of another task.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from minisandbox.train.rows import TrainingRow
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A rollout that is to be done.
+    """A rollout to run.
 
     Attributes:
         task: the task's id.
-        attempt: which rollout of the task, from 0; no two of a run have the same.
-        seed: of all that is drawn in it.
+        attempt: which rollout of the task it is, from 0; unique within a run.
+        seed: seed of all its sampling.
     """
 
     task: str
@@ -39,20 +39,20 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """What errors and logs call it."""
+        """The rollout's name in errors and logs."""
         return f"{self.task}__{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A rollout that has ended.
+    """An ended rollout.
 
     Attributes:
-        wanted: which.
-        reward: of its submission; None where we failed or the pass is unconfirmed.
+        wanted: the rollout.
+        reward: the submission's reward; None after an infrastructure error or unconfirmed pass.
         rows: the tokens that were read and sampled.
-        detail: what failed.
-        seconds: how long it took.
+        detail: the error's message.
+        seconds: its duration.
     """
 
     wanted: Wanted
@@ -63,25 +63,25 @@ class Result:
 
 
 class Rollouts(Protocol):
-    """What does rollouts; several at once, on one event loop."""
+    """Runs rollouts, several at once, on one event loop."""
 
     async def run(self, wanted: Wanted) -> Result:
-        """Do one. A cancellation ends it, and leaves nothing behind.
+        """Run one rollout. Cancellation ends it and leaves nothing behind.
 
         Raises:
-            MiniSandboxError: it failed on our side; so does a result without a reward say.
-            OSError: the same.
+            MiniSandboxError: an infrastructure error, which may also be returned as a result without a reward.
+            OSError: an infrastructure error.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one task in a step.
+    """A task's rollouts in a step.
 
     Attributes:
-        task: its id.
-        results: its rollouts.
+        task: the task's id.
+        results: the rollouts.
     """
 
     task: str
@@ -89,27 +89,27 @@ class Group:
 
     @property
     def rewards(self) -> list[float | None]:
-        """One for each rollout."""
+        """One reward per rollout."""
         return [one.reward for one in self.results]
 
     @property
-    def says_something(self) -> bool:
-        """Whether there are two rewards that differ."""
+    def informative(self) -> bool:
+        """Whether two rewards differ."""
         return len({one for one in self.rewards if one is not None}) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one optimiser step is made of.
+    """The rollouts of one optimiser step.
 
     Attributes:
-        number: of the step, from 0.
-        groups: those that are trained on.
-        silent: those whose rewards were all the same, or all but one missing.
-        failed: rollouts that we failed at for good.
-        redone: rollouts that were done again.
-        refilled: groups that took other groups' places.
-        seconds: how long it all took.
+        number: the step's number, from 0.
+        groups: groups to train on.
+        silent: groups without signal: rewards are all equal, or at most one is known.
+        failed: rollouts that remained without a reward.
+        redone: rollouts that were repeated.
+        refilled: groups that replaced groups without signal.
+        seconds: duration of all rollouts together.
     """
 
     number: int
@@ -121,13 +121,13 @@ class Step:
     seconds: float = 0.0
 
     def rows(self, scale: str) -> list[TrainingRow]:
-        """Return what is trained on: a row for each rollout that has a reward and sampled something.
+        """Return the training rows: one per rollout with a reward and sampled tokens.
 
-        TRL takes one row of a rollout. Of a rollout whose history was forked or summarised, which has several, it is
-        the one in which most tokens carry loss; :attr:`rows_left_out` counts the others.
+        TRL takes one row per rollout. If forks or summaries of the history made several, the row with most loss
+        tokens is taken; :attr:`rows_left_out` counts the others.
 
         Args:
-            scale: as of :func:`advantages`.
+            scale: as for :func:`advantages`.
         """
         found = []
         for group in self.groups:
@@ -140,18 +140,18 @@ class Step:
 
     @property
     def rows_left_out(self) -> int:
-        """How many rows of tokens with loss are not trained on because TRL takes one of a rollout."""
+        """The number of rows with loss tokens that are dropped because TRL takes one row per rollout."""
         counts = (sum(any(row.mask) for row in one.rows) for group in self.groups for one in group.results)
         return sum(max(0, count - 1) for count in counts)
 
     @property
     def reward(self) -> float | None:
-        """The mean reward of the rollouts that have one, silent groups included; None where none has."""
+        """The mean of all known rewards, groups without signal included; None if no reward is known."""
         known = [one for group in (*self.groups, *self.silent) for one in group.rewards if one is not None]
         return statistics.fmean(known) if known else None
 
     def stats(self) -> dict[str, float]:
-        """Return what a log has of it."""
+        """Return the statistics to log."""
         times = [one.seconds for group in (*self.groups, *self.silent) for one in group.results]
         return {
             "reward": float("nan") if self.reward is None else self.reward,
@@ -167,11 +167,11 @@ class Step:
 
 
 def advantages(rewards: Sequence[float | None], scale: str = "none") -> list[float]:
-    """Return each reward's distance from the mean of those that there are; 0.0 for those that there are not.
+    """Return each reward minus the mean of the known rewards; 0.0 for unknown ones.
 
     Args:
-        rewards: of a group; None where we failed.
-        scale: ``group``: divided by their standard deviation; ``none``: as it is.
+        rewards: a group's rewards; None if unknown.
+        scale: ``group`` divides by their standard deviation; ``none`` does not.
     """
     known = [one for one in rewards if one is not None]
     if len(known) < 2:
@@ -182,41 +182,41 @@ def advantages(rewards: Sequence[float | None], scale: str = "none") -> list[flo
 
 
 def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tuple[list[str], list[str]]:
-    """Return a step's tasks, and those that may take the places of silent groups, in their order.
+    """Return a step's tasks, and shuffled spare tasks that may replace groups without signal.
 
-    Every task comes once in an epoch, and none twice in a step: where an epoch ends in the middle of one, the next
-    epoch may have a few of its tasks twice and as many not at all. It depends on nothing but the arguments: a run that
-    goes on takes the tasks that it would have taken.
+    Every task comes once per epoch, and none twice in a step. Where an epoch ends within a step, the next epoch may
+    repeat a few tasks and miss as many. The result depends on the arguments alone, so a resumed run takes the same
+    tasks.
 
     Args:
-        tasks: all of them.
-        count: how many a step has, at most all.
-        step: its number, from 0.
-        seed: of the order.
+        tasks: all tasks.
+        count: tasks per step, at most all.
+        step: the step's number, from 0.
+        seed: seed of the order.
     """
     chosen: list[str] = []
     place = step * count
     while len(chosen) < count:
         epoch, start = divmod(place + len(chosen), len(tasks))
-        order = random.Random(f"{seed} {epoch}").sample(list(tasks), len(tasks))  # noqa: S311 - an order, no secret
-        # where an epoch ends in the middle of a step, the next one begins with others than those
+        order = random.Random(f"{seed} {epoch}").sample(list(tasks), len(tasks))  # noqa: S311 - not a secret
+        # where an epoch ends within a step, the next epoch starts with other tasks than those of this step
         chosen += [one for one in order[start:] if one not in chosen][: count - len(chosen)]
     spare = [one for one in tasks if one not in chosen]
-    random.Random(f"{seed} spare {step}").shuffle(spare)  # noqa: S311 - the same
+    random.Random(f"{seed} spare {step}").shuffle(spare)  # noqa: S311 - not a secret
     return chosen, spare
 
 
 @dataclass(slots=True)
 class Gatherer:
-    """Brings the rollouts of steps together.
+    """Runs the rollouts of steps.
 
     Attributes:
-        rollouts: does them.
-        groups: which make a step.
+        rollouts: runs single rollouts.
+        groups: the options of groups.
         workers: rollouts at once.
-        deadline: seconds of each; one that takes longer has failed on our side. An agent is cut off before, and graded.
-        seed: of all draws, where that is to be so; None: every draw is another.
-        notice: is told what failed.
+        deadline: seconds per rollout; a longer one counts as failed. Agents are stopped earlier, and graded.
+        seed: seed of all sampling, for deterministic runs; None samples anew each time.
+        notice: called with messages about failed rollouts.
     """
 
     rollouts: Rollouts
@@ -231,55 +231,55 @@ class Gatherer:
         self._room = asyncio.Semaphore(self.workers)
 
     async def gather(self, number: int, tasks: Sequence[str], spare: Iterable[str] = ()) -> Step:
-        """Do a step's rollouts.
+        """Run a step's rollouts.
 
         Args:
-            number: of the step.
-            tasks: its tasks.
-            spare: tasks for groups that say nothing.
+            number: the step's number.
+            tasks: the step's tasks.
+            spare: tasks that may replace groups without signal.
 
         Raises:
-            TrainingError: not one rollout has a reward: going on would train on nothing.
+            TrainingError: no rollout has a reward, so there is nothing to train on.
         """
         began, others = time.monotonic(), iter(spare)
         groups, redone = await self._groups(number, tasks)
-        loud, silent = _divided(groups)
+        useful, silent = _split_by_signal(groups)
         refilled = 0
         for _ in range(self.groups.refill):
-            more = [one for one, _ in zip(others, range(len(tasks) - len(loud)), strict=False)]
+            more = [one for one, _ in zip(others, range(len(tasks) - len(useful)), strict=False)]
             if not more:
                 break
             found, again = await self._groups(number, more)
-            added, mute = _divided(found)
-            loud, silent, redone, refilled = loud + added, silent + mute, redone + again, refilled + len(added)
-        failures = [one for group in (*loud, *silent) for one in group.results if one.reward is None]
-        total = sum(len(group.results) for group in (*loud, *silent))
+            added, useless = _split_by_signal(found)
+            useful, silent, redone, refilled = useful + added, silent + useless, redone + again, refilled + len(added)
+        failures = [one for group in (*useful, *silent) for one in group.results if one.reward is None]
+        total = sum(len(group.results) for group in (*useful, *silent))
         if len(failures) == total:
             raise TrainingError(
                 f"step {number}: none of {total} rollouts has a reward",
                 reason=f"{failures[0].wanted.name}: {failures[0].detail}",
-                hint="see to that; the same command goes on from the last checkpoint",
+                hint="fix the cause and repeat the command: it resumes from the last checkpoint",
             )
         seconds = time.monotonic() - began
-        return Step(number, tuple(loud), tuple(silent), len(failures), redone, refilled, seconds)
+        return Step(number, tuple(useful), tuple(silent), len(failures), redone, refilled, seconds)
 
     async def _groups(self, number: int, tasks: Sequence[str]) -> tuple[list[Group], int]:
-        """Do the groups of tasks; returns them, and how many rollouts were done again."""
+        """Run the groups of tasks; return them, and the number of repeated rollouts."""
         size, first = self.groups.size, number * self.groups.size * (1 + self.groups.redo)
         results = await self.do([self.wanted(task, first + one) for task in tasks for one in range(size)])
-        redone = await self.do_again(results, lambda place, again: first + again * size + place % size)
+        redone = await self.retry(results, lambda place, again: first + again * size + place % size)
         parts = [tuple(results[start : start + size]) for start in range(0, len(results), size)]
         return [Group(task, part) for task, part in zip(tasks, parts, strict=True)], redone
 
-    async def do_again(self, results: list[Result], attempt: Callable[[int, int], int]) -> int:
-        """Do those rollouts again that we failed at; the new results take their places.
+    async def retry(self, results: list[Result], attempt: Callable[[int, int], int]) -> int:
+        """Repeat rollouts without a reward, and replace their results in place.
 
         Args:
-            results: of all rollouts.
-            attempt: returns the number of a new attempt, by its place in them and how often it is done again.
+            results: the results of all rollouts.
+            attempt: returns the attempt number of a repetition, from the rollout's index and the repetition's number.
 
         Returns:
-            How many were done again.
+            The number of repetitions.
         """
         count = 0
         for again in range(1, 1 + self.groups.redo):
@@ -293,12 +293,12 @@ class Gatherer:
         return count
 
     def wanted(self, task: str, attempt: int) -> Wanted:
-        """Return a rollout that is to be done."""
+        """Return a rollout to run, with its seed."""
         seed = secrets.randbits(63) if self.seed is None else seed_of(self.seed, task, attempt)
         return Wanted(task, attempt, seed)
 
     async def do(self, wanted: Sequence[Wanted]) -> list[Result]:
-        """Do rollouts, each within its deadline; what fails on our side is a result without a reward."""
+        """Run rollouts, each within the deadline; infrastructure errors become results without a reward."""
         async with asyncio.TaskGroup() as tasks:
             found = [tasks.create_task(self._one(one)) for one in wanted]
         return [one.result() for one in found]
@@ -310,7 +310,7 @@ class Gatherer:
                 async with asyncio.timeout(self.deadline):
                     found = await self.rollouts.run(wanted)
             except TimeoutError as error:
-                found = Result(wanted, None, detail=str(error) or f"it was cut off after {self.deadline:g} s")
+                found = Result(wanted, None, detail=str(error) or f"the rollout was stopped after {self.deadline:g} s")
             except (MiniSandboxError, OSError) as error:
                 found = Result(wanted, None, detail=f"{type(error).__name__}: {error}")
             if found.reward is None:
@@ -318,7 +318,7 @@ class Gatherer:
             return replace(found, seconds=time.monotonic() - began)
 
 
-def _divided(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
-    """Groups that say something, and those that do not."""
+def _split_by_signal(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
+    """Split groups into those with signal and those without."""
     everything = list(groups)
-    return [one for one in everything if one.says_something], [one for one in everything if not one.says_something]
+    return [one for one in everything if one.informative], [one for one in everything if not one.informative]

@@ -1,4 +1,4 @@
-"""A cluster's nodes as the place where a trainer's rollouts are done; they ask the trainer's own engine, over HTTP."""
+"""Run a trainer's rollouts on a cluster, whose nodes query the trainer's own engine over HTTP."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from minisandbox.tasks import Task
 from minisandbox.trajectories import Trajectory
 
 POLICY = "policy"
-"""What nodes call the model that is trained."""
+"""The name of the trained model on the nodes."""
 _ENDING = 10.0
 
 
 class TrainingNodes:
-    """The nodes of a cluster. It is a :class:`.Place`.
+    """The nodes of a cluster, as :class:`.Machines`.
 
-    The engine is served at this machine's address, for those who have a key that is made for this run and sent to the
-    nodes. Its weights are those of the step: nothing is drawn while they change.
+    The engine is served at this machine's address, protected by a key that is generated for this run and sent to the
+    nodes. It samples with the step's weights, and is paused while they change.
 
     Args:
-        cluster: which; its ``model`` is not looked at.
-        gradings: submissions that a node grades at once; one for each of its CPUs if None.
+        cluster: the cluster; its ``model`` is ignored.
+        gradings: concurrent gradings per node; the number of its CPUs if None.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -42,11 +42,11 @@ class TrainingNodes:
 
     @property
     def reports(self) -> tuple[NodeReport, ...]:
-        """What each node has done, those that are gone included."""
+        """Reports of all nodes, including lost ones."""
         return () if self._rollouts is None else self._rollouts.reports
 
     def open(self, setup: Setup) -> None:
-        """As :meth:`.Place.open`.
+        """Join the cluster and serve the setup's model; further calls do nothing.
 
         Raises:
             MissingExtra: Ray is not installed.
@@ -65,12 +65,12 @@ class TrainingNodes:
         self._rollouts = ClusterRollouts(cluster, setup, self._budgets)
 
     async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
-        """As :meth:`.Place.rollout`."""
+        """Run a rollout on a node."""
         assert self._rollouts is not None
         return await self._rollouts.rollout(task, attempt=attempt, draw=Draw(setup.sampling, seed))
 
     def close(self) -> None:
-        """As :meth:`.Place.close`."""
+        """Leave the cluster and stop the server; further calls do nothing."""
         if self._rollouts is not None:
             self._rollouts.close()
         if self._server is not None:
@@ -78,7 +78,7 @@ class TrainingNodes:
 
 
 class _Server:
-    """An engine behind HTTP, on a thread of its own: the trainer's event loop stands still while it trains."""
+    """An HTTP server for an engine, on its own thread, since the trainer's event loop does not run during training."""
 
     def __init__(self, model: Model, host: str) -> None:
         from minisandbox.models.engine import EngineServer  # noqa: PLC0415 - an extra

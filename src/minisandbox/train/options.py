@@ -1,7 +1,7 @@
-"""Configurations: frozen dataclasses, read from one YAML file and from ``key=value`` on the command line.
+"""Configurations: frozen dataclasses, read from a YAML file and ``key=value`` arguments.
 
-A field is the only definition of its option. Its type says what is read, its default what it is without, and its
-``help`` what documentation says. A field whose type is such a dataclass is a section; its keys are ``section.key``.
+A field is the only definition of its option: its type defines the accepted values, its default the value if omitted,
+its ``help`` the documentation. A field with a dataclass as its type is a section; its keys are ``section.key``.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ T = TypeVar("T")
 Values = dict[str, object]
 
 
-def option(default: T, *, help: str, choices: tuple[str, ...] = ()) -> T:  # noqa: A002 - what the field's metadata call it
-    """Return a dataclass's field.
+def option(default: T, *, help: str, choices: tuple[str, ...] = ()) -> T:  # noqa: A002 - the key in the metadata
+    """Return the field of an option.
 
     Args:
-        default: its value where nothing is given.
-        help: what it does, for documentation.
-        choices: the texts that there are, if not all.
+        default: the value if the option is omitted.
+        help: a description for the documentation.
+        choices: the allowed texts; empty for any.
     """
     return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
 
 
 def required(help: str) -> typing.Any:  # noqa: A002 - as above
-    """Return the field of an option that has to be given; ``Any``, as it stands for a value of whatever type.
+    """Return the field of a required option; ``Any``, since the field may have any type.
 
     Args:
-        help: what it does, for documentation.
+        help: a description for the documentation.
     """
     return dataclasses.field(metadata={"help": help})
 
 
 def positive(**values: float) -> None:
-    """Check that numbers are more than 0.
+    """Check that numbers are above 0.
 
     Raises:
-        InvalidValue: one is not; it is named.
+        InvalidValue: a number is not; the message names it.
     """
     for name, value in values.items():
         if not value > 0:
-            raise InvalidValue(f"{name} is {value!r}", hint="give more than 0")
+            raise InvalidValue(f"{name} is {value!r}", hint="give a number above 0")
 
 
 def reward_or_none(name: str, value: float | None) -> None:
-    """Check the reward of what has none by default.
+    """Check an optional reward.
 
     Args:
-        name: the option.
-        value: its value.
+        name: the option's name.
+        value: the option's value.
 
     Raises:
         InvalidValue: it is neither None nor between 0 and 1.
@@ -69,13 +69,13 @@ def reward_or_none(name: str, value: float | None) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Described:
-    """One option, as documentation has it.
+    """Documentation of one option.
 
     Attributes:
-        key: as files and the command line have it.
+        key: its name in files and on the command line.
         kind: its type in words.
-        default: as YAML has it; empty where it has to be given.
-        help: what it does.
+        default: its default in YAML; empty if the option is required.
+        help: its description.
     """
 
     key: str
@@ -91,14 +91,14 @@ def load(kind: type[T], name: str, settings: Sequence[str] = ()) -> T:
     """Read a configuration.
 
     Args:
-        kind: its dataclass.
-        name: a YAML file, or the name of one that comes with the package.
-        settings: ``key=value``, the value as YAML has it; they come after the file.
+        kind: the configuration's dataclass.
+        name: a YAML file, or the name of a packaged one.
+        settings: ``key=value`` pairs with YAML values, which override the file.
 
     Raises:
         NotFound: there is no such file.
-        InvalidValue: a key is unknown, a value is of another type or cannot be used, or one is missing. The message
-            names the file, and the nearest key there is.
+        InvalidValue: a key is unknown or missing, or a value is invalid. The message names the file and the nearest
+            known key.
     """
     text, place = _text_of(name)
     values = _parsed(text, place)
@@ -106,7 +106,7 @@ def load(kind: type[T], name: str, settings: Sequence[str] = ()) -> T:
         values = {}
     if not isinstance(values, dict):
         raise InvalidValue(
-            f"{place} is no table", reason="a configuration is keys with values", hint="write key: value"
+            f"{place} is not a mapping", reason="a configuration maps keys to values", hint="write key: value"
         )
     for setting in settings:
         _set(kind, values, setting)
@@ -114,7 +114,7 @@ def load(kind: type[T], name: str, settings: Sequence[str] = ()) -> T:
 
 
 def packaged() -> tuple[str, ...]:
-    """Return the names of the configurations that come with the package."""
+    """Return the names of the packaged configurations."""
     directory = resources.files("minisandbox.train") / "configs"
     return tuple(sorted(one.name.removesuffix(".yaml") for one in directory.iterdir() if one.name.endswith(".yaml")))
 
@@ -125,27 +125,27 @@ def _text_of(name: str) -> tuple[str, str]:
         return path.read_text(encoding="utf-8"), name
     if name in packaged():
         file = resources.files("minisandbox.train") / "configs" / f"{name}.yaml"
-        return file.read_text(encoding="utf-8"), f"{name} (of the package)"
-    raise NotFound(f"{name}: no such file", hint=f"a YAML file, or one of the package: {', '.join(packaged())}")
+        return file.read_text(encoding="utf-8"), f"{name} (packaged)"
+    raise NotFound(f"{name}: no such file", hint=f"give a YAML file, or a packaged one: {', '.join(packaged())}")
 
 
 def _parsed(text: str, what: str) -> object:
     import yaml  # noqa: PLC0415 - only configurations need it
 
     class Loader(yaml.SafeLoader):
-        """YAML's own, but that a key that stands there twice is an error: the first one would be without effect."""
+        """A loader that rejects duplicate keys, of which YAML's own would ignore the first."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
             keys = [str(key.value) for key, _ in node.value]
             if twice := sorted({key for key in keys if keys.count(key) > 1}):
-                raise InvalidValue(f"{what}: {twice[0]} is there twice", hint="leave out one of them")
+                raise InvalidValue(f"{what}: the key {twice[0]} occurs twice", hint="remove one of them")
             return super().construct_mapping(node, deep)
 
     try:
         value: object = yaml.load(text, Loader)  # noqa: S506 - derived from SafeLoader
     except yaml.YAMLError as error:
         raise InvalidValue(
-            f"{what} is not valid YAML", reason=str(error), hint="correct the line that is named"
+            f"{what} is not valid YAML", reason=str(error), hint="correct the line named above"
         ) from error
     return value
 
@@ -153,7 +153,7 @@ def _parsed(text: str, what: str) -> object:
 def _set(kind: type, values: Values, setting: str) -> None:
     key, equals, text = setting.partition("=")
     if not equals:
-        raise InvalidValue(f"--set {setting}: no value", hint="--set key=value")
+        raise InvalidValue(f"--set {setting}: no value", hint="write --set key=value")
     value = _parsed(text, f"--set {setting}: the value")
     table, section = values, kind
     *parents, last = key.split(".")
@@ -162,13 +162,13 @@ def _set(kind: type, values: Values, setting: str) -> None:
         if inner is None:
             raise _unknown(f"--set {setting}", parent, section)
         if not _is_section(inner):
-            raise InvalidValue(f"--set {setting}: {parent} is {_kind(inner)}, and has no keys")
+            raise InvalidValue(f"--set {setting}: {parent} is not a section", reason=f"it is {_kind(inner)}")
         section = typing.cast("type", inner)
         below = table.setdefault(parent, {})
         if not isinstance(below, dict):
             raise InvalidValue(
-                f"--set {setting}: {parent} has the value {below!r} in the file",
-                hint=f"make it a section: {parent}.{last}",
+                f"--set {setting}: {parent} has the value {below!r} in the file, not a section",
+                hint=f"write it as a section with the key {last}",
             )
         table = below
     if last not in _hints(section):
@@ -177,15 +177,15 @@ def _set(kind: type, values: Values, setting: str) -> None:
 
 
 def from_mapping(kind: type[T], values: Mapping[str, object], *, place: str) -> T:
-    """Return the configuration that a table stands for.
+    """Convert a mapping to a configuration.
 
     Args:
-        kind: its dataclass.
-        values: the table.
-        place: what errors call it.
+        kind: the configuration's dataclass.
+        values: the mapping.
+        place: the mapping's name in error messages.
 
     Raises:
-        InvalidValue: as of :func:`load`.
+        InvalidValue: as for :func:`load`.
     """
     return typing.cast("T", _section(kind, values, place, ""))
 
@@ -203,16 +203,16 @@ def _section(kind: type, values: Mapping[str, object], place: str, prefix: str) 
             read[key] = _value(one, value, f"{place}: {prefix}{key}")
     for one in _fields(kind):
         if one.name not in read and _is_required(one):
-            raise InvalidValue(f"{place}: {prefix}{one.name} is missing", reason=str(one.metadata.get("help", "")))
+            raise InvalidValue(f"{place}: {prefix}{one.name} is missing", hint=f"give {one.metadata['help']}")
         _check_choice(one, read, f"{place}: {prefix}{one.name}")
     try:
         return kind(**read)
-    except InvalidValue as error:  # a section looks at its own values
+    except InvalidValue as error:  # from a section's own check
         raise error.about(place) from None
 
 
 def _default_of(kind: type, name: str) -> Values:
-    """What a section is without any key of it: this configuration's own default, not that of the section's class."""
+    """Return a section's default in this configuration, which may differ from its class's defaults."""
     (default,) = (one.default for one in _fields(kind) if one.name == name)
     return {} if default is dataclasses.MISSING else to_mapping(default)
 
@@ -233,12 +233,12 @@ def _value(hint: object, value: object, what: str) -> object:
     if hint == tuple[str, ...] and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
         return tuple(value)
     if hint is float and isinstance(value, str):
-        value = _number(value)  # YAML 1.1 takes 1e-4 for text
+        value = _number(value)  # YAML 1.1 reads 1e-4 as text
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if hint in (str, int, bool) and type(value) is hint:
         return value
-    raise InvalidValue(f"{what} is {value!r}", hint=f"it is {_kind(hint)}")
+    raise InvalidValue(f"{what} is {value!r}", hint=f"give {_kind(hint)}")
 
 
 def _number(text: str) -> object:
@@ -251,13 +251,13 @@ def _number(text: str) -> object:
 def _check_choice(one: dataclasses.Field[object], read: Mapping[str, object], what: str) -> None:
     choices = one.metadata.get("choices")
     if choices and one.name in read and read[one.name] not in choices:
-        raise InvalidValue(f"{what} is {read[one.name]!r}", hint=f"one of {', '.join(choices)}")
+        raise InvalidValue(f"{what} is {read[one.name]!r}", hint=f"give one of {', '.join(choices)}")
 
 
 def _unknown(place: str, key: str, kind: type, prefix: str = "") -> InvalidValue:
     known = list(_hints(kind))
     near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(known)}"
+    hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
     return InvalidValue(f"{place}: there is no key {prefix}{key}", hint=hint)
 
 
@@ -265,7 +265,7 @@ def _unknown(place: str, key: str, kind: type, prefix: str = "") -> InvalidValue
 
 
 def to_mapping(config: object) -> Values:
-    """Return what :func:`from_mapping` reads, whole: what was left out is in it with its default."""
+    """Return a configuration as a mapping for :func:`from_mapping`, defaults included."""
     found: Values = {}
     for one in _fields(type(config)):
         value = getattr(config, one.name)
@@ -277,26 +277,26 @@ def to_mapping(config: object) -> Values:
 
 
 def to_yaml(config: object) -> str:
-    """Return a configuration as the text of a file."""
+    """Return a configuration as YAML text."""
     import yaml  # noqa: PLC0415 - only configurations need it
 
     return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
 
 
 def store(config: object, path: Path) -> None:
-    """Write a configuration, whole or not at all."""
+    """Write a configuration to a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as part:
         part.write_text(to_yaml(config), encoding="utf-8")
 
 
 def describe(kind: type, prefix: str = "", default_of: object = None) -> Iterator[Described]:
-    """Return the options of a configuration, in their order, those of its sections among them.
+    """Yield the documentation of all options in order, including those of sections.
 
     Args:
-        kind: its dataclass.
-        prefix: what stands before its keys.
-        default_of: of a section, what it is where none of its keys is given.
+        kind: the configuration's dataclass.
+        prefix: a prefix for its keys.
+        default_of: a section's default value.
     """
     hints = _hints(kind)
     for one in _fields(kind):
@@ -311,12 +311,12 @@ def describe(kind: type, prefix: str = "", default_of: object = None) -> Iterato
 
 
 def differences(before: object, now: object, *, but: Iterable[str] = ()) -> list[str]:
-    """Return the keys in which two configurations differ.
+    """Return the keys whose values differ between two configurations.
 
     Args:
-        before: one.
-        now: the other.
-        but: keys that may.
+        before: the first configuration.
+        now: the second configuration.
+        but: keys to ignore.
     """
     one, other = _flat(to_mapping(before)), _flat(to_mapping(now))
     return sorted(key for key in one | other if one.get(key) != other.get(key) and key not in set(but))

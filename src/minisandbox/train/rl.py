@@ -1,8 +1,8 @@
-"""On-policy GRPO: our rollouts, our advantages, TRL's loss and optimiser.
+"""On-policy GRPO with our rollouts and advantages, and TRL's loss and optimiser.
 
-The bridge is :func:`_bridge`: a ``rollout_func``, and a subclass that exchanges TRL's advantages for ours and compares
-the log-probabilities of the loss's own forward pass with the sampler's. What TRL is too narrow for: it takes one row of
-a rollout, and as many rows in every step; places without a row are filled with one that carries no loss.
+:func:`_bridge` connects them: a ``rollout_func``, and a subclass that replaces TRL's advantages by ours and compares
+the log-probabilities of the loss's own forward pass with the sampler's. TRL takes one row per rollout, and the same
+number of rows in every step; slots without a row are filled with one that carries no loss.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from minisandbox.train.running import (
     require_training,
     run_callback,
     step_of,
-    told_in_our_words,
+    translate_disk_full,
 )
 from minisandbox.train.sft import Tell, common_arguments, lora_of, save_policy
 
@@ -57,11 +57,11 @@ MAY_CHANGE = frozenset(
         "vllm.group_port",
     }
 )
-"""What a run that goes on may have otherwise: it does not say what was trained on."""
+"""Options that may change on resume, since they do not affect what is trained on."""
 
 
-class Setting(Protocol):
-    """Where rollouts are done: sandboxes, or something in their place."""
+class Environment(Protocol):
+    """Where rollouts run: sandboxes, or a substitute."""
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -74,26 +74,26 @@ class Setting(Protocol):
         ...
 
     def rollouts(self, model: Model, *, held_out: bool) -> Rollouts:
-        """Return what does the rollouts with a model.
+        """Return an object that runs rollouts with a model.
 
         Args:
-            model: what agents ask.
-            held_out: whether they are of the evaluation, whose sampling may be another.
+            model: the model that agents use.
+            held_out: whether the rollouts are for evaluation, which may sample differently.
         """
         ...
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RlResult:
-    """What came of reinforcement learning.
+    """The result of reinforcement learning.
 
     Attributes:
-        model: the directory of the model.
-        steps: optimiser steps, those of earlier calls included.
+        model: the model's directory.
+        steps: optimiser steps, including those of earlier calls.
         scores: the evaluations, by step.
     """
 
@@ -102,27 +102,28 @@ class RlResult:
     scores: tuple[Score, ...]
 
 
-def train_rl(config: RlConfig, setting: Setting, *, tell: Tell = lambda _: None) -> RlResult:
-    """Train a model; the same call again goes on from the last checkpoint.
+def train_rl(config: RlConfig, environment: Environment, *, tell: Tell = lambda _: None) -> RlResult:
+    """Train a model; a repeated call resumes from the last checkpoint.
 
     Args:
-        config: the experiment.
-        setting: where rollouts are done.
-        tell: is told what goes on.
+        config: the experiment's configuration.
+        environment: where rollouts run.
+        tell: called with progress messages.
 
     Raises:
         MissingExtra: the extra ``train`` is not installed.
-        InvalidValue: the model cannot be opened, or there are fewer tasks than a step has.
-        TrainingError: a step has no rollout with a reward, or several processes or GPUs would train.
-        TokenMismatch: what is trained on is not what was sampled.
+        InvalidValue: the model cannot be opened, or there are fewer tasks than one step needs.
+        TrainingError: no rollout of a step has a reward, or several processes or GPUs would train.
+        TokenMismatch: the trainer's log-probabilities differ from the sampler's.
         RunError: the directory belongs to another experiment, or another process trains there.
         DiskFull: a checkpoint cannot be written.
     """
     require_training(vllm=config.engine == "vllm")
     check_engine(config)
-    if len(setting.tasks) < config.groups.tasks:
+    if len(environment.tasks) < config.groups.tasks:
         raise InvalidValue(
-            f"a step has {config.groups.tasks} tasks, and there are {len(setting.tasks)}", hint="lower groups.tasks"
+            f"a step needs {config.groups.tasks} tasks, and there are {len(environment.tasks)}",
+            hint="lower groups.tasks",
         )
     with TrainingRun(Path(config.out), config, may_change=MAY_CHANGE) as run, asyncio.Runner() as runner:
         checkpoint = run.last_checkpoint()
@@ -130,10 +131,10 @@ def train_rl(config: RlConfig, setting: Setting, *, tell: Tell = lambda _: None)
         for file in ("log.jsonl", "rollouts.jsonl", "scores.jsonl"):
             run.forget_after(begun, file=file)
         if checkpoint:
-            tell(f"going on from step {begun}")
-        loop = Loop(config, setting, run, runner, tell)
+            tell(f"resuming from step {begun}")
+        loop = Loop(config, environment, run, runner, tell)
         try:
-            with told_in_our_words(run):
+            with translate_disk_full(run):
                 loop.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
                 save_policy(loop.trainer, run)
         finally:
@@ -145,52 +146,52 @@ class Loop:
     """A trainer, an engine that shares its module, and the rollouts between them.
 
     Args:
-        config: the experiment.
-        setting: where rollouts are done.
-        run: its directory.
+        config: the experiment's configuration.
+        environment: where rollouts run.
+        run: the run's directory.
         runner: the event loop of the rollouts.
-        tell: is told what goes on.
+        tell: called with progress messages.
 
     Raises:
         TrainingError: several processes or GPUs would train.
     """
 
     def __init__(
-        self, config: RlConfig, setting: Setting, run: TrainingRun, runner: asyncio.Runner, tell: Tell
+        self, config: RlConfig, environment: Environment, run: TrainingRun, runner: asyncio.Runner, tell: Tell
     ) -> None:
-        self.config, self.run, self._setting, self._runner, self.tell = config, run, setting, runner, tell
+        self.config, self.run, self._environment, self._runner, self.tell = config, run, environment, runner, tell
         self.rows: list[TrainingRow] = []
         self.rounding = Rounding(0)
         self.gaps = Gaps(config.allowed_gaps)
-        with contextlib.ExitStack() as closing:  # what fails leaves no node and no run directory open
-            closing.callback(setting.close)
+        with contextlib.ExitStack() as closing:  # an error leaves no node and no run directory open
+            closing.callback(environment.close)
             self.trainer = _bridge(self)
             if self.trainer.accelerator.num_processes > 1:
                 raise TrainingError(
                     f"{self.trainer.accelerator.num_processes} processes train",
                     reason="the engine shares the module of one process",
-                    hint="start it without accelerate launch; several GPUs and nodes train with SkyRL",
+                    hint="start without accelerate launch; use SkyRL for several GPUs and nodes",
                 )
             self.engine = open_engine(self.trainer, config)
             closing.callback(lambda: runner.run(self.engine.close()))
             self._gatherer = self._gathering(held_out=False, seed=config.seed if config.deterministic else None)
             held = self._gathering(held_out=True, seed=config.seed)
-            self.evaluator = Evaluator(config.evaluation, setting.held_out, held, run, tell)
+            self.evaluator = Evaluator(config.evaluation, environment.held_out, held, run, tell)
             self._closing = closing.pop_all()
 
     def _gathering(self, *, held_out: bool, seed: int | None) -> Gatherer:
         config = self.config
-        rollouts = self._setting.rollouts(self.engine.model, held_out=held_out)
+        rollouts = self._environment.rollouts(self.engine.model, held_out=held_out)
         return Gatherer(rollouts, config.groups, config.workers, config.rollout_deadline, seed, self.tell)
 
     def step(self, number: int) -> Step:
-        """Do the rollouts of a step; its rows are checked and kept.
+        """Run the rollouts of a step, and check and store its rows.
 
         Args:
-            number: of the step, from 0.
+            number: the step's number, from 0.
         """
         groups = self.config.groups
-        tasks, spare = tasks_of_step(self._setting.tasks, groups.tasks, number, self.config.seed)
+        tasks, spare = tasks_of_step(self._environment.tasks, groups.tasks, number, self.config.seed)
         with self.engine.drawing():
             step = self._runner.run(self._gatherer.gather(number, tasks, spare))
             self.rows = step.rows(groups.scale)
@@ -203,7 +204,7 @@ class Loop:
         return step
 
     def _check(self, number: int) -> None:
-        """Compute some rows' log-probabilities once more, and leave out the rows in which only rounding differs."""
+        """Recompute some rows' log-probabilities, and leave out rows that differ by rounding alone."""
         config = self.config
         chosen = choose(self.rows, config.check_tokens, config.check_rows, number)
         check_tokens(
@@ -213,23 +214,23 @@ class Loop:
         self.rows = [one for one in self.rows if one.rollout not in self.rounding.rollouts]
 
     def leave_out(self, error: TokenMismatch) -> None:
-        """Count a row as left out, and say so; raises the error where it may not be."""
+        """Count and report a row that is left out; raise the error if no more rows may be."""
         self.rounding.take(error)
         self.tell(f"left out, for rounding: {error}")
 
     def evaluate(self, number: int) -> None:
-        """Evaluate on held-out tasks, unless that was done."""
+        """Evaluate on held-out tasks, unless this step was evaluated already."""
         if self.evaluator.is_due(number):
             with self.engine.drawing():
                 self._runner.run(self.evaluator.evaluate(number))
 
     def close(self) -> None:
-        """End the engine and let go of the rollouts."""
+        """Close the engine and the rollouts."""
         self._closing.close()
 
 
 def _arguments(config: RlConfig, run: TrainingRun) -> object:
-    """TRL's configuration: each step has fresh rollouts and is one optimiser step, so that it is on-policy."""
+    """Return TRL's configuration: fresh rollouts for each optimiser step, so that training is on-policy."""
     from trl import GRPOConfig  # noqa: PLC0415 - an extra
 
     slots = config.groups.tasks * config.groups.size
@@ -251,19 +252,19 @@ def _arguments(config: RlConfig, run: TrainingRun) -> object:
     )
     if made.n_gpu > 1:
         raise TrainingError(
-            f"{made.n_gpu} GPUs are visible to this process, and one trains",
-            reason="with several, transformers trains copies of the module (DataParallel); the engine shares one",
-            hint="name one: CUDA_VISIBLE_DEVICES=0; several GPUs and nodes train with SkyRL",
+            f"{made.n_gpu} GPUs are visible to this process, but it trains on one",
+            reason="on several, transformers trains copies of the module (DataParallel), but the engine shares one",
+            hint="choose one with CUDA_VISIBLE_DEVICES=0; use SkyRL for several GPUs and nodes",
         )
     return made
 
 
-def as_trl_takes_them(rows: Sequence[TrainingRow], slots: int) -> dict[str, list[list[int]] | list[list[float]]]:
-    """Return rows as ``rollout_func`` gives them; places without a row have one without loss.
+def to_trl(rows: Sequence[TrainingRow], slots: int) -> dict[str, list[list[int]] | list[list[float]]]:
+    """Return rows in the form of a ``rollout_func``; slots without a row get one without loss.
 
     Args:
-        rows: at most as many as there are places.
-        slots: how many there are.
+        rows: at most one row per slot.
+        slots: number of slots.
     """
     empty = TrainingRow("", array("i", [0, 0]), b"\0\0", array("d", [0.0, 0.0]))
     filled = [*rows, *([empty] * (slots - len(rows)))]
@@ -278,20 +279,20 @@ def as_trl_takes_them(rows: Sequence[TrainingRow], slots: int) -> dict[str, list
 
 
 def weights(rows: Sequence[TrainingRow], slots: int) -> list[float]:
-    """Return the advantages of all places.
+    """Return the advantages of all slots.
 
-    Places without a row have 0.0 and count in the denominator, which is the same in every step, as Dr. GRPO has it
-    (arXiv 2503.20783): a step of 2 informative groups out of 16 is an eighth as large as one of 16, not as large.
+    Slots without a row get 0.0 and count in the denominator, which is the same in every step, as in Dr. GRPO
+    (arXiv 2503.20783): a step with 2 informative groups of 16 is an eighth of the size of one with 16.
 
     Args:
-        rows: those that there are.
-        slots: how many places there are.
+        rows: the rows.
+        slots: number of slots.
     """
     return [row.weight for row in rows] + [0.0] * (slots - len(rows))
 
 
 def _bridge(loop: Loop) -> GRPOTrainer:
-    """Return TRL's trainer, fed by our rollouts."""
+    """Return TRL's trainer, fed with our rollouts."""
     import torch  # noqa: PLC0415 - an extra
     from datasets import Dataset  # noqa: PLC0415 - the same
 
@@ -305,12 +306,12 @@ def _bridge(loop: Loop) -> GRPOTrainer:
             "staleness": 0, "logprob_gap_max": 0.0, "ratio_max": 1.0, "ratio_min": 1.0,
             "rows_rounded": len(loop.rounding.rollouts),
         }  # fmt: skip
-        if config.deterministic:  # TRL shuffles rows: a run that goes on shuffles as it would have
+        if config.deterministic:  # TRL shuffles rows: a resumed run must shuffle them equally
             torch.manual_seed(seed_of(config.seed, "shuffle", number))
-        return dict(as_trl_takes_them(loop.rows, places))
+        return dict(to_trl(loop.rows, places))
 
     def outcome(prompts: list[str], **_: object) -> list[float]:
-        return [0.0] * len(prompts)  # the advantages are ours
+        return [0.0] * len(prompts)  # replaced by our advantages
 
     model, tokenizer = open_policy(config.model)
     with in_precision(config):
@@ -318,18 +319,18 @@ def _bridge(loop: Loop) -> GRPOTrainer:
             model=model, reward_funcs=outcome, args=_arguments(config, loop.run), processing_class=tokenizer,
             train_dataset=Dataset.from_dict({"prompt": [str(one) for one in range(config.groups.tasks)]}),
             peft_config=lora_of(config.lora), rollout_func=rollout_func,
-            callbacks=[run_callback(loop.run, loop.tell, keep=config.checkpoints.keep), _pacer(loop)],
+            callbacks=[run_callback(loop.run, loop.tell, keep=config.checkpoints.keep), _step_callback(loop)],
         )  # fmt: skip
     quiet(made)
     return made
 
 
 def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
-    """Return TRL's trainer with our advantages, and with a check of what its loss computes."""
+    """Return a subclass of TRL's trainer with our advantages and a check of its log-probabilities."""
     import torch  # noqa: PLC0415 - an extra
     from trl import GRPOTrainer  # noqa: PLC0415 - the same
 
-    class Bridge(GRPOTrainer):  # type: ignore[misc] # TRL is not looked at for types
+    class Bridge(GRPOTrainer):  # type: ignore[misc] # mypy does not read TRL
         stats: dict[str, float]
         batch: dict[str, torch.Tensor] | None = None
 
@@ -358,7 +359,7 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
             return found
 
         def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
-            if "loss" in logs:  # TRL's rewards are of places, ours of rollouts
+            if "loss" in logs:  # TRL's rewards are per slot, ours per rollout
                 for key in [key for key in self._metrics["train"] if "reward" in key]:
                     del self._metrics["train"][key]
                 logs = logs | self.stats | {"logprob_gap_mean": loop.gaps.mean}
@@ -368,28 +369,28 @@ def _bridge_class(loop: Loop, places: int) -> type[GRPOTrainer]:
 
 
 def _check_masks(rows: Sequence[TrainingRow], batch: Mapping[str, torch.Tensor]) -> None:
-    """Check that TRL's loss counts the tokens that carry loss and no others.
+    """Check that TRL's loss counts exactly the tokens that carry loss.
 
     Args:
-        rows: of the step.
-        batch: what TRL's loss is given; ``number`` says the row of each of its own.
+        rows: the step's rows.
+        batch: the input of TRL's loss; ``number`` maps its rows to ``rows``.
 
     Raises:
-        TrainingError: it counts others; without any mask, all of them.
+        TrainingError: it counts other tokens, or there is no mask.
     """
-    advice = "rollout_func is experimental in TRL: install the version that requirements-full.lock names"
+    advice = "rollout_func is experimental in TRL: install the version in requirements-full.lock"
     if "tool_mask" not in batch:
-        raise TrainingError("context would carry loss", reason="this TRL made no mask of our env_mask", hint=advice)
+        raise TrainingError("context would carry loss", reason="this TRL ignored our env_mask", hint=advice)
     masks = (batch["completion_mask"] * batch["tool_mask"]).tolist()
     for place, mask in zip(batch["number"].tolist(), masks, strict=True):
-        row = rows[place] if place < len(rows) else None  # places without a row carry no loss
+        row = rows[place] if place < len(rows) else None  # slots without a row carry no loss
         ours = list(row.mask[row.prompt_length :]) if row else []
         differing = [one for one, (a, b) in enumerate(zip_longest(mask, ours, fillvalue=0)) if a != b]
         if differing:
-            name, start = (row.rollout, row.prompt_length) if row else ("a place without a row", 0)
+            name, start = (row.rollout, row.prompt_length) if row else ("a slot without a row", 0)
             raise TrainingError(
-                f"{name}, token {start + differing[0]}: TRL's loss and our mask say different things",
-                reason="this TRL does something else with env_mask",
+                f"{name}, token {start + differing[0]}: TRL's loss and our mask disagree",
+                reason="this TRL uses env_mask in another way",
                 hint=advice,
             )
 
@@ -398,10 +399,10 @@ def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor]
     """Compare the loss's own log-probabilities with the sampler's, row by row.
 
     Returns:
-        Which rows may carry loss: all but those left out for rounding.
+        Which rows may carry loss: all but those left out because of rounding.
 
     Raises:
-        TokenMismatch: they differ.
+        TokenMismatch: they differ by more than the tolerance.
     """
     kept = [True] * len(logprobs)
     for number, (place, values) in enumerate(zip(batch["number"].tolist(), logprobs.float().tolist(), strict=True)):
@@ -424,21 +425,21 @@ def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor]
     return kept
 
 
-def _pacer(loop: Loop) -> object:
-    """Return what evaluates between steps, and lets a step without any signal leave the weights as they are."""
+def _step_callback(loop: Loop) -> object:
+    """Return a callback that evaluates between steps, and keeps the weights in a step without any signal."""
     from transformers import TrainerCallback, TrainerState  # noqa: PLC0415 - an extra
 
-    class Pacer(TrainerCallback):  # type: ignore[misc] # transformers is not looked at for types
+    class StepCallback(TrainerCallback):  # type: ignore[misc] # mypy does not read transformers
         def on_step_begin(self, _args: object, state: TrainerState, _control: object, **_: object) -> None:
             if state.global_step % loop.config.evaluation.every == 0:
                 loop.evaluate(state.global_step)
 
         def on_pre_optimizer_step(self, *_args: object, model: torch.nn.Module, **_: object) -> None:
             loop.gaps.check()  # before the weights change
-            if not loop.rows:  # AdamW would go on by its momentum
+            if not loop.rows:  # without gradients AdamW does not move by its momentum
                 model.zero_grad(set_to_none=True)
 
         def on_train_end(self, _args: object, state: TrainerState, _control: object, **_: object) -> None:
             loop.evaluate(state.global_step)
 
-    return Pacer()
+    return StepCallback()

@@ -1,4 +1,4 @@
-"""Rows to train on: tokens, which of them carry loss, what they were sampled with, and what they weigh."""
+"""Rows to train on: tokens, the loss mask, log-probabilities of the sampler, and the weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 IGNORED = -100
-"""The label of a token without loss, as PyTorch's cross entropy has it."""
+"""The label of a token without loss, PyTorch's default ``ignore_index``."""
 _EXPORT_AGAIN = "export the rows again: minisandbox trajectories export --to tokens"
 
 
@@ -29,13 +29,13 @@ class TrainingRow:
     """One sequence to train on.
 
     Attributes:
-        rollout: whose it is; what errors call it.
+        rollout: the name of its rollout, used in error messages.
         ids: the tokens (``array('i')``).
-        mask: for each token 1 where it carries loss, else 0.
-        logprobs: natural logarithms of the probabilities that tokens were sampled with, 0.0 for context
-            (``array('d')``); None where they are not known.
-        weight: what its tokens' log-probabilities are multiplied by: the advantage; 1.0 for examples.
-        task: its task's id.
+        mask: per token, 1 if it carries loss, else 0.
+        logprobs: natural logarithms of the sampling probabilities, 0.0 for context (``array('d')``); None if
+            unknown.
+        weight: the factor of its tokens' log-probabilities: the advantage, or 1.0 for examples.
+        task: the task's id.
     """
 
     rollout: str
@@ -47,51 +47,51 @@ class TrainingRow:
 
     @classmethod
     def of(cls, row: TokenRow, *, rollout: str, weight: float = 1.0, task: str = "") -> TrainingRow:
-        """Return a row of captured tokens as one to train on.
+        """Make a training row from captured tokens.
 
         Args:
-            row: what the engine read and sampled.
-            rollout: whose it is.
+            row: the tokens that the engine read and sampled.
+            rollout: the name of its rollout.
             weight: its advantage.
-            task: its task's id.
+            task: the task's id.
         """
         return cls(rollout, row.ids, row.mask, row.logprobs, weight, task)
 
     @property
     def labels(self) -> list[int]:
-        """The tokens that carry loss; -100 in the places of the others."""
+        """The tokens that carry loss, with -100 in place of the others."""
         return [token if carries else IGNORED for token, carries in zip(self.ids, self.mask, strict=True)]
 
     @property
     def prompt_length(self) -> int:
-        """How many tokens come before the first that carries loss."""
+        """The number of tokens before the first one that carries loss."""
         found = self.mask.find(1)
         return len(self.mask) if found < 0 else found
 
     @property
     def loss_tokens(self) -> int:
-        """How many tokens carry loss."""
+        """The number of tokens that carry loss."""
         return sum(self.mask)
 
     def check(self) -> None:
-        """Check that its parts belong together.
+        """Check that the row is consistent.
 
         Raises:
-            TrainingError: they do not; the message names the rollout and, where there is one, the position.
+            TrainingError: it is not; the message names the rollout and, if known, the position.
         """
         if len(self.ids) != len(self.mask) or (self.logprobs is not None and len(self.logprobs) != len(self.ids)):
             counts = f"{len(self.ids)} tokens, {len(self.mask)} mask bytes"
             if self.logprobs is not None:
                 counts += f", {len(self.logprobs)} log-probabilities"
-            raise TrainingError(f"{self.rollout}: {counts}: not of one length", hint=_EXPORT_AGAIN)
+            raise TrainingError(f"{self.rollout}: the lengths differ: {counts}", hint=_EXPORT_AGAIN)
         if not any(self.mask):
             raise TrainingError(
                 f"{self.rollout}: none of its {len(self.ids)} tokens carries loss",
-                reason="the row has no token that a model sampled",
+                reason="the row has no sampled token",
                 hint="leave the row out",
             )
         if self.mask[0]:
-            raise TrainingError(f"{self.rollout}: token 0 carries loss", reason="nothing predicts a first token")
+            raise TrainingError(f"{self.rollout}: token 0 carries loss, but nothing predicts it", hint=_EXPORT_AGAIN)
         for position, (token, carries) in enumerate(zip(self.ids, self.mask, strict=True)):
             if token < 0 or carries not in (0, 1):
                 raise TrainingError(
@@ -100,7 +100,7 @@ class TrainingRow:
                     hint=_EXPORT_AGAIN,
                 )
             logprob = self.logprobs[position] if self.logprobs is not None and carries else 0.0
-            if not (math.isfinite(logprob) and logprob <= 1e-6):  # float32 rounds 1.0 a little up
+            if not (math.isfinite(logprob) and logprob <= 1e-6):  # float32 may round 1.0 up a little
                 raise TrainingError(
                     f"{self.rollout}, token {position}: the log-probability {logprob} is invalid",
                     reason="it must be a finite natural logarithm of at most 0",
@@ -114,25 +114,25 @@ class TrainingRow:
 def read_rows(path: Path) -> Iterator[TrainingRow]:
     """Read rows from JSON Lines, Parquet or a folder of ``datasets``, as ``trajectories export`` writes them.
 
-    Columns: ``input_ids``; ``loss_mask`` or ``labels``; and ``logprobs``, ``traj_id``, ``row``, ``instance_id`` where
-    they are known.
+    The columns are ``input_ids``; ``loss_mask`` or ``labels``; and, if known, ``logprobs``, ``traj_id``, ``row``,
+    ``instance_id``.
 
     Raises:
         InvalidValue: there is no such file.
-        TaskFileError: it cannot be read; the message names the file and, where there is one, the line.
-        MissingExtra: a package that it takes is not installed.
-        TrainingError: a line is no row of tokens, or cannot be trained on; the message names the file and the line.
+        TaskFileError: the file cannot be read; the message names it and, if known, the line.
+        MissingExtra: a required package is not installed.
+        TrainingError: a line is not a row of tokens, or cannot be trained on; the message names the file and line.
     """
     if not path.exists():
-        raise InvalidValue(f"{path}: no such file", hint="minisandbox trajectories export writes rows")
+        raise InvalidValue(f"{path}: no such file", hint="write rows with minisandbox trajectories export")
     for one in open_source(path).rows:
         try:
             row = _row(one.values, one.place)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TrainingError(
-                f"{one.place} is no row of tokens",
+                f"{one.place} is not a row of tokens",
                 reason=f"{type(error).__name__}: {error}",
-                hint="minisandbox trajectories export --to tokens writes such files",
+                hint="write rows with minisandbox trajectories export --to tokens",
             ) from error
         yield row
 
@@ -148,21 +148,21 @@ def _row(body: Mapping[str, Any], place: str) -> TrainingRow:
     row = TrainingRow(name, ids, bytes(map(int, marks)), found, 1.0, str(body.get("instance_id") or ""))
     row.check()
     if labels is not None and list(labels) != row.labels:
-        raise ValueError("its labels are not its tokens where it carries loss and -100 elsewhere; none is shifted")
+        raise ValueError("its labels must equal its tokens where the mask is 1, and -100 elsewhere, unshifted")
     return row
 
 
 def held_out(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Divide rows into those to train on and those held out; a task's rows stay together.
+    """Split rows into training rows and held-out rows; a task's rows stay together.
 
     Args:
-        rows: all of them; one without a task counts as a task of its own.
-        share: the part of the tasks that is held out; more than 0 means at least one, and never all.
-        seed: of the choice.
+        rows: all rows; one without a task counts as a task of its own.
+        share: the share of held-out tasks; above 0 it means at least one task, and never all.
+        seed: seed of the choice.
     """
     tasks = sorted({row.task or row.rollout for row in rows})
     count = min(max(1, round(share * len(tasks))), len(tasks) - 1) if share else 0
-    chosen = set(random.Random(seed).sample(tasks, count))  # noqa: S311 - a choice of tasks, no secret
+    chosen = set(random.Random(seed).sample(tasks, count))  # noqa: S311 - not a secret
     kept = [row for row in rows if (row.task or row.rollout) not in chosen]
     return kept, [row for row in rows if (row.task or row.rollout) in chosen]
 
@@ -174,8 +174,8 @@ def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]
     """Return rows as tensors, padded on the right.
 
     Args:
-        rows: at least one.
-        pad: the token that fills up; it is neither read nor trained.
+        rows: at least one row.
+        pad: the padding token; it is neither read nor trained.
 
     Returns:
         ``input_ids``, ``labels``, ``attention_mask``, ``logprobs`` [rows, longest], and ``weights`` [rows].
@@ -200,18 +200,18 @@ def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]
 
 
 _FEW = 32
-"""Fewer tokens count as so many, the missing ones as equal: one token's rounding says little about a short row."""
+"""Statistics pad shorter rows with equal tokens to this number: one token's rounding should not fail a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a trainer's log-probabilities may differ from the sampler's. docs/design/tokens.md has the reasons.
+    """Largest allowed differences between a trainer's log-probabilities and the sampler's (docs/design/tokens.md).
 
     Attributes:
-        token: the largest difference of one token.
-        mean: the mean difference of a step's tokens.
-        p99: the 99th percentile of the differences of a step's tokens.
-        row_kl: a row's divergence from the trainer's policy to the sampler's, estimated per token.
+        token: of a single token.
+        mean: of the mean over a step's tokens.
+        p99: of the 99th percentile over a step's tokens.
+        row_kl: of a row's KL divergence from the trainer's policy to the sampler's, estimated per token.
     """
 
     token: float = math.inf
@@ -221,32 +221,32 @@ class Tolerance:
 
 
 FLOAT32 = Tolerance(token=1e-4)
-"""Both sides compute in float32: each token is compared."""
+"""For float32 on both sides: compares each token."""
 BFLOAT16 = Tolerance(mean=0.1, p99=0.5, row_kl=0.05)
-"""One side computes in bfloat16: single tokens differ by more than half a nat, so that distributions are compared."""
+"""For bfloat16 on one side: compares distributions, since single tokens differ by more than half a nat."""
 
 
 @dataclass(slots=True)
 class Gaps:
-    """The differences between a trainer's log-probabilities and the sampler's.
+    """Differences between a trainer's log-probabilities and the sampler's.
 
     Attributes:
-        tolerance: how large they may be.
-        sizes: the absolute difference of each token compared so far.
+        tolerance: the largest allowed differences.
+        sizes: absolute differences of all tokens compared so far.
     """
 
     tolerance: Tolerance
     sizes: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, row: TrainingRow, logprobs: Sequence[float]) -> float:
-        """Compare a row's log-probabilities with a trainer's, where it carries loss; return the largest difference.
+        """Compare a row's log-probabilities with a trainer's at its loss tokens; return the largest difference.
 
         Args:
-            row: with those of the sampler.
-            logprobs: the trainer's, one for each token.
+            row: a row with the sampler's log-probabilities.
+            logprobs: the trainer's, one per token.
 
         Raises:
-            TokenMismatch: a token differs by more than ``token``, or is no number; or the row by more than ``row_kl``.
+            TokenMismatch: a token differs by more than ``token`` or is NaN, or the row by more than ``row_kl``.
         """
         assert row.logprobs is not None
         pairs = zip(row.logprobs, logprobs, row.mask, strict=True)
@@ -264,7 +264,7 @@ class Gaps:
 
     @property
     def mean(self) -> float:
-        """The mean difference of the tokens compared so far."""
+        """The mean difference of all tokens compared so far."""
         return _mean(self.sizes)
 
     def check(self) -> None:
@@ -279,14 +279,14 @@ class Gaps:
 
     def _mismatch(self, where: str, found: str, rollout: str, position: int, over: float) -> TokenMismatch:
         limits = self.tolerance
-        options = "bfloat16 needs agreement.by=statistics" if limits.token < math.inf else "agreement.* sets them"
+        options = "bfloat16 needs agreement.by=statistics" if limits.token < math.inf else "set by agreement.*"
         return TokenMismatch(
             f"{where}: the log-probabilities of sampler and trainer differ: {found}",
             rollout=rollout,
             position=position,
             excess=over,
-            reason="the trainer's weights, chat template, temperature, precision or context are not the sampler's",
-            hint=f"allowed are {_shown_limits(limits)} ({options}); top_p and top_k must be off",
+            reason="the trainer's weights, chat template, temperature, precision or context differ from the sampler's",
+            hint=f"the limits are {_shown_limits(limits)} ({options}); top_p and top_k must be off",
         )
 
 
@@ -295,7 +295,7 @@ def _size(change: float) -> float:
 
 
 def _divergence(change: float) -> float:
-    """One token's part of the divergence: the estimator k3 of http://joschu.net/blog/kl-approx.html, never negative."""
+    """Return one token's part of the divergence: the estimator k3 of http://joschu.net/blog/kl-approx.html, >= 0."""
     return math.expm1(change) - change if _size(change) < 700 else math.inf
 
 
@@ -314,9 +314,9 @@ def _statistics(sizes: Sequence[float]) -> str:
 
 
 def _shown_limits(limits: Tolerance) -> str:
-    names = {"token": "a token's", "mean": "mean", "p99": "p99", "row_kl": "row KL"}
-    found = {said: getattr(limits, name) for name, said in names.items()}
-    return ", ".join(f"{said} {value:g}" for said, value in found.items() if value < math.inf)
+    labels = {"token": "a token's", "mean": "mean", "p99": "p99", "row_kl": "row KL"}
+    found = {label: getattr(limits, name) for name, label in labels.items()}
+    return ", ".join(f"{label} {value:g}" for label, value in found.items() if value < math.inf)
 
 
 def _raise(error: TokenMismatch) -> None:
@@ -331,16 +331,16 @@ def check_tokens(
     tolerance: Tolerance = FLOAT32,
     leave_out: Callable[[TokenMismatch], object] = _raise,
 ) -> float:
-    """Compute the log-probabilities of rows' sampled tokens, each row alone, and compare them with the sampler's.
+    """Recompute the log-probabilities of rows' sampled tokens, each row alone, and compare them with the sampler's.
 
-    A mask that covers a token which was not sampled shows, too: no such log-probability was recorded for it.
+    This also finds masks that cover unsampled tokens, since the sampler recorded no such log-probability.
 
     Args:
-        model: with the weights that have sampled; it is left in the mode that it is in.
-        rows: with log-probabilities.
-        temperature: what was sampled with.
-        tolerance: how far they may differ.
-        leave_out: called for a row that differs by more; the others are compared if it raises nothing.
+        model: the model with the sampler's weights; its mode is restored.
+        rows: rows with log-probabilities.
+        temperature: the sampling temperature.
+        tolerance: the largest allowed differences.
+        leave_out: called for a row that differs by more; if it returns, the other rows are compared.
 
     Returns:
         The largest difference of the rows that were not left out.
@@ -356,7 +356,7 @@ def check_tokens(
         for row in rows:
             row.check()
             if row.logprobs is None:
-                raise TrainingError(f"{row.rollout}: its log-probabilities are not known")
+                raise TrainingError(f"{row.rollout} has no log-probabilities", hint="set check_tokens: off")
             again = recompute_logprobs(model, TokenRow(row.ids, row.logprobs, row.mask, ()), temperature=temperature)
             try:
                 worst = max(worst, gaps.add(row, again))
@@ -369,57 +369,56 @@ def check_tokens(
 
 
 class Rounding:
-    """The rows of a step that may be left out because rounding makes the trainer disagree with the sampler.
+    """The rows of a step that are left out because the trainer and the sampler differ by rounding.
 
-    Where the policy has drawn what it hardly ever draws, the order in which numbers are added up can change the next
-    token's log-probability by more than the tolerance: 1.6e-4 in float32, in one of the 38,400 rollouts of
-    docs/results.md. That is one row of many, and little; wrong weights, contexts or temperatures are seen in most rows,
-    or are much.
+    Where the policy sampled a very unlikely token, the order of summation can change the next token's log-probability
+    by more than the tolerance: by 1.6e-4 in float32 in one of the 38,400 rollouts of docs/results.md. Rounding affects
+    few rows, and by little; wrong weights, contexts or temperatures affect most rows, or by much.
 
     Args:
-        rows: how many the step has; one of fifty may be left out.
+        rows: number of rows in the step; one in fifty may be left out.
 
     Attributes:
-        rollouts: whose rows are left out.
+        rollouts: names of the rollouts left out.
     """
 
     LARGEST = 10.0
-    """What is so many times the tolerance may be rounding."""
+    """The largest excess over the tolerance, as a factor, that counts as rounding."""
 
     def __init__(self, rows: int) -> None:
         self._allowed = rows // 50
         self.rollouts: list[str] = []
 
     def take(self, error: TokenMismatch) -> None:
-        """Leave out the row of a mismatch; raises it if that was no rounding, or there are too many."""
+        """Leave out a mismatched row; raise the error if it exceeds rounding, or too many rows are left out."""
         if not (error.rollout and error.excess <= self.LARGEST) or len(self.rollouts) >= self._allowed:
             raise error
         self.rollouts.append(error.rollout)
 
 
 def choose(rows: Sequence[TrainingRow], check: str, count: int, seed: int) -> list[TrainingRow]:
-    """Return the rows that are checked.
+    """Return the rows to check.
 
     Args:
-        rows: of a step.
+        rows: a step's rows.
         check: ``all``, ``sample`` or ``off``.
-        count: how many ``sample`` takes.
-        seed: of the choice.
+        count: number of rows for ``sample``.
+        seed: seed of the choice.
     """
     if check == "all" or (check == "sample" and len(rows) <= count):
         return list(rows)
-    return random.Random(seed).sample(list(rows), count) if check == "sample" else []  # noqa: S311 - no secret
+    return random.Random(seed).sample(list(rows), count) if check == "sample" else []  # noqa: S311 - not a secret
 
 
 def shown_mask(row: TrainingRow, decode: Callable[[int], str] | None = None) -> Iterator[str]:
-    """Return a row's mask as people read it: spans of tokens with and without loss.
+    """Show a row's mask to people: spans of tokens with and without loss.
 
     Args:
-        row: it.
-        decode: returns a token's text; their numbers are shown without.
+        row: the row.
+        decode: returns a token's text; None shows token ids.
 
     Yields:
-        A line for each span.
+        One line per span.
     """
     place = 0
     for carries, group in groupby(row.mask):

@@ -1,4 +1,4 @@
-"""A training run on disk: its configuration, its checkpoints, its log. The same command goes on where it was."""
+"""A training run's directory: configuration, checkpoints, log. Repeating the command resumes the run."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerState
 
 _FULL = ("No space left", "PytorchStreamWriter failed", "inline_container.cc", "iostream error")
-"""What safetensors and torch say where there is no room for what they write."""
+"""Parts of the messages of safetensors and torch when the disk is full."""
 _COMPLETE = "complete"
-"""The file that a checkpoint has once all of it is written: who is killed while writing leaves one without."""
+"""Marker file of a complete checkpoint; a process that is killed while writing leaves none."""
 
 
 def is_first() -> bool:
-    """Whether this is the first of the processes that train together: the one that writes."""
+    """Return whether this is the first of the training processes, which is the one that writes."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def step_of(checkpoint: Path | None) -> int:
-    """Return the optimiser steps that a checkpoint has; 0 for none."""
+    """Return a checkpoint's number of optimiser steps; 0 without one."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
 class TrainingRun:
     """A training run's directory. Use it in a ``with`` block.
 
-    ``config.yaml`` is the resolved configuration, ``checkpoints`` what it goes on from, ``log.jsonl`` a line for each
-    step that was logged, ``model`` the result.
+    ``config.yaml`` is the resolved configuration, ``checkpoints`` has the states to resume from, ``log.jsonl`` one line
+    per logged step, and ``model`` the result.
 
     Args:
         path: the directory.
         config: the experiment's configuration.
-        may_change: keys that may differ from those that the run was begun with.
+        may_change: keys that may differ from the run's first configuration.
 
     Raises:
-        RunError: another process trains there, or another experiment was begun there.
+        RunError: another process trains there, or the directory belongs to another experiment.
     """
 
     def __init__(self, path: Path, config: object, *, may_change: Iterable[str] = ()) -> None:
@@ -62,11 +62,11 @@ class TrainingRun:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise RunError(f"{path}: another process trains there", hint="wait for it, or give another out") from None
+            raise RunError(f"{path}: another process trains there", hint="wait for it, or set another out") from None
         try:
             self._compare(config, may_change)
             store(config, path / "config.yaml")
-        except BaseException:  # a Ctrl-C too: the lock is let go
+        except BaseException:  # Ctrl-C too: release the lock
             self.close()
             raise
 
@@ -77,23 +77,23 @@ class TrainingRun:
         before = load(type(config), str(file))
         if other := differences(before, config, but=may_change):
             raise RunError(
-                f"{self.path} has a run of another configuration: {', '.join(other)}",
-                reason="going on with it would make an experiment that no file describes",
-                hint="give another out, or the values that config.yaml there has",
+                f"{self.path} has a run with another configuration: {', '.join(other)}",
+                reason="a resumed run must match its config.yaml",
+                hint="set another out, or the values in its config.yaml",
             )
 
     @property
     def model(self) -> Path:
-        """Where the result goes."""
+        """The directory of the result."""
         return self.path / "model"
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go."""
+        """The directory of the checkpoints."""
         return self.path / "checkpoints"
 
     def last_checkpoint(self) -> Path | None:
-        """Return the latest checkpoint that is whole, or None; what was cut off while it was written is removed."""
+        """Return the latest complete checkpoint, or None, and remove incomplete ones."""
         whole = self._whole()
         if is_first():
             for one in set(self._begun()) - set(whole):
@@ -101,19 +101,19 @@ class TrainingRun:
         return whole[-1] if whole else None
 
     def checkpoint_written(self, step: int, keep: int) -> None:
-        """Mark a checkpoint as whole, and only then remove those that it takes the place of.
+        """Mark a checkpoint as complete, and only then remove those that it replaces.
 
         Args:
-            step: its own.
-            keep: how many of the latest stay; 0: all.
+            step: the checkpoint's step.
+            keep: number of latest checkpoints to keep; 0 keeps all.
         """
         (self.checkpoints / f"checkpoint-{step}" / _COMPLETE).touch()
         for one in self._whole()[:-keep] if keep else ():
-            (one / _COMPLETE).unlink()  # the first to go: one that is half removed is not whole
+            (one / _COMPLETE).unlink()  # first, so that a half-removed checkpoint is not complete
             shutil.rmtree(one)
 
     def _begun(self) -> list[Path]:
-        """The checkpoints that there are, the latest last; what people have given other names is theirs."""
+        """Return all checkpoints, latest last, ignoring directories renamed by people."""
         found = [one for one in self.checkpoints.glob("checkpoint-*") if one.name.removeprefix("checkpoint-").isdigit()]
         return sorted(found, key=step_of)
 
@@ -122,12 +122,12 @@ class TrainingRun:
 
     @contextlib.contextmanager
     def new_model(self) -> Iterator[Path]:
-        """A directory for the result; it takes the place of an earlier one where the block ends well."""
+        """Yield a directory for the result, which replaces an earlier result if the block succeeds."""
         part = self.path / "model.part"
-        shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
         try:
             yield part
-        except BaseException:  # a Ctrl-C too: where the disk is full it takes no more room
+        except BaseException:  # Ctrl-C too: free the space on a full disk
             shutil.rmtree(part, ignore_errors=True)
             raise
         shutil.rmtree(self.model, ignore_errors=True)
@@ -140,7 +140,7 @@ class TrainingRun:
                 log.write(json.dumps(line) + "\n")
 
     def lines(self, file: str = "log.jsonl") -> list[dict[str, object]]:
-        """Return a log's lines; one that was cut off is left out."""
+        """Return a log's lines, without truncated ones."""
         found = []
         with contextlib.suppress(FileNotFoundError), (self.path / file).open(encoding="utf-8") as log:
             for line in log:
@@ -149,7 +149,7 @@ class TrainingRun:
         return found
 
     def forget_after(self, step: int, *, file: str = "log.jsonl") -> None:
-        """Take out of a log what is done again: the lines of later steps."""
+        """Remove the lines of later steps from a log, since these steps are repeated."""
         if not is_first():
             return
         kept = [line for line in self.lines(file) if isinstance(n := line.get("step"), int) and n <= step]
@@ -157,54 +157,54 @@ class TrainingRun:
             new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
     def close(self) -> None:
-        """Let others train there; calling it again does nothing."""
+        """Release the directory; further calls do nothing."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block."""
+        """Enter a ``with`` block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let others train there."""
+        """Release the directory."""
         self.close()
 
 
 def missing_vllm() -> MissingExtra:
-    """Return the error that says that vLLM cannot be imported, and how to install it."""
+    """Return the error for a missing vLLM, with its installation."""
     return MissingExtra(
         "engine=vllm needs the package vllm, which is not installed in the trainer's environment",
-        reason="TRL imports it in the trainer's process, also where a server draws the answers",
-        hint="pip install 'trl[vllm]': it takes a vLLM that TRL supports",
+        reason="TRL imports it in the trainer's process, even if a server samples",
+        hint="pip install 'trl[vllm]', which installs a version that TRL supports",
     )
 
 
 def require_training(*, curve: bool = False, vllm: bool = False) -> None:
-    """Check that what training needs is installed.
+    """Check that the packages for training are installed.
 
     Args:
-        curve: also what draws learning curves.
-        vllm: also vLLM, which is in no extra.
+        curve: also check for the plotting package.
+        vllm: also check for vLLM, which no extra includes.
 
     Raises:
-        MissingExtra: a package is not installed; the message says which, and how to install it.
+        MissingExtra: a package is not installed; the message names it and the extra.
     """
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func may change: the tests watch it
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # our tests watch for changes of rollout_func
     try:
-        import datasets  # noqa: PLC0415 - extras
-        import peft  # noqa: F401, PLC0415 - the same
-        import trl  # noqa: F401, PLC0415 - the same
+        import datasets  # noqa: PLC0415 - an extra
+        import peft  # noqa: F401, PLC0415 - an extra
+        import trl  # noqa: F401, PLC0415 - an extra
 
         if curve:
-            import matplotlib as _  # noqa: F401, ICN001, PLC0415 - the same; hours later is too late to miss it
+            import matplotlib as _  # noqa: F401, ICN001, PLC0415 - an extra; fail now, not after hours of training
     except ImportError as error:
         raise MissingExtra(
             f"the package {error.name} is not installed", reason=str(error), hint="pip install 'swe-minisandbox[train]'"
         ) from error
     if vllm and find_spec("vllm") is None:
         raise missing_vllm()
-    from transformers.utils import logging  # noqa: PLC0415 - the same
+    from transformers.utils import logging  # noqa: PLC0415 - an extra
 
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
@@ -217,13 +217,13 @@ def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         name: a directory, ``local`` for the embedded model, or a name on the Hugging Face hub.
 
     Raises:
-        InvalidValue: there is none of that name.
+        InvalidValue: the model cannot be opened.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an extra
 
     place: Path | str = Path(name) if Path(name).is_dir() else name
     if name.partition(":")[0] == "local":
-        from minisandbox.models.engine import find_model  # noqa: PLC0415 - the same
+        from minisandbox.models.engine import find_model  # noqa: PLC0415 - an extra
 
         place = find_model(name)
     try:
@@ -232,9 +232,9 @@ def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidValue(
-            f"the model {name} cannot be opened",
+            f"cannot open the model {name}",
             reason=reason,
-            hint="give a directory that save_pretrained has written",
+            hint="give a directory written by save_pretrained, or a name on the Hugging Face hub",
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -242,23 +242,23 @@ def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def quiet(trainer: Trainer) -> None:
-    """Keep a trainer from printing: stdout is its caller's, and what goes on is told in other ways."""
+    """Keep a trainer from printing to stdout, which belongs to its caller."""
     from transformers import PrinterCallback  # noqa: PLC0415 - an extra
 
     trainer.remove_callback(PrinterCallback)
 
 
 def run_callback(run: TrainingRun, tell: Callable[[str], object], *, keep: int) -> TrainerCallback:
-    """Return what writes a run's log, tells it, and marks its checkpoints as whole.
+    """Return a callback that writes and reports a run's log, and marks its checkpoints as complete.
 
     Args:
-        run: its directory.
-        tell: is told each line of the log.
-        keep: how many of the latest checkpoints stay; 0: all.
+        run: the run's directory.
+        tell: called with each log line.
+        keep: number of latest checkpoints to keep; 0 keeps all.
     """
     from transformers import TrainerCallback  # noqa: PLC0415 - an extra
 
-    class Keeper(TrainerCallback):  # type: ignore[misc] # transformers is not looked at for types
+    class RunCallback(TrainerCallback):  # type: ignore[misc] # mypy does not read transformers
         def on_log(
             self, _args: object, state: TrainerState, _control: object, logs: object = None, **__: object
         ) -> None:
@@ -271,40 +271,40 @@ def run_callback(run: TrainingRun, tell: Callable[[str], object], *, keep: int) 
             if is_first():
                 run.checkpoint_written(state.global_step, keep)
 
-    return Keeper()
+    return RunCallback()
 
 
 @contextlib.contextmanager
-def told_in_our_words(run: TrainingRun) -> Iterator[None]:
-    """Turn what trainers raise where a disk is full into our own error.
+def translate_disk_full(run: TrainingRun) -> Iterator[None]:
+    """Convert the errors that trainers raise on a full disk to our own.
 
     Raises:
         DiskFull: the disk is full.
     """
     try:
         yield
-    except Exception as error:  # safetensors and torch have exceptions of their own for it, of which the text tells
+    except Exception as error:  # safetensors and torch have their own exceptions, recognised by their text
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if not (full or any(text in str(error) for text in _FULL)):
             raise
         last = run.last_checkpoint()
         raise DiskFull(
-            f"{run.path}: a checkpoint cannot be written",
+            f"cannot write a checkpoint to {run.path}",
             reason="the disk is full",
-            hint=f"make room; the same command goes on from {last.name if last else 'the beginning'}",
+            hint=f"free some space; the same command resumes from {last.name if last else 'the beginning'}",
         ) from error
 
 
 def check_vocabulary(model: PreTrainedModel, largest: int, what: str) -> None:
-    """Check that a model knows a token.
+    """Check that a token is in a model's vocabulary.
 
     Raises:
-        TrainingError: it does not.
+        TrainingError: it is not.
     """
     size = model.get_input_embeddings().weight.shape[0]
     if largest >= size:
         raise TrainingError(
-            f"{what} has the token {largest}, and the model's vocabulary has {size}",
+            f"{what} has the token {largest}, but the model's vocabulary has only {size}",
             reason="these rows were made with another tokenizer",
-            hint="export them again with the tokenizer of the model that is trained",
+            hint="export them again with the trained model's tokenizer",
         )

@@ -1,4 +1,4 @@
-"""Rollouts in real sandboxes, with the model that is trained and rewards from hidden tests."""
+"""Rollouts in sandboxes, with the trained model and rewards from hidden tests."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from minisandbox.train.config import Policy, RlConfig
 from minisandbox.train.groups import Result, Rollouts, Wanted
 from minisandbox.trajectories import Trajectory
 
-__all__ = ["Place", "SandboxRollouts", "SandboxSetting", "SeededModel", "ThisMachine"]
+__all__ = ["Machines", "SandboxEnvironment", "SandboxRollouts", "SeededModel", "ThisMachine"]
 
 
-class Place(Protocol):
-    """Where the sandboxes are."""
+class Machines(Protocol):
+    """Where sandboxes run."""
 
     def open(self, setup: Setup) -> None:
-        """Get ready; calling it again, with another sampling, does nothing."""
+        """Prepare for rollouts; further calls, with another sampling, do nothing."""
 
     async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
-        """Do a rollout.
+        """Run a rollout.
 
         Args:
             task: the task.
-            attempt: which rollout of it.
-            setup: how it is done.
-            seed: of its answers.
+            attempt: which rollout of the task it is.
+            setup: the agent, its model, and limits.
+            seed: seed of its answers.
         """
 
     def close(self) -> None:
-        """Let go of everything; calling it again does nothing."""
+        """Release all resources; further calls do nothing."""
 
 
 class ThisMachine:
@@ -46,7 +46,7 @@ class ThisMachine:
 
     Args:
         image_of: returns a task's image; called in a thread.
-        gradings: submissions that are graded at once; one for each CPU if None.
+        gradings: concurrent gradings; one per CPU if None.
     """
 
     def __init__(self, image_of: ImageOf, gradings: int | None = None) -> None:
@@ -54,37 +54,37 @@ class ThisMachine:
         self._graders = graders(gradings)
 
     def open(self, setup: Setup) -> None:
-        """Nothing is to be made."""
+        """Do nothing: there is nothing to prepare."""
 
     async def rollout(self, task: Task, attempt: int, setup: Setup, seed: int) -> Trajectory:
-        """As :meth:`Place.rollout`."""
+        """Run a rollout on this machine."""
         image = await asyncio.to_thread(self._image_of, task)
         drawn = Draw(setup.sampling, seed).of(setup)
         return await rollout_async(task, image, drawn, attempt=attempt, graders=self._graders)
 
     def close(self) -> None:
-        """As :meth:`Place.close`."""
+        """Stop the grading threads."""
         self._graders.close()
 
 
 class SandboxRollouts:
-    """Does rollouts in sandboxes, and keeps each one's trajectory.
+    """Runs rollouts in sandboxes, and stores their trajectories.
 
     Args:
-        tasks: by id.
-        place: where the sandboxes are.
-        model: what the agent asks; it serves all rollouts.
-        policy: how it acts.
-        out: the run directory that the trajectories go to; None: they are not kept.
-        temperature: of the sampling, where it is not the policy's.
-        grades: those that are known, where equal submissions are graded once.
-        unconfirmed: the reward of a pass that could not be confirmed; None: it has none.
+        tasks: the tasks by id.
+        machines: where the sandboxes run.
+        model: the agent's model, shared by all rollouts.
+        policy: options of the agent and its sampling.
+        out: the run directory for the trajectories; None does not store them.
+        temperature: the sampling temperature, if not the policy's.
+        grades: shares grades among equal submissions; None grades each submission.
+        unconfirmed: the reward of an unconfirmed pass; None for no reward.
     """
 
     def __init__(
         self,
         tasks: Mapping[str, Task],
-        place: Place,
+        machines: Machines,
         model: Model,
         policy: Policy,
         *,
@@ -96,7 +96,7 @@ class SandboxRollouts:
         options = AgentOptions(
             action_format=policy.action_format, prompt=Path(policy.prompt) if policy.prompt is not None else None
         )
-        self._tasks, self._place, self._unconfirmed = tasks, place, unconfirmed
+        self._tasks, self._machines, self._unconfirmed = tasks, machines, unconfirmed
         self._setup = Setup(
             agent=open_agent(policy.agent, options if policy.agent == "bash" else None),
             model=model,
@@ -108,13 +108,13 @@ class SandboxRollouts:
             configuration={"agent": policy.agent, "action_format": policy.action_format},
             grades=grades,
         )
-        place.open(self._setup)
+        machines.open(self._setup)
         self._run = None if out is None else RunDirectory.open(out, {"agent": policy.agent, "model": model.name})
 
     async def run(self, wanted: Wanted) -> Result:
-        """As :meth:`.Rollouts.run`."""
+        """Run a rollout, and store its trajectory."""
         task = self._tasks[wanted.task]
-        found = await self._place.rollout(task, wanted.attempt, self._setup, wanted.seed)
+        found = await self._machines.rollout(task, wanted.attempt, self._setup, wanted.seed)
         if self._run is not None:
             await asyncio.to_thread(self._run.write, found)
         detail = "" if found.failure is None else f"{found.failure.phase}: {found.failure.kind}: {found.failure.detail}"
@@ -123,29 +123,29 @@ class SandboxRollouts:
         return Result(wanted, found.reward_or(self._unconfirmed), found.rows, detail)
 
     def close(self) -> None:
-        """Close the run directory; calling it again does nothing."""
+        """Close the run directory; further calls do nothing."""
         if self._run is not None:
             self._run.close()
 
 
-class SandboxSetting:
-    """Where rollouts are done: in sandboxes. It is a :class:`.Setting`.
+class SandboxEnvironment:
+    """Sandboxes as a :class:`.Environment`.
 
-    Trajectories are kept in the run's ``rollouts`` and ``evaluation``, which ``minisandbox trajectories`` reads.
+    Trajectories are stored in the run's ``rollouts`` and ``evaluation``, for use with ``minisandbox trajectories``.
 
     Args:
-        config: the experiment.
-        tasks: to train on, by id.
-        held_out: to evaluate on, by id.
-        place: where the sandboxes are: what returns a task's image, for this machine, or nodes of a cluster
+        config: the experiment's configuration.
+        tasks: training tasks by id.
+        held_out: evaluation tasks by id.
+        machines: a function that returns a task's image, to run on this machine; or nodes of a cluster
             (:class:`.TrainingNodes`).
     """
 
     def __init__(
-        self, config: RlConfig, tasks: Mapping[str, Task], held_out: Mapping[str, Task], place: ImageOf | Place
+        self, config: RlConfig, tasks: Mapping[str, Task], held_out: Mapping[str, Task], machines: ImageOf | Machines
     ) -> None:
         self._config = config
-        self._place: Place = ThisMachine(place, config.gradings or None) if callable(place) else place
+        self._machines: Machines = ThisMachine(machines, config.gradings or None) if callable(machines) else machines
         self._tasks, self._held_out = tasks, held_out
         self._grades = KnownGrades() if config.reuse_grades else None
         self._opened: list[SandboxRollouts] = []
@@ -161,11 +161,11 @@ class SandboxSetting:
         return tuple(self._held_out)
 
     def rollouts(self, model: Model, *, held_out: bool) -> Rollouts:
-        """As :meth:`.Setting.rollouts`."""
+        """Return an object that runs rollouts with a model."""
         config = self._config
         made = SandboxRollouts(
             self._held_out if held_out else self._tasks,
-            self._place,
+            self._machines,
             model,
             config.policy,
             out=Path(config.out) / ("evaluation" if held_out else "rollouts"),
@@ -177,7 +177,7 @@ class SandboxSetting:
         return made
 
     def close(self) -> None:
-        """Close the run directories and the place; calling it again does nothing."""
+        """Close the run directories and release the sandboxes; further calls do nothing."""
         for one in self._opened:
             one.close()
-        self._place.close()
+        self._machines.close()

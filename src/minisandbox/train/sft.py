@@ -1,4 +1,4 @@
-"""Fine-tuning on rows of tokens, by TRL's SFTTrainer. Only tokens that a model sampled, or would have, carry loss."""
+"""Fine-tune on token rows with TRL's SFTTrainer. Only sampled tokens carry loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisandbox.train.running import (
     require_training,
     run_callback,
     step_of,
-    told_in_our_words,
+    translate_disk_full,
 )
 
 if TYPE_CHECKING:
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 MAY_CHANGE = frozenset(
     {"out", "max_steps", "epochs", "checkpoints.every", "checkpoints.keep", "log_every", "report_to"}
 )
-"""What a run that goes on may have otherwise: it does not say what was trained on."""
+"""Options that may change on resume, since they do not affect what is trained on."""
 
 Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
 class SftResult:
-    """What came of fine-tuning.
+    """The result of fine-tuning.
 
     Attributes:
-        model: the directory of the model.
-        steps: optimiser steps, those of earlier calls included.
-        first_loss: of the first step that was logged.
-        last_loss: of the last one.
-        held_out_loss: of the rows that were not trained on, at the end; None where there were none.
-        rows: how many were trained on.
-        left_out: how many were longer than allowed.
+        model: the model's directory.
+        steps: optimiser steps, including those of earlier calls.
+        first_loss: loss of the first logged step.
+        last_loss: loss of the last logged step.
+        held_out_loss: final loss on held-out rows; None without such rows.
+        rows: number of training rows.
+        left_out: number of rows above the length limit.
     """
 
     model: Path
@@ -64,9 +64,9 @@ class SftData:
     """The rows of an experiment.
 
     Attributes:
-        train: to train on.
-        held_out: to measure the loss of.
-        left_out: how many were longer than allowed.
+        train: training rows.
+        held_out: rows to measure the loss on.
+        left_out: number of rows above the length limit.
     """
 
     train: Sequence[TrainingRow]
@@ -75,23 +75,23 @@ class SftData:
 
     @property
     def shared_tasks(self) -> frozenset[str]:
-        """The tasks of which rows are on both sides."""
+        """The tasks with both training and held-out rows."""
         return frozenset(row.task for row in self.train if row.task) & {row.task for row in self.held_out}
 
     @classmethod
     def load(cls, config: SftConfig) -> SftData:
-        """Read what a configuration names.
+        """Read the rows of a configuration.
 
         Raises:
-            InvalidValue: a file is not there.
-            TaskFileError: it cannot be read.
-            TrainingError: a row cannot be trained on, or none is left.
+            InvalidValue: a file is missing.
+            TaskFileError: a file cannot be read.
+            TrainingError: a row cannot be trained on, or there are no rows.
         """
         everything = [row for name in config.data for row in read_rows(Path(name))]
         rows = [row for row in everything if len(row.ids) <= config.max_length]
         if not rows:
-            longer = f"all {len(everything)} are longer than max_length {config.max_length}"
-            raise TrainingError("no row is left to train on", reason=longer if everything else "the files are empty")
+            longer = f"all {len(everything)} rows are longer than max_length {config.max_length}"
+            raise TrainingError("there are no rows to train on", reason=longer if everything else "the files are empty")
         if not config.held_out:
             kept, held = held_out(rows, config.held_out_share, config.seed)
             return cls(kept, held, len(everything) - len(rows))
@@ -101,15 +101,15 @@ class SftData:
 
 
 def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
-    """Fine-tune a model; the same call again goes on from the last checkpoint.
+    """Fine-tune a model; a repeated call resumes from the last checkpoint.
 
     Args:
-        config: the experiment.
-        tell: is told what goes on.
+        config: the experiment's configuration.
+        tell: called with progress messages.
 
     Raises:
         MissingExtra: the extra ``train`` is not installed.
-        InvalidValue: the model cannot be read, or a file of rows is not there.
+        InvalidValue: the model cannot be opened, or a file of rows is missing.
         TaskFileError: a file of rows cannot be read.
         TrainingError: a row cannot be trained on.
         RunError: the directory belongs to another experiment, or another process trains there.
@@ -121,14 +121,14 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
         trainer = make_trainer(config, data, run, tell)
         checkpoint = run.last_checkpoint()
         if is_first():
-            left = f"; {data.left_out} longer ones were left out" if data.left_out else ""
+            left = f"; {data.left_out} longer rows are left out" if data.left_out else ""
             begin = f", from {checkpoint.name}" if checkpoint else ""
             tell(f"training on {len(data.train)} rows{left}{begin}")
             if shared := data.shared_tasks:
-                which = f"{len(shared)} tasks, for instance {min(shared)}"
-                tell(f"warning: {which}, are trained on and held out: the held-out loss is not that of unseen tasks")
+                which = f"{len(shared)} tasks, such as {min(shared)}"
+                tell(f"warning: {which}, are trained on and held out: the held-out loss is not for unseen tasks")
         run.forget_after(step_of(checkpoint))
-        with told_in_our_words(run):
+        with translate_disk_full(run):
             _train(trainer, checkpoint, config.max_steps)
             held = _held_out_loss(trainer) if data.held_out else None
             save_policy(trainer, run)
@@ -140,7 +140,7 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
 
 
 def _train(trainer: SFTTrainer, checkpoint: Path | None, max_steps: int) -> None:
-    """Train what is left. Of a run that has done its steps in the middle of an epoch transformers would do one more."""
+    """Train the remaining steps. After ``max_steps`` within an epoch, transformers would train one step too many."""
     if max_steps and step_of(checkpoint) >= max_steps:
         trainer._load_from_checkpoint(str(checkpoint))
         trainer.state.global_step = step_of(checkpoint)
@@ -149,20 +149,20 @@ def _train(trainer: SFTTrainer, checkpoint: Path | None, max_steps: int) -> None
 
 
 def _held_out_loss(trainer: SFTTrainer) -> float:
-    """The loss of the rows held out, after the last step; it is measured where that was not done."""
+    """Return the final loss on held-out rows, measuring it if the last step did not."""
     last = [one for one in trainer.state.log_history if one["step"] == trainer.state.global_step]
     known = [one["eval_loss"] for one in last if "eval_loss" in one] or [trainer.evaluate()["eval_loss"]]
     return float(known[-1])
 
 
 def make_trainer(config: SftConfig, data: SftData, run: TrainingRun, tell: Tell = lambda _: None) -> SFTTrainer:
-    """Return TRL's trainer of an experiment.
+    """Create TRL's trainer for an experiment.
 
     Args:
-        config: the experiment.
-        data: its rows.
-        run: where its checkpoints and its log go.
-        tell: is told each step.
+        config: the experiment's configuration.
+        data: the rows.
+        run: the directory for checkpoints and the log.
+        tell: called with each logged step.
     """
     from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - an extra
 
@@ -197,12 +197,12 @@ def make_trainer(config: SftConfig, data: SftData, run: TrainingRun, tell: Tell 
 
 
 def common_arguments(config: SftConfig | RlConfig, run: TrainingRun, optimizer: Optimizer) -> dict[str, object]:
-    """Return what the trainers of both kinds are told alike, in transformers' names.
+    """Return the options that fine-tuning and reinforcement learning share, in transformers' names.
 
     Args:
         config: an ``SftConfig`` or an ``RlConfig``.
-        run: its directory.
-        optimizer: its optimiser.
+        run: the run's directory.
+        optimizer: the optimiser's options.
     """
     cpu = config.device == "cpu"
     return {
@@ -226,14 +226,14 @@ def common_arguments(config: SftConfig | RlConfig, run: TrainingRun, optimizer: 
 
 
 def dataset_of(rows: Sequence[TrainingRow]) -> Dataset:
-    """Return rows as TRL takes them: with labels of ours it makes no mask of its own."""
+    """Return rows as a dataset for TRL, with our labels, so that TRL makes no mask of its own."""
     from datasets import Dataset  # noqa: PLC0415 - an extra
 
     return Dataset.from_dict({"input_ids": [row.ids.tolist() for row in rows], "labels": [row.labels for row in rows]})
 
 
 def lora_of(lora: Lora) -> LoraConfig | None:
-    """Return peft's configuration, or None where all weights are trained."""
+    """Return peft's configuration, or None if all weights are trained."""
     if not lora.rank:
         return None
     from peft import LoraConfig  # noqa: PLC0415 - an extra
@@ -245,9 +245,9 @@ def lora_of(lora: Lora) -> LoraConfig | None:
 
 
 def save_policy(trainer: Trainer, run: TrainingRun) -> None:
-    """Save the trained model whole; of LoRA also the adapter alone.
+    """Save the whole trained model and, with LoRA, also the adapter alone.
 
-    Every process calls it: where processes share the weights (FSDP, ZeRO-3), the first one gathers them from all.
+    Every process must call it: if processes share the weights (FSDP, ZeRO-3), the first one gathers them.
     """
     accelerator = trainer.accelerator
     weights = accelerator.get_state_dict(trainer.model_wrapped)
@@ -265,7 +265,7 @@ def save_policy(trainer: Trainer, run: TrainingRun) -> None:
 
 
 def _merged(model: PeftModel, adapter: Path) -> PreTrainedModel:
-    """Return a model's base, opened anew and whole, with its adapter merged into the weights."""
+    """Return a newly opened base model with its adapter merged into the weights."""
     from peft import PeftModel  # noqa: PLC0415 - an extra
 
     base, _ = open_policy(model.peft_config["default"].base_model_name_or_path)

@@ -158,7 +158,7 @@ def test_a_step_of_reinforcement_learning(
 
     from minisandbox.train.config import Evaluation, Groups  # noqa: PLC0415 - the same
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
-    from minisandbox.train.sandboxes import SandboxSetting  # noqa: PLC0415 - the same
+    from minisandbox.train.sandboxes import SandboxEnvironment  # noqa: PLC0415 - the same
 
     tokenizer = tiny_tokenizer()
     tiny_model(len(tokenizer), "llama").save_pretrained(tmp_path / "model")
@@ -167,6 +167,6 @@ def test_a_step_of_reinforcement_learning(
     policy = replace(config.policy, agent="word-edit", steps=1, max_tokens=6, deadline=300.0)
     config = replace(config, steps=1, groups=Groups(tasks=1, size=4, redo=0, refill=0), micro_batch=4, workers=2,
                      policy=policy, reuse_grades=True, evaluation=Evaluation(tasks=("x",)))  # fmt: skip
-    setting = SandboxSetting(config, {made[0].instance_id: made[0]}, {made[1].instance_id: made[1]}, images)
+    setting = SandboxEnvironment(config, {made[0].instance_id: made[0]}, {made[1].instance_id: made[1]}, images)
     result = train_rl(config, setting)
     assert [(one.step, one.rollouts, one.failed) for one in result.scores] == [(0, 1, 0), (1, 1, 0)]

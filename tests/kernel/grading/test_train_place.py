@@ -20,7 +20,7 @@ from minisandbox.rollouts import Setup
 from minisandbox.tasks import Task
 from minisandbox.train.config import Groups, Policy, RlConfig
 from minisandbox.train.groups import Gatherer
-from minisandbox.train.sandboxes import SandboxSetting, ThisMachine
+from minisandbox.train.sandboxes import SandboxEnvironment, ThisMachine
 
 pytestmark = pytest.mark.kernel
 MODULE = sys.modules["minisandbox.rollouts.rollout"]
@@ -109,7 +109,7 @@ def config(out: Path, deadline: float) -> RlConfig:
 def test_an_agent_that_takes_too_long_is_graded(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     """As with SkyRL: a rollout that is dropped would hide what it costs to take long."""
     made = config(tmp_path, deadline=3.0)
-    setting = SandboxSetting(made, {smith.instance_id: smith}, {}, lambda _: smith_image)
+    setting = SandboxEnvironment(made, {smith.instance_id: smith}, {}, lambda _: smith_image)
     try:
         rollouts = setting.rollouts(ScriptedModel(["x"]), held_out=False)
         gatherer = Gatherer(rollouts, made.groups, 2, made.rollout_deadline)

@@ -13,7 +13,7 @@ from minisandbox.images import Image
 from minisandbox.rollouts import RunReader
 from minisandbox.tasks import Task
 from minisandbox.train.config import Evaluation, Groups
-from minisandbox.train.sandboxes import SandboxSetting
+from minisandbox.train.sandboxes import SandboxEnvironment
 
 for _name in ("trl", "peft", "datasets"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
@@ -34,7 +34,7 @@ def test_a_step_in_sandboxes(smith: Task, smith_image: Image, tmp_path: Path) ->
                      evaluation=Evaluation(tasks=("x",), attempts=1))  # fmt: skip
     ours = {smith.instance_id: smith}
     held = {"held-out": replace(smith, instance_id="held-out")}
-    result = train_rl(config, SandboxSetting(config, ours, held, lambda _: smith_image))
+    result = train_rl(config, SandboxEnvironment(config, ours, held, lambda _: smith_image))
     assert [(one.step, one.rollouts) for one in result.scores] == [(0, 1), (1, 1)]
     with RunReader(Path(config.out) / "rollouts") as run:
         found = [run.trajectory(one.instance_id, one.attempt) for one in run.summaries()]
