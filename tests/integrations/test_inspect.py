@@ -112,7 +112,7 @@ def test_an_image_that_cannot_be_had_ends_the_eval_before_a_model_is_asked(tmp_p
     task = Task(dataset=[Sample(input="?")], sandbox=("minisandbox", "no-such-image"))
     with pytest.raises(PrerequisiteError) as caught:
         eval(task, model=scripted(), log_dir=str(tmp_path), display="none")
-    assert "there is no image 'no-such-image'" in str(caught.value.message)
+    assert "no image 'no-such-image' in the store" in str(caught.value.message)
 
 
 def test_another_event_loop_is_refused() -> None:

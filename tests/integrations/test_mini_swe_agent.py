@@ -123,7 +123,7 @@ def test_settings_are_checked(make: Make, tmp_path: Path) -> None:
         make(image="host", limits={"memry": "1G"})
     with pytest.raises(InvalidValue, match="allow"):
         make(image="host", network="host", allow=["example.org"])
-    with pytest.raises(InvalidValue, match="no directory"):
+    with pytest.raises(InvalidValue, match="is not a directory"):
         make(workspace=str(tmp_path / "none"), patch=str(tmp_path / "x.patch"))
     of_docker = {"executable": "docker", "run_args": ["--rm"], "container_timeout": "2h", "pull_timeout": 9}
     environment = make(image="host", limits={"disk": "16M"}, interpreter=["bash", "-ec"], **of_docker)

@@ -118,4 +118,4 @@ def test_it_becomes_one_of_the_deployments() -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "MiniSandboxDeploymentConfig LocalDeploymentConfig"
     assert lines[1] == "DockerDeploymentConfig MiniSandboxDeploymentConfig"
-    assert "came after 'import sweagent'" in lines[2]
+    assert "was called after 'import sweagent'" in lines[2]

@@ -56,4 +56,4 @@ def test_what_we_failed_at_is_done_again(tmp_path: Path, times: int, expected: t
         (score,) = evaluator.scores()
     assert (score.reward, score.rollouts, score.failed) == expected
     assert len({(one.task, one.attempt) for one in fake.done}) == len(fake.done), "no two have the same number"
-    assert ("failed on our side" in said[-1]) == bool(score.failed)
+    assert ("have no reward" in said[-1]) == bool(score.failed)

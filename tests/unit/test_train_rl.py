@@ -256,7 +256,7 @@ def test_one_row_of_fifty_may_be_rounded(config: RlConfig, monkeypatch: pytest.M
     one, none = train("one", 3e-4, "add__5"), train("none", 0.0)
     (line,) = lines(replace(config, out=f"{config.out}-one"))
     assert (line["rows_rounded"], line["logprob_gap_max"] < 1e-4) == (1, True)
-    assert len([text for text in told if text.startswith("left out, for rounding: add__5, token ")]) == 1
+    assert len([text for text in told if text.startswith("left out because of rounding: add__5, token ")]) == 1
     assert not equal(one, none)
     with pytest.raises(TokenMismatch, match="add__5"):  # too much
         train("much", 2e-3, "add__5")

@@ -1,1 +1,1 @@
-"""Other people's agents and frameworks over sandboxes. Each needs an extra, and only ``cli`` imports them."""
+"""Other projects' agents and frameworks on our sandboxes. Each needs an extra, and only ``cli`` imports them."""

@@ -1,4 +1,4 @@
-"""Inspect's sandbox environment: ``sandbox="minisandbox"``. Inspect finds it by the entry point ``inspect_ai``."""
+"""Inspect's sandbox environment ``sandbox="minisandbox"``, which Inspect finds by the entry point ``inspect_ai``."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class MiniSandboxConfig(SandboxSettings):
     """The second element of ``sandbox=("minisandbox", ...)``, or the keys of ``minisandbox.yaml``.
 
     Attributes:
-        image: as of :class:`.SandboxSettings`; a recipe file (``.toml``) is built first.
-        user: name or uid that runs commands, reads and writes files where a call names nobody; root if None.
-        workdir: where commands start and relative paths begin, made for ``user`` if missing; the image's if "".
-        env: variables for every command.
+        image: as for :class:`.SandboxSettings`; the image of a recipe file (``.toml``) is built first.
+        user: default user, by name or uid, of commands and file access; root if None.
+        workdir: directory of commands and relative paths, created for ``user`` if missing; the image's if "".
+        env: environment variables of all commands.
     """
 
     image: str = HOST
@@ -72,19 +72,19 @@ class MiniSandboxConfig(SandboxSettings):
     env: dict[str, str] = Field(default_factory=dict)
 
     def __hash__(self) -> int:
-        """Inspect keeps configurations in a set, to initialize equal ones once."""
+        """Return a hash, since Inspect keeps configurations in a set to initialise equal ones once."""
         return hash(self.model_dump_json())
 
     @classmethod
     def read(cls, config: SandboxEnvironmentConfigType | None) -> MiniSandboxConfig:
-        """Return a configuration.
+        """Read a configuration.
 
         Args:
-            config: one already; a YAML file of its keys (``.yaml``, ``.yml``); a recipe file; an image's name; None for
-                the host's ``/usr`` alone.
+            config: a configuration, returned unchanged; a YAML file of its keys (``.yaml``, ``.yml``); a recipe file;
+                the name of an image; or None for the host's ``/usr`` alone.
 
         Raises:
-            PrerequisiteError: it cannot be read, or a key or value in it cannot be used.
+            PrerequisiteError: the file cannot be read, or a key or value is invalid.
         """
         if isinstance(config, cls):
             return config
@@ -94,9 +94,7 @@ class MiniSandboxConfig(SandboxSettings):
             raise PrerequisiteError(f"sandbox config is a {type(config).__name__}; give a str or a MiniSandboxConfig")
         if config.endswith(".toml"):
             return cls(image=config)
-        if not config.endswith(
-            (".yaml", ".yml")
-        ):  # Inspect takes it for a path, and puts the task's directory before it
+        if not config.endswith((".yaml", ".yml")):  # Inspect takes it for a path and prepends the task's directory
             return cls(image=PurePosixPath(config).name)
         try:
             return cls.model_validate(yaml.safe_load(Path(config).read_text(encoding="utf-8")) or {})
@@ -104,11 +102,11 @@ class MiniSandboxConfig(SandboxSettings):
             raise PrerequisiteError(f"sandbox config {config}: {error}") from error
 
     async def ready(self) -> Found:
-        """Find the image; build it if it is a task's or a recipe's and does not exist.
+        """Return the image, building a missing one of a task or recipe.
 
         Raises:
-            PrerequisiteError: there is no such image, it cannot be built, another setting cannot be used, or the event
-                loop is not asyncio's.
+            PrerequisiteError: there is no such image, the build fails, a setting is invalid, or the event loop is not
+                asyncio's.
         """
         try:
             asyncio.get_running_loop()
@@ -124,12 +122,12 @@ class MiniSandboxConfig(SandboxSettings):
 
 @sandboxenv(name="minisandbox")
 class MiniSandboxEnvironment(SandboxEnvironment):
-    """One sandbox per sample. It ends with the sample, and at the latest with Inspect's process.
+    """One sandbox per sample. It ends with the sample, or at the latest with Inspect's process.
 
     Args:
         box: the sandbox; :meth:`sample_cleanup` stops it.
-        user: who runs commands where a call names nobody; root if None.
-        output: bytes of stdout, and of stderr, that the sandbox keeps of a command.
+        user: default user of commands; root if None.
+        output: most bytes of a command's stdout, and of its stderr, that the sandbox keeps.
     """
 
     def __init__(self, box: AsyncSandbox, *, user: str | None = None, output: int = MiB) -> None:
@@ -140,7 +138,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
 
     @property
     def sandbox(self) -> AsyncSandbox:
-        """The sandbox, for what Inspect has no word for: snapshots, forks, patches, usage."""
+        """The sandbox, for features that Inspect has no API for: snapshots, forks, patches, usage."""
         return self._box
 
     # --- commands ----------------------------------------------------------------------------------------------------
@@ -153,21 +151,21 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         env: dict[str, str] | None = None,
         user: str | None = None,
         timeout: int | None = None,
-        timeout_retry: bool = True,  # noqa: ARG002 - no transport can hang: a timeout is the command's own
+        timeout_retry: bool = True,  # noqa: ARG002 - no transport can hang: only the command itself can time out
         concurrency: bool = True,
     ) -> InspectResult[str]:
-        """Run a command. One that is not found is exit status 127, one that a signal ends 128 and its number.
+        """Run a command. A missing program gives exit status 127, a signal 128 plus its number.
 
         Raises:
-            TimeoutError: it ran longer than ``timeout``; the whole process tree was killed.
+            TimeoutError: it ran longer than ``timeout``; all its processes were killed.
             PermissionError: ``cmd[0]`` is not executable.
             FileNotFoundError: ``cwd`` does not exist.
-            OutputLimitExceededError: stdout or stderr is larger than Inspect's limit, or than ``limits.output``.
+            OutputLimitExceededError: stdout or stderr exceeds Inspect's limit or ``limits.output``.
             SandboxUserUnsupportedError: the sandbox has no such user.
             SandboxUnavailableError: the sandbox has ended.
         """
-        async with _turn() if concurrency else contextlib.nullcontext():
-            with _in_inspects_words():
+        async with _slot() if concurrency else contextlib.nullcontext():
+            with _as_inspect_errors():
                 result = await self._run(cmd, user, timeout=timeout, cwd=cwd, env=env, stdin=input)
         if result.outcome is Outcome.TIMEOUT:
             raise _timed_out(result, timeout)
@@ -197,7 +195,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
             raise
 
     def _check_output(self, result: ExecResult) -> None:
-        """Refuse output that is not complete: a caller may parse it."""
+        """Reject truncated output, since a caller may parse it."""
         limit = min(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE, self._output)
         for kept, dropped in (
             (result.stdout_bytes, result.dropped_stdout),
@@ -222,16 +220,16 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     # --- files -------------------------------------------------------------------------------------------------------
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Replace the content of a file; missing parent directories are made.
+        """Replace a file's content, creating missing parent directories.
 
         Raises:
-            IsADirectoryError: it is a directory.
-            PermissionError: the default user may not write it.
-            OSError: it cannot be written for another reason.
+            IsADirectoryError: the path is a directory.
+            PermissionError: the default user may not write the file.
+            OSError: the file cannot be written for another reason.
             SandboxUnavailableError: the sandbox has ended.
         """
         data = contents.encode() if isinstance(contents, str) else contents
-        with _in_inspects_words(file):
+        with _as_inspect_errors(file):
             if self._user is None:
                 await self._box.files.write_bytes(file, data)
                 return
@@ -245,18 +243,18 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        """Read a file; line ends stay as they are.
+        """Read a file, keeping its line ends.
 
         Raises:
-            FileNotFoundError: it does not exist.
-            IsADirectoryError: it is a directory.
-            PermissionError: the default user may not read it.
-            UnicodeDecodeError: it is not UTF-8, and ``text`` is true.
-            OutputLimitExceededError: it is larger than Inspect's limit.
+            FileNotFoundError: the file does not exist.
+            IsADirectoryError: the path is a directory.
+            PermissionError: the default user may not read the file.
+            UnicodeDecodeError: the file is not UTF-8, and ``text`` is true.
+            OutputLimitExceededError: the file exceeds Inspect's limit.
             SandboxUnavailableError: the sandbox has ended.
         """
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-        with _in_inspects_words(file):
+        with _as_inspect_errors(file):
             if self._user is None:
                 data = await self._box.files.read_bytes(file, limit=limit)
             else:
@@ -264,7 +262,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         return data.decode("utf-8") if text else data
 
     async def _read_as_user(self, file: str, limit: int) -> bytes:
-        """The file verbs work as root; this reads no more than the user may."""
+        """Read a file with the user's permissions; the sandbox's file methods run as root."""
         pieces: list[bytes] = []
         size = 0
         argv = ["/bin/cat", "--", file]
@@ -283,11 +281,11 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     # --- samples and tasks -------------------------------------------------------------------------------------------
 
     @classmethod
-    async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:  # noqa: ARG003 - images have no tasks
-        """Build the image before the first sample needs it.
+    async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:  # noqa: ARG003 - images are independent of tasks
+        """Build the image before the first sample.
 
         Raises:
-            PrerequisiteError: there is no such image, it cannot be built, or a setting cannot be used.
+            PrerequisiteError: there is no such image, the build fails, or a setting is invalid.
         """
         await MiniSandboxConfig.read(config).ready()
 
@@ -296,13 +294,13 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         cls,
         task_name: str,
         config: SandboxEnvironmentConfigType | None,
-        metadata: dict[str, str],  # noqa: ARG003 - a sample's own sandbox= says what differs
+        metadata: dict[str, str],  # noqa: ARG003 - a sample's own sandbox= has all differences
     ) -> dict[str, SandboxEnvironment]:
-        """Make the sandbox of a sample.
+        """Create a sample's sandbox.
 
         Raises:
-            PrerequisiteError: as :meth:`task_init`.
-            MiniSandboxError: the sandbox cannot be made.
+            PrerequisiteError: as for :meth:`task_init`.
+            MiniSandboxError: the sandbox cannot be created.
         """
         settings = MiniSandboxConfig.read(config)
         found = await settings.ready()
@@ -323,7 +321,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
             if settings.workdir:
                 argv = ["/bin/sh", "-c", _MAKE_WORKDIR, "sh", str(spec.workdir), settings.user or ""]
                 (await box.exec(argv, cwd="/", timeout=_SECONDS)).check()
-        except BaseException:  # a cancellation too: nobody else knows of it
+        except BaseException:  # cancellation too: the caller has no handle to stop it
             await box.stop()
             raise
         return {"default": cls(box, user=settings.user, output=limits.output)}
@@ -331,60 +329,60 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     @classmethod
     async def sample_cleanup(
         cls,
-        task_name: str,  # noqa: ARG003 - a sandbox knows what it needs to end
+        task_name: str,  # noqa: ARG003 - not needed to stop a sandbox
         config: SandboxEnvironmentConfigType | None,  # noqa: ARG003 - as above
         environments: dict[str, SandboxEnvironment],
         interrupted: bool,  # noqa: ARG003 - as above
     ) -> None:
-        """Stop the sandbox of a sample."""
+        """Stop a sample's sandbox."""
         for environment in environments.values():
             await environment.as_type(cls).sandbox.stop()
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:  # noqa: A002 - Inspect's name
-        """Stop the sandboxes of this user's evals, or one of them: ``inspect sandbox cleanup minisandbox [ID]``."""
+        """Stop one or all sandboxes of this user's evaluations: ``inspect sandbox cleanup minisandbox [ID]``."""
         for info in await asyncio.to_thread(live_sandboxes, labels=LABELS):
             if id in (None, info.id):
-                with contextlib.suppress(NotFound):  # it has ended meanwhile
+                with contextlib.suppress(NotFound):  # it has ended already
                     await (await AsyncSandbox.attach(info.id)).stop()
 
     @classmethod
     def config_files(cls) -> list[str]:
-        """Return what Inspect looks for next to a task that names no configuration."""
+        """Return the file names that Inspect looks for next to a task without a configuration."""
         return [CONFIG_FILE]
 
     @classmethod
     def config_deserialize(cls, config: dict[str, object]) -> MiniSandboxConfig:
-        """Return the configuration that a log file holds."""
+        """Decode the configuration in a log file."""
         return MiniSandboxConfig.model_validate(config)
 
     def default_polling_interval(self) -> float:
-        """Return the seconds between two looks at a service's requests: a look costs a millisecond."""
+        """Return the seconds between two polls of a service's requests; a poll costs a millisecond."""
         return 0.2
 
 
 def _user(user: str | None) -> str | int | None:
-    """Inspect gives uids as text."""
+    """Convert a uid in text to a number."""
     return int(user) if user is not None and user.isdecimal() else user
 
 
 @contextlib.asynccontextmanager
-async def _turn() -> AsyncIterator[None]:
-    """Wait for one of the places that ``--max-subprocesses`` gives to commands on this machine."""
+async def _slot() -> AsyncIterator[None]:
+    """Wait for a free slot of ``--max-subprocesses``."""
     async with concurrency("subprocesses", max_subprocesses_context_var.get(), resizable=True):
         yield
 
 
 @contextlib.contextmanager
-def _in_inspects_words(file: str | None = None) -> Iterator[None]:
-    """Raise our errors as those of Inspect's protocol. An argument that cannot be used stays a ValueError."""
+def _as_inspect_errors(file: str | None = None) -> Iterator[None]:
+    """Convert our errors to those of Inspect's protocol; invalid arguments stay ValueErrors."""
     try:
         yield
     except FileAccessError as error:
         if error.errno == errno.EFBIG and file is not None:
             raise _too_large() from error
         number = errno.EIO if error.errno is None else error.errno
-        raise OSError(number, os.strerror(number), file or error.path) from error  # FileNotFoundError, by its number
+        raise OSError(number, os.strerror(number), file or error.path) from error  # becomes FileNotFoundError etc.
     except InvalidValue:
         raise
     except MiniSandboxError as error:
@@ -392,7 +390,7 @@ def _in_inspects_words(file: str | None = None) -> Iterator[None]:
 
 
 def _check_file(result: ExecResult, file: str) -> None:
-    """Raise what cat said as the OSError that it stands for."""
+    """Raise a failure of cat as the matching OSError."""
     if result.ok:
         return
     for number in (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR, errno.ENOSPC):

@@ -1,8 +1,8 @@
-"""mini-swe-agent's ``Environment``, named by its import path on its own command lines.
+"""mini-swe-agent's ``Environment``, named by its import path on mini-swe-agent's own command lines.
 
-mini-swe-agent gives the instance of a benchmark to its own environment classes only. Ours learns it by the one thing
-that the runner renders with the instance and runs in every environment: ``run.env_startup_command``. With
-``@bind {{instance_id}}`` the first command says which task it is for; no later one can.
+mini-swe-agent passes a benchmark's instance only to its own environment classes. Ours gets it from
+``run.env_startup_command``, which the runner renders with the instance and runs in every environment: with
+``@bind {{instance_id}}`` the first command names the task. Later commands cannot change it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise MissingExtra(
         f"minisandbox.integrations.mini_swe_agent: {error}",
-        reason="mini-swe-agent is not installed, or is of before 2.4",
+        reason="mini-swe-agent is not installed, or older than 2.4",
         hint="pip install 'swe-minisandbox[mini]'",
     ) from error
 
@@ -40,21 +40,21 @@ SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 _LOG = logging.getLogger("minisweagent.environment.minisandbox")
 _OF_DOCKER = ("executable", "run_args", "container_timeout", "pull_timeout")
-# bash itself says some errors before a redirection of ours would be in force, so it is started with it
+# bash reports some errors before a redirection inside the command takes effect, so it is started with one
 _MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
 
 
 class SandboxEnvironmentConfig(SandboxSettings):
-    """What stands under ``environment:`` in mini-swe-agent's configuration.
+    """The section ``environment:`` of mini-swe-agent's configuration.
 
     Attributes:
-        cwd: where commands start; the image's workdir if "".
-        env: variables for commands.
-        forward_env: variables of the host that commands get, where they are set.
-        timeout: seconds for a command.
-        interpreter: what gets the command as its last argument.
-        workspace: a host directory that is copied into the sandbox, where the agent works on the copy.
-        patch: a host file that the agent's changes are written to, as a git patch, when it submits and at the end.
+        cwd: working directory of commands; the image's workdir if "".
+        env: environment variables of commands.
+        forward_env: names of the host's variables that commands get if they are set.
+        timeout: seconds per command.
+        interpreter: argument list that the command is appended to.
+        workspace: a host directory that is copied into the sandbox; the agent works on the copy.
+        patch: a host file for the agent's changes as a git patch, written on submission and at the end.
     """
 
     cwd: str = ""
@@ -68,22 +68,22 @@ class SandboxEnvironmentConfig(SandboxSettings):
     @field_validator("workspace", "patch")
     @classmethod
     def absolute(cls, path: Path | None) -> Path | None:
-        """Let a path mean the same wherever the process goes later."""
+        """Make a path independent of later changes of the working directory."""
         return None if path is None else path.absolute()
 
 
 class SandboxEnvironment:
-    """Runs an agent's commands in a sandbox, which ends with this object, or with the process.
+    """Runs an agent's commands in a sandbox, which ends with this object or with the process.
 
-    It is made at once where the configuration says of what, else at the first command, which then has to say it.
+    The sandbox is created at once if the configuration names an image, else by the first command, which must name one.
 
     Args:
-        settings: the keys of :class:`SandboxEnvironmentConfig`. Those that only a container has a use for
-            (``executable``, ``run_args``, ``container_timeout``, ``pull_timeout``) are left out of account.
+        settings: the keys of :class:`SandboxEnvironmentConfig`. Keys for containers (``executable``, ``run_args``,
+            ``container_timeout``, ``pull_timeout``) are ignored.
 
     Raises:
         InvalidValue: the settings contradict each other.
-        MiniSandboxError: the image is not there and cannot be built, or the sandbox cannot be made.
+        MiniSandboxError: the image is missing and cannot be built, or the sandbox cannot be created.
     """
 
     def __init__(self, **settings: object) -> None:
@@ -95,9 +95,9 @@ class SandboxEnvironment:
         self._end: Callable[[], object] = _nothing
         if self.config.workspace is not None and self.config.patch is None:
             raise InvalidValue(
-                "environment.workspace without environment.patch",
+                "environment.workspace needs environment.patch",
                 reason="the agent works on a copy, and its changes would be lost with the sandbox",
-                hint="-c environment.patch=FILE",
+                hint="add -c environment.patch=FILE",
             )
         if self.config.image or self.config.workspace:
             self._make(self.config.image or HOST)
@@ -105,12 +105,12 @@ class SandboxEnvironment:
     def execute(
         self, action: Mapping[str, object], cwd: str = "", *, timeout: float | None = None
     ) -> dict[str, object]:
-        """Run one command; its stdout and stderr come as one text.
+        """Run one command, with its stdout and stderr as one text.
 
         Args:
-            action: ``command`` is what to run. The first may be ``@bind NAME``, if no image is configured: it says
-                whose image the sandbox is made from. What follows on further lines is run in it.
-            cwd: where it starts; the configured directory if "".
+            action: has the command to run as ``command``. Without a configured image, the first must be
+                ``@bind NAME``, which names the sandbox's image; further lines are run in the new sandbox.
+            cwd: working directory; the configured one if "".
             timeout: seconds; the configured ones if None.
 
         Returns:
@@ -118,9 +118,9 @@ class SandboxEnvironment:
             ``exception_info``.
 
         Raises:
-            Submitted: the command succeeded, and its first line says that the task is done.
-            MiniSandboxError: there is no such image, it cannot be built, or the sandbox has ended: never a fault of
-                the command.
+            Submitted: the command succeeded, and its first line of output submits the task.
+            MiniSandboxError: there is no such image, the build fails, or the sandbox has ended; never an error of the
+                command.
         """
         command = str(action.get("command", ""))
         if self._box is None:
@@ -130,7 +130,7 @@ class SandboxEnvironment:
         return output
 
     def _bind(self, command: str) -> str:
-        """Make the sandbox that the first command asks for; returns what is left of it to be run."""
+        """Create the sandbox that the first command names; return the rest of the command."""
         first, _, rest = command.partition("\n")
         word, _, name = first.strip().partition(" ")
         if word != BIND or not name.strip():
@@ -149,13 +149,13 @@ class SandboxEnvironment:
         )
         try:
             base = None if self.config.workspace is None else copy_in(box, self.config.workspace)
-        except BaseException:  # a Ctrl-C too: nobody would have hold of it
+        except BaseException:  # Ctrl-C too: the caller has no handle to stop it
             box.stop()
             raise
         if self.config.patch is not None:
             self._write_patch = functools.partial(_write_patch, box, base, self.config.patch)
         self._end = weakref.finalize(self, _end, box, self._write_patch)
-        atexit.register(self._end)  # the last that was registered comes first: before all sandboxes are ended
+        atexit.register(self._end)  # handlers run in reverse order: this one runs before all sandboxes are ended
         self._box, self._name = box, found.image.name
         _LOG.info("sandbox %s of %s in %.0f ms", box.id, found.image.name, 1000 * box.created_in)
 
@@ -168,10 +168,10 @@ class SandboxEnvironment:
         argv = [*_MERGED, *self.config.interpreter, command]
         try:
             return _as_output(self._box.exec(argv, cwd=cwd or None, timeout=timeout), command, timeout)
-        except FileAccessError as error:  # the agent has removed the directory that its commands start in
+        except FileAccessError as error:  # the agent has removed the working directory
             return _failed("", type(error).__name__, str(error))
         except InvalidValue as error:
-            if _can_be_said(command):
+            if _is_encodable(command):
                 raise
             return _failed("", type(error).__name__, str(error))
 
@@ -185,10 +185,10 @@ class SandboxEnvironment:
         raise Submitted({"role": "exit", "content": submission, "extra": extra})
 
     def get_template_vars(self, **others: object) -> dict[str, object]:
-        """What prompts may name: the configuration, what uname(1) says inside, and ``others``.
+        """Return the variables of prompts: the configuration, uname(1) of the sandbox, and ``others``.
 
         Raises:
-            InvalidValue: the environment has no sandbox; a prompt is made before a model is asked and paid.
+            InvalidValue: there is no sandbox yet; this stops the run before it pays for a model.
         """
         if self._box is None:
             raise _unbound()
@@ -197,22 +197,22 @@ class SandboxEnvironment:
         return merged
 
     def serialize(self) -> dict[str, object]:
-        """What a trajectory says of this environment: its configuration and class, the task and the sandbox."""
+        """Return this environment's part of a trajectory: configuration, class, image and sandbox."""
         kind = type(self)
-        told = {
+        config = {
             "environment": self.config.model_dump(mode="json"),
             "environment_type": f"{kind.__module__}.{kind.__qualname__}",
         }
         sandbox = {"id": "" if self._box is None else self._box.id, "image": self._name}
-        return {"info": {"config": told, "sandbox": sandbox}}
+        return {"info": {"config": config, "sandbox": sandbox}}
 
     def close(self) -> None:
-        """Write the patch, if one is asked for, and end the sandbox; calling it again does nothing."""
+        """Write the patch if configured, and end the sandbox; further calls do nothing."""
         self._end()
 
 
 def _nothing() -> None:
-    """What is done for a sandbox that there is not."""
+    """Do nothing, in place of a callback without a sandbox."""
 
 
 def _write_patch(box: Sandbox, base: str | None, path: Path) -> None:
@@ -222,7 +222,7 @@ def _write_patch(box: Sandbox, base: str | None, path: Path) -> None:
 
 
 def _end(box: Sandbox, write_patch: Callable[[], None]) -> None:
-    """Nobody is left to whom an error could be raised."""
+    """Write the patch and end the sandbox; log errors, since no caller remains."""
     try:
         if box.alive:
             write_patch()
@@ -232,8 +232,8 @@ def _end(box: Sandbox, write_patch: Callable[[], None]) -> None:
         box.stop()
 
 
-def _can_be_said(command: str) -> bool:
-    """Whether a program can get it: a model may answer with a NUL in it, or with half of a surrogate pair."""
+def _is_encodable(command: str) -> bool:
+    """Return whether a program can get it as an argument: NUL and unpaired surrogates are impossible."""
     try:
         return b"\0" not in encoded(command)
     except InvalidValue:
@@ -242,27 +242,27 @@ def _can_be_said(command: str) -> bool:
 
 def _unbound() -> InvalidValue:
     return InvalidValue(
-        "this environment does not know which sandbox to make",
-        reason="mini-swe-agent tells no instance to an environment class that is not its own",
+        "this environment does not know which image to use",
+        reason="mini-swe-agent passes the instance only to its own environment classes",
         hint=f"for a benchmark: -c 'run.env_startup_command={BIND} {{{{instance_id}}}}'; for one image: "
         "-c environment.image=NAME; for a copy of a directory: -c environment.workspace=DIR -c environment.patch=FILE. "
-        "A -c with the configuration file has to come before these",
+        "-c with the configuration file must come before these",
     )
 
 
 def _as_output(result: ExecResult, command: str, timeout: float) -> dict[str, object]:
-    """A result in the words of mini-swe-agent's own environments."""
+    """Convert a result to the form of mini-swe-agent's own environments."""
     if result.outcome is Outcome.TIMEOUT:
-        said = f"Command {command!r} timed out after {timeout:g} seconds"
-        return _failed(result.stdout, "TimeoutExpired", said)
+        problem = f"Command {command!r} timed out after {timeout:g} seconds"
+        return _failed(result.stdout, "TimeoutExpired", problem)
     code = result.exit_code if result.signal is None else 128 + result.signal
     return {"output": result.stdout, "returncode": code, "exception_info": ""}
 
 
-def _failed(output: str, kind: str, said: str) -> dict[str, object]:
+def _failed(output: str, kind: str, problem: str) -> dict[str, object]:
     return {
         "output": output,
         "returncode": -1,
-        "exception_info": f"An error occurred while executing the command: {said}",
-        "extra": {"exception_type": kind, "exception": said},
+        "exception_info": f"An error occurred while executing the command: {problem}",
+        "extra": {"exception_type": kind, "exception": problem},
     }

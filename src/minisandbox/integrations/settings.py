@@ -1,6 +1,6 @@
-"""What a sandbox is told in somebody else's configuration file: which image, which tasks, limits, network.
+"""Sandbox settings in other programs' configuration files: image, tasks, limits, network.
 
-The classes that agents are configured with are theirs (pydantic's), so this is one of them.
+These programs use pydantic, so the settings are a pydantic model too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minisandbox.tasks import Task, TaskSet, read_recipe
 from minisandbox.types import Limits, Network
 
 TASKS_VARIABLE = "MINISANDBOX_TASKS"
-"""Where tasks are if the configuration does not say it."""
+"""The variable that names the tasks if the configuration does not."""
 HOST = "host"
 
 _LOG = logging.getLogger("minisandbox.integrations")
@@ -34,21 +34,21 @@ _LOADING = threading.Lock()
 
 
 class SandboxSettings(BaseModel):
-    """How sandboxes are made, as the configuration of another program says it. Unknown keys are errors.
+    """Settings of sandboxes in another program's configuration. Unknown keys are errors.
 
     Attributes:
-        image: an image of the store, an ``instance_id`` of ``tasks``, SWE-bench's name of that instance's docker image,
-            a recipe file (``.toml``), or ``host`` for nothing but the host's ``/usr``.
-        tasks: what every command of ours takes as TASKS: the images of these tasks are built when they are asked for.
-            ``$MINISANDBOX_TASKS`` if it is not given; "" for none.
-        layout: the layout of their rows, where the columns do not say it.
+        image: an image in the store, an ``instance_id`` of ``tasks``, SWE-bench's docker image of an instance, a
+            recipe file (``.toml``), or ``host`` for the host's ``/usr`` alone.
+        tasks: a task set, as for all commands' TASKS; its images are built on demand. ``$MINISANDBOX_TASKS`` by
+            default; "" for none.
+        layout: the layout of the rows, if their columns do not show it.
         pins: exported environments of the data set's official images.
-        repo_mirrors: git repositories to take commits from before the network is asked.
-        allow_local_sources: whether rows may name directories of this machine outside of their file's directory.
-        limits: by the names of :class:`minisandbox.Limits`, such as ``{"memory": "8G"}``.
+        repo_mirrors: local git repositories to take commits from before the network is used.
+        allow_local_sources: whether rows may name directories of this machine outside their file's directory.
+        limits: resource limits by the names of :class:`minisandbox.Limits`, such as ``{"memory": "8G"}``.
         network: ``off`` or ``host``.
-        allow: hosts that can be reached by HTTP(S) where the network is off, as of ``Network.allow``.
-        allow_private: whether these may have private addresses.
+        allow: hosts reachable by HTTP(S) while the network is off, as for ``Network.allow``.
+        allow_private: whether these hosts may have private addresses.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -65,38 +65,38 @@ class SandboxSettings(BaseModel):
     allow_private: bool = False
 
     def checked_limits(self) -> Limits:
-        """Return the limits.
+        """Return the validated limits.
 
         Raises:
-            InvalidValue: there is no such limit, or a value is not one for it.
+            InvalidValue: a limit is unknown, or its value is invalid.
         """
         try:
-            return Limits(**self.limits)  # type: ignore[arg-type] # what is none of them is refused below
+            return Limits(**self.limits)  # type: ignore[arg-type] # unknown names are rejected below
         except TypeError as error:
             known = ", ".join(Limits.__slots__)
             raise InvalidValue(f"limits {self.limits}: {error}", hint=f"the limits are {known}") from error
 
     def checked_network(self) -> Network:
-        """Return what can be reached.
+        """Return the validated network.
 
         Raises:
-            InvalidValue: the settings contradict each other, or a host is no pattern.
+            InvalidValue: the settings contradict each other, or a host is not a valid pattern.
         """
         if not self.allow:
             return Network(self.network)
         if self.network == "host":
-            raise InvalidValue("network 'host' and allow", hint="leave out one of them")
+            raise InvalidValue("network 'host' cannot be combined with allow", hint="leave out one of them")
         return Network.allow(*self.allow, private=self.allow_private)
 
     def find(self, name: str) -> Found:
-        """Find an image; that of a task or a recipe is built if it is not there.
+        """Find an image, building a missing one of a task or recipe.
 
         Args:
-            name: what :attr:`image` can be.
+            name: any value of :attr:`image`.
 
         Raises:
-            NotFound: it is neither.
-            MiniSandboxError: the tasks cannot be read, or the image cannot be built; the message names the task.
+            NotFound: there is no such image.
+            MiniSandboxError: the tasks cannot be read, or the build fails; the message names the task.
         """
         store = Store.open()
         if name.endswith(".toml"):
@@ -115,20 +115,20 @@ class SandboxSettings(BaseModel):
     def _unknown(self, name: str, store: Store) -> NotFound:
         looked = f"tasks {self.tasks!r} have no such instance_id" if self.tasks else "no tasks are named"
         return NotFound(
-            f"there is no image {name!r} in the store {store.root}",
+            f"no image {name!r} in the store {store.root}",
             reason=f"it was not built here, and {looked}",
-            hint="'minisandbox image build TASKS' builds the images of a task set; with the option 'tasks', or "
-            f"{TASKS_VARIABLE}=TASKS, they are built when they are asked for; 'minisandbox image ls' lists them",
+            hint="'minisandbox image build TASKS' builds the images of a task set; the option 'tasks', or "
+            f"{TASKS_VARIABLE}=TASKS, builds them on demand; 'minisandbox image ls' lists them",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An image, and the task that it was made for.
+    """An image, and its task.
 
     Attributes:
         image: the image.
-        task: the task, where tasks are known.
+        task: the task, if the settings name tasks.
     """
 
     image: Image
@@ -136,7 +136,7 @@ class Found:
 
 
 def _built(task: Task, store: Store, mirrors: Path | None) -> Found:
-    """As the commands do it: every layer that is there is used, and several threads or processes may want the same."""
+    """Build a task's image from existing layers where possible; threads and processes may build the same one."""
     return Found(_build(task.recipe(), store, task.instance_id, mirrors), task)
 
 
@@ -156,17 +156,17 @@ def _tell(event: BuildEvent) -> None:
 
 
 def _task_set(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None, anywhere: bool) -> TaskSet:
-    with _LOADING:  # whoever comes second waits for the first, who may ask the hub
+    with _LOADING:  # the second caller waits for the first, which may use the network
         return _load(tasks, layout, pins, mirrors, anywhere)
 
 
-@functools.lru_cache(maxsize=4)  # each environment is made by itself: nobody else could keep the tasks for the next one
+@functools.lru_cache(maxsize=4)  # environments are created independently, so the tasks are cached here
 def _load(tasks: str, layout: str | None, pins: Path | None, mirrors: Path | None, anywhere: bool) -> TaskSet:
     return TaskSet.load(tasks, form=layout, pins=pins, repo_mirrors=mirrors, allow_local_sources=anywhere)
 
 
 def _match(name: str, known: Iterable[str]) -> str | None:
-    """What a name means: itself, or the instance whose docker image is called so. These are in lower case."""
+    """Return the known name that equals the given one, or whose docker image (in lower case) it names."""
     names = list(known)
     if name in names:
         return name

@@ -1,4 +1,4 @@
-"""A copy of a host directory in a sandbox, and what its changes are compared with."""
+"""Copy a host directory into a sandbox, with a commit to compare changes with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from minisandbox.errors import FileAccessError, InvalidValue
 from minisandbox.sandbox import Sandbox
 
 _SECONDS = 300.0
-# A commit of what was copied, also of what its owner had not committed; the branch and the index stay as they were.
-# The .git of a worktree or submodule is a file that names a directory of the host: of no use here.
+# commits the copy, uncommitted changes included, without touching the branch or the index;
+# the .git of a worktree or submodule is a file that points to a host directory, and useless here
 _BASE = r"""
 set -e
 [ ! -f .git ] || rm .git
@@ -26,22 +26,22 @@ def copy_in(box: Sandbox, directory: Path) -> str:
 
     Args:
         box: the sandbox.
-        directory: what to copy; its ``.git`` comes along.
+        directory: the directory; its ``.git`` is copied too.
 
     Returns:
-        The commit, inside, that :meth:`.Sandbox.patch` can compare with: the directory as it was copied.
+        The commit of the copied state inside the sandbox, for :meth:`.Sandbox.patch`.
 
     Raises:
-        InvalidValue: it is no directory.
-        FileAccessError: it does not fit in.
-        CommandFailed: git refuses it.
+        InvalidValue: the path is not a directory.
+        FileAccessError: the directory does not fit into the sandbox.
+        CommandFailed: git failed.
     """
     if not directory.is_dir():
-        raise InvalidValue(f"workspace {directory}: no directory", hint="give a directory of this machine")
+        raise InvalidValue(f"workspace {directory} is not a directory", hint="give a directory of this machine")
     try:
         box.files.upload(directory, box.image.workdir)
     except FileAccessError as error:
-        error.hint = error.hint or "environments and caches in it count too; environment.limits.disk says how much fits"
+        error.hint = error.hint or "environments and caches count too: remove them, or raise environment.limits.disk"
         raise error.about(str(directory)) from None
     made = box.exec(_BASE, timeout=_SECONDS)
     made.check()

@@ -254,6 +254,7 @@ class Executor:
         times = {"queued": time.monotonic() - job.since, "image": job.image_seconds}
         setup = self._setup if job.draw is None else job.draw.of(self._setup)
         assert job.image is not None
+        image = (job.image.name, job.image.key)
 
         async def take_box() -> AsyncSandbox:
             box = await self._warm.take(job.key, lambda: self._new_box(job))
@@ -262,9 +263,7 @@ class Executor:
 
         while True:
             job.stage = "sandbox"
-            state = RolloutState(
-                job.task, (job.image.name, job.image.key), setup, job.attempt, tries=tries, waited=times
-            )
+            state = RolloutState(job.task, image, setup, job.attempt, tries=tries, waited=times)
             self._under_way.add(state)
             try:
                 await work(state, take_box)

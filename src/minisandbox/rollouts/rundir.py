@@ -89,7 +89,7 @@ def is_run(path: Path) -> bool:
 
 
 class RunReader:
-    """Reads a run, while it goes on or later. Use it in a ``with`` block.
+    """Reads a run, also while it is in progress. Use it in a ``with`` block.
 
     Attributes:
         path: the directory.

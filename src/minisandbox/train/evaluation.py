@@ -22,7 +22,7 @@ class Score:
         step: number of optimiser steps before it.
         reward: the mean reward, which is the resolve rate.
         rollouts: number of rollouts with a reward.
-        failed: number of rollouts with infrastructure errors, even when repeated; not part of the mean.
+        failed: number of rollouts that remained without a reward when repeated; not part of the mean.
         task_error: the standard error of the mean reward, clustered by task, since a task's rollouts are correlated.
             None with one task, and in runs of earlier versions.
     """
@@ -71,7 +71,7 @@ class Evaluator:
         return bool(self._tasks) and all(one.step != step for one in self.scores())
 
     async def evaluate(self, step: int) -> None:
-        """Run the rollouts, repeat those with infrastructure errors, and store the score."""
+        """Run the rollouts, repeat those without a reward, and store the score."""
         attempts = self._options.attempts
         wanted = [self._gatherer.wanted(task, attempt) for task in self._tasks for attempt in range(attempts)]
         results = await self._gatherer.do(wanted)
@@ -85,7 +85,7 @@ class Evaluator:
         reward = sum(one for _, one in known) / len(known)
         score = Score(step, reward, len(known), len(results) - len(known), clustered_error(known))
         self._run.append(asdict(score), file=_FILE)
-        lost = f"; {score.failed} failed on our side" if score.failed else ""
+        lost = f"; {score.failed} have no reward" if score.failed else ""
         self._tell(f"step {step}: {score.reward:.1%} of {score.rollouts} held-out rollouts resolved{lost}")
 
 

@@ -216,7 +216,7 @@ class Loop:
     def leave_out(self, error: TokenMismatch) -> None:
         """Count and report a row that is left out; raise the error if no more rows may be."""
         self.rounding.take(error)
-        self.tell(f"left out, for rounding: {error}")
+        self.tell(f"left out because of rounding: {error}")
 
     def evaluate(self, number: int) -> None:
         """Evaluate on held-out tasks, unless this step was evaluated already."""

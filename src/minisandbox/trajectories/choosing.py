@@ -277,7 +277,7 @@ def drawn(
             return
     raise RunError(
         "the examples changed while they were balanced",
-        reason="the run is still going on, or another program wrote the file meanwhile",
+        reason="the run is still in progress, or another program wrote the file meanwhile",
         hint="collect the run into a file first, and balance that file",
     )
 

@@ -108,7 +108,7 @@ def _encoded(text: str, place: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise TrajectoryError(f"{place} has unpaired surrogates that stand for no byte") from None
+        raise TrajectoryError(f"{place} has unpaired surrogates, which encode no byte") from None
 
 
 def _decode_union(choices: tuple[object, ...], value: object, place: str) -> object:

@@ -65,9 +65,7 @@ def messages_of(value: object, place: str) -> tuple[Message, ...]:
             raise TrajectoryError(f"{place}: its messages are not JSON", reason=str(error)) from None
     if not isinstance(value, list) or not value:
         raise TrajectoryError(
-            f"{place} has no messages",
-            reason="it is not a row of conversations",
-            hint='the column "messages" must hold a list',
+            f"{place} has no messages", reason="it is not a conversation", hint='the column "messages" must be a list'
         )
     found = []
     for number, one in enumerate(value):

@@ -255,7 +255,7 @@ def test_what_no_step_can_go_on_from_ends_it_with_the_reason(
         generate(config, {"calc__smith-1": [{"fault": "empty_answer"}]}, image_of, tasks=1)
     monkeypatch.setattr(generator, "_DRAIN", 0.5)
     config.minisandbox |= {"step_deadline": 2.0}
-    with pytest.raises(TrainingError, match="none has ended in time"):
+    with pytest.raises(TrainingError, match="no rollout ended in time"):
         generate(config, {"calc__smith-1": [{"fault": "timeout"}]}, image_of, tasks=1)
     places = sorted(Path(config.minisandbox["out"], "train").iterdir())
     assert [place.name for place in places] == ["step-1", "step-1.1", "step-1.2"]  # a step that is done again

@@ -1,14 +1,14 @@
-"""SkyRL: its trainer, its engines, its clusters; our tasks, sandboxes, agents and gradings.
+"""SkyRL's trainer, engines and clusters with our tasks, sandboxes, agents and grading.
 
-``trainer.override_entrypoint=minisandbox.integrations.skyrl`` is all that SkyRL has to be told. Nothing of it is
-imported before that.
+SkyRL only needs ``trainer.override_entrypoint=minisandbox.integrations.skyrl``. Nothing of SkyRL is imported before
+that takes effect.
 """
 
 from minisandbox.errors import MissingExtra
 
 
 def main() -> None:
-    """Train, as the command line of SkyRL's own entry point says.
+    """Train with the command line of SkyRL's own entry point.
 
     Raises:
         MissingExtra: SkyRL is not installed.
@@ -18,8 +18,8 @@ def main() -> None:
     except ImportError as error:
         raise MissingExtra(
             f"minisandbox.integrations.skyrl: {error}",
-            reason="SkyRL is not installed in this environment, or is another version than 0.4",
-            hint="pip install 'skyrl[fsdp]==0.4.0', with Python 3.12: docs/how-to/train-on-a-cluster.md",
+            reason="SkyRL is not installed in this environment, or its version is not 0.4",
+            hint="pip install 'skyrl[fsdp]==0.4.0' on Python 3.12; see docs/how-to/train-on-a-cluster.md",
         ) from error
 
     run()

@@ -1,4 +1,4 @@
-"""``python -m minisandbox.integrations.skyrl``."""
+"""Run ``python -m minisandbox.integrations.skyrl``."""
 
 from minisandbox.integrations.skyrl import main
 

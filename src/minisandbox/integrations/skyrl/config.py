@@ -1,4 +1,4 @@
-"""The section ``minisandbox`` of a SkyRL configuration, and the configurations that come with the package."""
+"""The section ``minisandbox`` of a SkyRL configuration, and the packaged configurations."""
 
 from __future__ import annotations
 
@@ -16,36 +16,35 @@ from minisandbox.train.options import option, positive, reward_or_none
 SECTION = "minisandbox"
 """The section's name."""
 _FILE = f"{SECTION}.config"
-"""The key that names a file of keys and values; those of the command line come after it."""
+"""The key that names a file of options; the command line overrides it."""
 _ENTRY = "trainer.override_entrypoint"
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
-    """How rollouts are done. How answers are drawn is SkyRL's own ``generator.sampling_params``."""
+    """Options of rollouts. Sampling is set by SkyRL's own ``generator.sampling_params``."""
 
-    out: str = option("runs/skyrl", help="the directory for the whole configuration, and for a run directory of each "
-                      "step's rollouts")  # fmt: skip
+    out: str = option("runs/skyrl", help="directory for the whole configuration, and for one run directory per step")
     agent: str = option("bash", help="the agent, by name or as package.module:Class")
-    action_format: str = option("text", help="how the bash agent's model says its actions", choices=tuple(FORMATS))
-    prompt: str | None = option(None, help="the bash agent's: a file, or a directory of prompts")
-    steps: int = option(150, help="answers of the model at most")
-    context: int | None = option(None, help="tokens of a prompt and its answer at most; the engine's bound without")
-    seconds: float = option(300.0, help="seconds of the agent's loop; what it has done until then is graded")
-    deadline: float = option(900.0, help="seconds after which an agent is cut off, whatever it waits for; it is graded")
-    step_deadline: float = option(7200.0, help="seconds of all rollouts of a step; what has not ended a minute later "
+    action_format: str = option("text", help="the bash agent's action format", choices=tuple(FORMATS))
+    prompt: str | None = option(None, help="a file or directory with the bash agent's prompts")
+    steps: int = option(150, help="most answers of the model")
+    context: int | None = option(None, help="most tokens of a prompt with its answer; null: the engine's own limit")
+    seconds: float = option(300.0, help="seconds of the agent's loop; its changes so far are graded")
+    deadline: float = option(900.0, help="seconds after which an agent is stopped, whatever it waits for, and graded")
+    step_deadline: float = option(7200.0, help="seconds for all rollouts of a step; one that ends over a minute later "
                                   "has no reward")  # fmt: skip
     unconfirmed_reward: float | None = option(None, help="reward of a submission whose pass could not be confirmed; "
-                                              "null: it has none, and is left out")  # fmt: skip
-    tries: int = option(3, help="tries of a rollout that fails on our side")
-    workers: int = option(128, help="sandboxes with an agent at once; with a cluster, what its nodes offer counts")
-    cluster: str | None = option(None, help="auto: rollouts are done by all nodes of SkyRL's Ray cluster that offer "
-                                 "sandboxes; without, by the node of its training loop")  # fmt: skip
-    builds: int = option(0, help="images that are built at once; 0: one for each CPU")
-    starts: int = option(0, help="sandboxes that are made at once; 0: two for each CPU")
-    gradings: int = option(0, help="submissions that are graded at once; 0: one for each CPU")
-    model_timeout: float = option(600.0, help="seconds that one answer of the engines may take")
-    repo_mirrors: str | None = option(None, help="a directory of git repositories to take commits from first")
+                                              "null: no reward, and the rollout is left out")  # fmt: skip
+    tries: int = option(3, help="most tries of a rollout, repeated after infrastructure errors")
+    workers: int = option(128, help="concurrent agents, each in a sandbox; with a cluster, its nodes' offers count")
+    cluster: str | None = option(None, help="auto: all nodes of SkyRL's Ray cluster that offer sandboxes run rollouts; "
+                                 "null: the node of the training loop does")  # fmt: skip
+    builds: int = option(0, help="concurrent image builds; 0: one per CPU")
+    starts: int = option(0, help="concurrent creations of sandboxes; 0: two per CPU")
+    gradings: int = option(0, help="concurrent gradings; 0: one per CPU")
+    model_timeout: float = option(600.0, help="seconds per answer of the engines")
+    repo_mirrors: str | None = option(None, help="directory of git repositories to take commits from first")
 
     def __post_init__(self) -> None:
         positive(
@@ -54,24 +53,24 @@ class SandboxOptions:
         )  # fmt: skip
         reward_or_none("unconfirmed_reward", self.unconfirmed_reward)
         if min(self.builds, self.starts, self.gradings) < 0:
-            raise InvalidValue("builds, starts and gradings are numbers", hint="give 0 or more")
+            raise InvalidValue("builds, starts or gradings is negative", hint="give 0 or more")
 
 
 def packaged() -> tuple[str, ...]:
-    """Return the names of the configurations that come with the package."""
+    """Return the names of the packaged configurations."""
     names = (one.name for one in (resources.files(__package__) / "configs").iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
 def read_words(words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """Divide a command line: what a file says that it names, by keys with dots, and the words that come after that.
+    """Split a command line into the options of the file that it names, by dotted key, and the remaining words.
 
     Args:
-        words: of SkyRL's command line.
+        words: words of SkyRL's command line.
 
     Raises:
         NotFound: there is no such file.
-        InvalidValue: it is no YAML, or no table.
+        InvalidValue: the file is not YAML, or not a mapping.
     """
     found: dict[str, object] = {}
     rest = []
@@ -79,7 +78,7 @@ def read_words(words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
         key, _, value = word.partition("=")
         if key == _FILE:
             found |= dict(_flat(_table(value)))
-        elif key != _ENTRY:  # SkyRL's own: it is why we are asked
+        elif key != _ENTRY:  # SkyRL's own option that selects this module
             rest.append(word)
     return found, rest
 
@@ -87,14 +86,14 @@ def read_words(words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
 def _table(name: str) -> Mapping[str, object]:
     path = Path(name)
     if not path.is_file() and name not in packaged():
-        raise NotFound(f"{name}: no such file", hint=f"a YAML file, or one of the package: {', '.join(packaged())}")
+        raise NotFound(f"{name}: no such file", hint=f"give a YAML file, or a packaged one: {', '.join(packaged())}")
     file = path if path.is_file() else resources.files(__package__) / "configs" / f"{name}.yaml"
     try:
         table = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise InvalidValue(f"{name} is no YAML", reason=str(error)) from error
+        raise InvalidValue(f"{name} is not valid YAML", reason=str(error)) from error
     if not isinstance(table, dict):
-        raise InvalidValue(f"{name} is no table", reason="a configuration is keys with values")
+        raise InvalidValue(f"{name} is not a mapping", reason="a configuration maps keys to values")
     return table
 
 

@@ -1,4 +1,4 @@
-"""The program that SkyRL's entry point calls in its place."""
+"""The program that replaces SkyRL's entry point."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from minisandbox.train.options import from_mapping
 
 @dataclass(slots=True)
 class SandboxTrainConfig(SkyRLTrainConfig):
-    """SkyRL's configuration, with our section; its keys are :class:`.SandboxOptions`'s."""
+    """SkyRL's configuration with our section, whose keys are those of :class:`.SandboxOptions`."""
 
     minisandbox: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006 - as above
 
 
 class SandboxExperiment(BasePPOExp):
-    """An experiment whose rollouts are done in sandboxes."""
+    """An experiment with rollouts in sandboxes."""
 
     def get_train_dataset(self) -> PromptDataset:
-        """Return the tasks to train on.
+        """Return the training tasks.
 
         Raises:
-            InvalidValue: one of them is there twice.
+            InvalidValue: a task is listed twice.
         """
         return _each_once(super().get_train_dataset())
 
     def get_eval_dataset(self) -> PromptDataset | None:
-        """Return the tasks to evaluate on, or None.
+        """Return the evaluation tasks, or None.
 
         Raises:
-            InvalidValue: one of them is there twice.
+            InvalidValue: a task is listed twice.
         """
         found = super().get_eval_dataset()
         return None if found is None else _each_once(found)
@@ -59,7 +59,7 @@ class SandboxExperiment(BasePPOExp):
         tokenizer: PreTrainedTokenizerBase,
         inference_engine_client: InferenceEngineInterface,
     ) -> SandboxGenerator:
-        """Return what does the rollouts."""
+        """Return the generator that runs the rollouts."""
         return SandboxGenerator(cfg, inference_engine_client, pad=int(tokenizer.eos_token_id))
 
 
@@ -69,8 +69,8 @@ def _each_once(dataset: PromptDataset) -> PromptDataset:
     if twice:
         raise InvalidValue(
             f"{twice[0]} is {ids[twice[0]]} times in the data",
-            reason="the rollouts of a task in a step are one group",
-            hint="each task once: minisandbox tasks export",
+            reason="a task's rollouts in a step form one group",
+            hint="list each task once, as minisandbox tasks export does",
         )
     return dataset
 
@@ -80,15 +80,15 @@ def _id(row: Mapping[str, object]) -> str:
 
 
 def read_config(words: Sequence[str]) -> SandboxTrainConfig:
-    """Return the configuration of a command line.
+    """Read the configuration from a command line.
 
     Args:
-        words: as SkyRL takes them, ``key=value``; ``minisandbox.config`` names a file whose keys they come after.
+        words: SkyRL's ``key=value`` words, which override the file named by ``minisandbox.config``.
 
     Raises:
         NotFound: there is no such file.
-        InvalidValue: our section has a key that is unknown, or a value that cannot be used.
-        ValueError: SkyRL refuses a key or value of its own.
+            InvalidValue: our section has an unknown key or an invalid value.
+            ValueError: SkyRL rejects one of its own keys or values.
     """
     table, rest = read_words(words)
     found = SandboxTrainConfig.from_cli_overrides([*overrides_dict_to_dotlist(table), *rest])
@@ -99,12 +99,12 @@ def read_config(words: Sequence[str]) -> SandboxTrainConfig:
 
 @ray.remote(num_cpus=1)
 def train(cfg: SandboxTrainConfig) -> None:
-    """Train; Ray says on which node."""
+    """Train on the node that Ray chooses."""
     SandboxExperiment(cfg).run()
 
 
 def main() -> None:
-    """Train, as the command line says."""
+    """Train with the configuration of the command line."""
     cfg = read_config(sys.argv[1:])
     validate_cfg(cfg)
     out = Path(from_mapping(SandboxOptions, cfg.minisandbox, place=SECTION).out)

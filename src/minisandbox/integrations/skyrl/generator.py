@@ -1,4 +1,4 @@
-"""SkyRL's generator: a step's prompts are tasks, and its rollouts a batch of ours."""
+"""SkyRL's generator: a step's prompts are tasks, and its rollouts are one batch."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from minisandbox.tasks import Task, task_from_row
 from minisandbox.train.options import from_mapping
 
 _KNOWN = frozenset({"temperature", "top_p", "top_k", "max_tokens", "stop", "logprobs", "min_p"})
-"""What SkyRL says of sampling that we say ourselves."""
+"""SkyRL's sampling parameters that :class:`.Sampling` covers."""
 _DRAIN = 60.0
 _PAUSE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What SkyRL asks for: tasks, and how often each."""
+class _Request:
+    """SkyRL's request: tasks, and rollouts per task."""
 
     tasks: tuple[Task, ...]
     attempts: int
     names: tuple[Any, ...]  # SkyRL's, task by task
 
     @classmethod
-    def of(cls, batch: GeneratorInput) -> _Asked:
-        """Read a step's prompts; those of a group stand together.
+    def of(cls, batch: GeneratorInput) -> _Request:
+        """Read a step's prompts, which list each group's rollouts together.
 
         Raises:
-            InvalidValue: they are no tasks, or no groups of one size.
+            InvalidValue: the prompts are not tasks, or not groups of one size.
         """
         names, rows = batch["trajectory_ids"], batch["env_extras"]
         if not names or not rows:
-            raise InvalidValue("a step without trajectory_ids or without tasks", hint="minisandbox tasks export")
+            raise InvalidValue("a step lacks trajectory_ids or tasks", hint="make data with minisandbox tasks export")
         tasks: dict[str, Task] = {}
         for name, row in zip(names, rows, strict=True):
             if name.instance_id not in tasks:
@@ -57,33 +57,33 @@ class _Asked:
         attempts, left = divmod(len(names), len(tasks))
         expected = [prompt for prompt in tasks for _ in range(attempts)]
         if left or [name.instance_id for name in names] != expected:
-            raise InvalidValue("a step's prompts are no groups of one size", reason="SkyRL repeats each one as often")
+            raise InvalidValue("a step's prompts are not groups of one size", reason="SkyRL repeats each one as often")
         if len({task.instance_id for task in tasks.values()}) < len(tasks):
             raise InvalidValue(
-                "a step has the same task twice", hint="each task once in the data: minisandbox tasks export"
+                "a step has the same task twice", hint="list each task once, as minisandbox tasks export does"
             )
         return cls(tuple(tasks.values()), attempts, tuple(names))
 
 
 class SandboxGenerator(GeneratorInterface):
-    """Does a step's rollouts in sandboxes, with SkyRL's engines, and grades them.
+    """Runs and grades a step's rollouts in sandboxes, with SkyRL's engines.
 
     Args:
         cfg: SkyRL's whole configuration, with our section.
         client: SkyRL's client of its engines.
-        pad: a token of the policy's tokenizer, for rows that carry no loss.
-        image_of: returns a task's image; it is built in the store if None.
+        pad: a token of the policy's tokenizer, for rows without loss.
+        image_of: returns a task's image; None builds it in the store.
 
     Raises:
-        InvalidValue: the section cannot be used, or rollouts are not to be rows.
+        InvalidValue: our section is invalid, or ``generator.step_wise_trajectories`` is off.
     """
 
     def __init__(self, cfg: Any, client: Any, *, pad: int, image_of: ImageOf | None = None) -> None:
         if not cfg.generator.step_wise_trajectories:
             raise InvalidValue(
                 "generator.step_wise_trajectories is false",
-                reason="a rollout is a row for each end of its history, which may be several",
-                hint="generator.step_wise_trajectories=true",
+                reason="a rollout whose history forks has several rows",
+                hint="set generator.step_wise_trajectories=true",
             )
         self._options = from_mapping(SandboxOptions, cfg.minisandbox, place=SECTION)
         self._cfg, self._client, self._pad = cfg, client, pad
@@ -103,33 +103,33 @@ class SandboxGenerator(GeneratorInterface):
         self._agent = open_agent(self._options.agent, options if self._options.agent == "bash" else None)
 
     async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:  # noqa: ARG002 - SkyRL's
-        """Do a step's rollouts.
+        """Run a step's rollouts.
 
         Args:
-            input_batch: the prompts, each as often as its group has rollouts.
-            disable_tqdm: SkyRL's; nothing is shown either way.
+            input_batch: the prompts, one per rollout of each group.
+            disable_tqdm: ignored; there is no progress bar.
 
         Raises:
-            InvalidValue: a prompt is no task.
-            TrainingError: not one rollout has a reward: going on would train on nothing.
-            MiniSandboxError: the run directory cannot be written, or the engines refuse what they are asked.
+            InvalidValue: a prompt is not a task.
+            TrainingError: no rollout has a reward, so there is nothing to train on.
+            MiniSandboxError: the run directory cannot be written, or the engines refuse a request.
         """
-        asked = await asyncio.to_thread(_Asked.of, input_batch)
+        request = await asyncio.to_thread(_Request.of, input_batch)
         place = await asyncio.to_thread(self._place, input_batch["batch_metadata"])
-        await self._run(asked, place, sampling_of(input_batch["sampling_params"] or {}))
-        ended = await asyncio.to_thread(_ended, asked, place, self._options.unconfirmed_reward)
+        await self._run(request, place, sampling_of(input_batch["sampling_params"] or {}))
+        ended = await asyncio.to_thread(_ended, request, place, self._options.unconfirmed_reward)
         if all(one.reward is None for one in ended):
             raise TrainingError(
                 f"{place}: none of {len(ended)} rollouts has a reward",
                 reason=_first_failure(ended),
-                hint="see to that; the same command goes on from the last checkpoint",
+                hint="fix the cause and repeat the command: it resumes from the last checkpoint",
             )
         output = output_of(ended, pad=self._pad, drop_truncated=self._cfg.generator.apply_overlong_filtering)
         output["rollout_metrics"] = _metrics(ended, output)
         return GeneratorOutput(**output)
 
     def _crew(self, setup: Setup) -> Crew | None:
-        """The nodes that do the rollouts; None for this one. Each opens a client of the engines of its own."""
+        """Return the cluster's nodes, each with its own client of the engines; None to run on this node."""
         options = self._options
         if options.cluster is None:
             return None
@@ -138,20 +138,20 @@ class SandboxGenerator(GeneratorInterface):
         return cluster.crew(setup, _budgets(options), tries=options.tries, pause=_PAUSE)
 
     def _place(self, metadata: Any) -> Path:
-        """The run directory of a step. One that is there already is of a run that was cut off: of other weights."""
+        """Return a new run directory for a step; an existing one is from an interrupted run with other weights."""
         phase, step = ("train", 0) if metadata is None else (metadata.training_phase, metadata.global_step or 0)
         base = Path(self._options.out, phase)
         base.mkdir(parents=True, exist_ok=True)
         names = (f"step-{step}" + (f".{number}" if number else "") for number in count())
         return next(base / name for name in names if not (base / name).exists())
 
-    async def _run(self, asked: _Asked, place: Path, sampling: Sampling) -> None:
+    async def _run(self, request: _Request, place: Path, sampling: Sampling) -> None:
         options = self._options
         model = open_model(self._model)
         endings: list[asyncio.Future[None]] = []
 
         def ended(progress: Progress) -> None:
-            one = progress.latest  # routers keep an engine for whoever has not said goodbye
+            one = progress.latest  # routers reserve an engine until the session is finished
             endings.append(asyncio.ensure_future(self._client.finish_session(f"{one.instance_id}__{one.attempt}")))
 
         setup = Setup(
@@ -163,7 +163,7 @@ class SandboxGenerator(GeneratorInterface):
             configuration={"agent": options.agent, "action_format": options.action_format},
         )
         batch = Batch(
-            asked.tasks, setup, place, image_of=self._image_of, attempts=asked.attempts, budgets=_budgets(options),
+            request.tasks, setup, place, image_of=self._image_of, attempts=request.attempts, budgets=_budgets(options),
             tries=options.tries, drain=_DRAIN, progress=ended, crew=self._crew(setup),
         )  # fmt: skip
         late = asyncio.get_running_loop().call_later(options.step_deadline, batch.drain)
@@ -176,10 +176,10 @@ class SandboxGenerator(GeneratorInterface):
 
 
 def sampling_of(params: Mapping[str, object]) -> Sampling:
-    """Return how answers are drawn, as SkyRL tells it to vLLM.
+    """Convert SkyRL's sampling parameters for vLLM to ours.
 
     Args:
-        params: vLLM's sampling parameters. What is not ours to say is sent to the engine as it is.
+        params: vLLM's sampling parameters. Those that we have no field for are sent to the engine unchanged.
     """
     given: dict[str, Any] = dict(params)
     passed = {"min_p": given["min_p"]} if given.get("min_p") else {}
@@ -201,7 +201,7 @@ def _budgets(options: SandboxOptions) -> Budgets:
 
 
 def _builder(mirrors: str | None) -> ImageOf:
-    """What makes images in the store: every layer that is there is used."""
+    """Return a function that builds images in the store, reusing existing layers."""
     store = Store.open()
 
     def image_of(task: Task) -> Image:
@@ -214,22 +214,22 @@ def _builder(mirrors: str | None) -> ImageOf:
     return image_of
 
 
-def _ended(asked: _Asked, place: Path, unconfirmed: float | None) -> list[Ended]:
-    keys = [(task.instance_id, attempt) for task in asked.tasks for attempt in range(asked.attempts)]
+def _ended(request: _Request, place: Path, unconfirmed: float | None) -> list[Ended]:
+    keys = [(task.instance_id, attempt) for task in request.tasks for attempt in range(request.attempts)]
     with RunReader(place) as run:
-        return [Ended(name, run.trajectory(*key), unconfirmed) for name, key in zip(asked.names, keys, strict=True)]
+        return [Ended(name, run.trajectory(*key), unconfirmed) for name, key in zip(request.names, keys, strict=True)]
 
 
 def _first_failure(ended: Sequence[Ended]) -> str:
     known = [one.trajectory for one in ended if one.trajectory is not None and one.trajectory.failure is not None]
     if not known or known[0].failure is None:
-        return "none has ended in time, or has a verdict"
+        return "no rollout ended in time, or none has a verdict"
     failure = known[0].failure
     return f"{known[0].instance_id}__{known[0].attempt}: {failure.phase}: {failure.kind}: {failure.detail}"
 
 
 def _metrics(ended: Sequence[Ended], output: Mapping[str, Any]) -> dict[str, Any]:
-    """SkyRL's own of the rows that carry loss, and ours."""
+    """Return SkyRL's metrics of the rows with loss, and ours."""
     kept = [number for number, mask in enumerate(output["loss_masks"]) if any(mask)]
     names = ("response_ids", "rewards", "loss_masks")
     responses, rewards, masks = ([output[name][number] for number in kept] for name in names)

@@ -1,9 +1,9 @@
-"""What SkyRL gets of a step's rollouts: rows of exact tokens, in the order of its prompts.
+"""SkyRL's output of a step's rollouts: rows of exact tokens, in the order of its prompts.
 
-A rollout is as many rows as its history has ends: one, unless its agent forks or summarises (:class:`.TokenGraph`).
-Over all of them each sampled token carries loss once. SkyRL calls such rows steps; what it takes for a group's baseline
-is the last row of each rollout. A rollout that we failed at carries no loss, and stands in its group with the others'
-mean, so that the baseline is theirs alone.
+A rollout has one row per end of its history: one, unless its agent forks or summarises (:class:`.TokenGraph`). Over
+all rows each sampled token carries loss once. SkyRL calls such rows steps, and computes a group's baseline from each
+rollout's last row. A rollout with an infrastructure error carries no loss, and gets the mean reward of its group's
+others, so that the baseline depends on them alone.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Name(Protocol):
 
     @property
     def instance_id(self) -> str:
-        """The prompt: a group's rollouts have the same."""
+        """The prompt, which is the same for all rollouts of a group."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rollout that was asked for.
+    """A requested rollout.
 
     Attributes:
-        name: as SkyRL calls it.
-        trajectory: its record; None where it did not end in time.
-        unconfirmed: the reward of a pass that could not be confirmed; None: it has none.
+        name: its name in SkyRL.
+        trajectory: its record; None if it did not end in time.
+        unconfirmed: the reward of an unconfirmed pass; None for no reward.
     """
 
     name: Name
@@ -44,24 +44,24 @@ class Ended:
 
     @property
     def reward(self) -> float | None:
-        """None where we failed or the pass is unconfirmed."""
+        """The reward; None after an infrastructure error or unconfirmed pass."""
         return None if self.trajectory is None else self.trajectory.reward_or(self.unconfirmed)
 
     @property
     def is_unconfirmed(self) -> bool:
-        """Whether it passed, and that could not be confirmed."""
+        """Whether it passed without confirmation."""
         return self.trajectory is not None and self.trajectory.unconfirmed
 
     @property
     def rows(self) -> tuple[TokenRow, ...]:
-        """The rows that carry loss; none where there is no reward."""
+        """The rows that carry loss; none without a reward."""
         if self.trajectory is None or self.reward is None:
             return ()
         return tuple(row for row in self.trajectory.rows if any(row.mask))
 
     @property
     def truncated(self) -> bool:
-        """Whether the last answer was cut off, or there was no room for another."""
+        """Whether the last answer was cut off, or the context had no space for another."""
         one = self.trajectory
         return one is not None and (
             EXIT_CONTEXT in one.exit_status or bool(one.turns and one.turns[-1].finish_reason == "length")
@@ -69,7 +69,7 @@ class Ended:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return 0.0 if self.trajectory is None else self.trajectory.timings.total
 
 
@@ -88,7 +88,7 @@ class _Columns:
         self.lasts: list[bool] = []
 
     def add(self, one: Ended, reward: float, pad: int) -> None:
-        """Take a rollout; one without rows becomes a row without loss."""
+        """Add a rollout; one without rows becomes a row without loss."""
         stop = "length" if one.truncated else "stop"
         rows = [_parts(row) for row in one.rows] or [([pad], [pad], [0], [0.0])]
         for number, (prompt, response, mask, logprobs) in enumerate(rows, 1):
@@ -96,7 +96,7 @@ class _Columns:
             self.responses.append(response)
             self.masks.append(mask)
             self.logprobs.append(logprobs)
-            # SkyRL's baseline reads a rollout's last row; its filters of groups that say nothing read them all
+            # SkyRL's baseline reads a rollout's last row; its filters of groups without signal read all rows
             self.rewards.append(reward)
             self.stops.append(stop if one.rows else "error")
             self.names.append(one.name)
@@ -105,12 +105,12 @@ class _Columns:
 
 
 def output_of(ended: Sequence[Ended], *, pad: int, drop_truncated: bool = False) -> dict[str, object]:
-    """Return a ``GeneratorOutput``, without what all rows together say; that is :func:`metrics_of`.
+    """Return a ``GeneratorOutput`` without metrics over all rows, which are in :func:`metrics_of`.
 
     Args:
-        ended: the rollouts, those of a group together.
-        pad: a token for rows without any.
-        drop_truncated: whether what was cut off carries no loss (``generator.apply_overlong_filtering``).
+        ended: the rollouts, grouped by prompt.
+        pad: a token for rollouts without rows.
+        drop_truncated: whether truncated rollouts carry no loss (``generator.apply_overlong_filtering``).
     """
     groups: dict[str, list[float]] = defaultdict(list)
     for one in ended:
@@ -143,7 +143,7 @@ def output_of(ended: Sequence[Ended], *, pad: int, drop_truncated: bool = False)
 
 
 def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
-    """Return what a step's log has of its rollouts. SkyRL adds up over batches what is not called ``mean``.
+    """Return a step's metrics for the log. Over batches SkyRL sums those whose name has no ``mean``.
 
     Args:
         ended: the rollouts.
@@ -170,6 +170,6 @@ def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
 
 
 def _parts(row: TokenRow) -> tuple[list[int], list[int], list[int], list[float]]:
-    """A row as SkyRL has it: a prompt, and all from the first token with loss on."""
-    start = max(1, row.prompt_length)  # nothing predicts a first token
+    """Return a row in SkyRL's form: a prompt, and everything from the first token with loss on."""
+    start = max(1, row.prompt_length)  # no earlier token predicts the first one
     return row.ids[:start].tolist(), row.ids[start:].tolist(), list(row.mask[start:]), row.logprobs[start:].tolist()

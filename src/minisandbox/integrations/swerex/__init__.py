@@ -1,11 +1,11 @@
-"""SWE-ReX over sandboxes: a deployment, its runtime, and the configuration that names them. No server runs inside."""
+"""SWE-ReX on sandboxes: a deployment, its runtime, and their configuration. No server runs inside."""
 
 from __future__ import annotations
 
 from minisandbox.errors import MissingExtra
 
 try:
-    import swerex.runtime.abstract  # noqa: F401 - to say what is missing before the modules below cannot
+    import swerex.runtime.abstract  # noqa: F401 - report a missing package before the modules below fail
 except ImportError as error:
     raise MissingExtra(
         f"minisandbox.integrations.swerex: {error}",

@@ -1,4 +1,4 @@
-"""SWE-ReX's deployment, and its configuration."""
+"""SWE-ReX's deployment and its configuration."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SECONDS = 60.0
 
 
 class MiniSandboxDeploymentConfig(SandboxSettings):
-    """What stands under ``deployment:``; SWE-agent puts the image of an instance into ``image``.
+    """The section ``deployment:``; SWE-agent puts an instance's image into ``image``.
 
     Attributes:
-        image: as of :class:`.SandboxSettings`.
-        env: variables for every command.
-        type: tells it from the others; do not change.
+        image: as for :class:`.SandboxSettings`.
+        env: environment variables of all commands.
+        type: the discriminator among deployments; do not change it.
     """
 
     image: str = HOST
@@ -40,15 +40,15 @@ class MiniSandboxDeploymentConfig(SandboxSettings):
     type: Literal["minisandbox"] = "minisandbox"
 
     def get_deployment(self) -> MiniSandboxDeployment:
-        """Return a deployment that is not started."""
+        """Return a deployment that has not started."""
         return MiniSandboxDeployment.from_config(self)
 
 
 class MiniSandboxDeployment(AbstractDeployment):
-    """A sandbox as SWE-ReX deploys it. It ends with :meth:`stop`, with this object, or with the process.
+    """A sandbox as a SWE-ReX deployment. It ends with :meth:`stop`, with this object, or with the process.
 
     Args:
-        logger: where to tell; SWE-ReX's own if None.
+        logger: the logger; SWE-ReX's own if None.
         settings: the keys of :class:`MiniSandboxDeploymentConfig`.
     """
 
@@ -60,24 +60,24 @@ class MiniSandboxDeployment(AbstractDeployment):
 
     @classmethod
     def from_config(cls, config: MiniSandboxDeploymentConfig) -> Self:
-        """Make one of its configuration."""
+        """Make a deployment from its configuration."""
         return cls(**config.model_dump())
 
     def add_hook(self, hook: DeploymentHook) -> None:
-        """Let somebody be told what goes on."""
+        """Add a hook that is called at each step of the start."""
         self._hooks.add_hook(hook)
 
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:
-        """Whether it is started and its sandbox runs."""
+        """Return whether the deployment has started and its sandbox runs."""
         if self._runtime is None:
             return IsAliveResponse(is_alive=False, message="not started")
         return await self._runtime.is_alive(timeout=timeout)
 
     async def start(self) -> None:
-        """Find the image, build it if it is a task's and not there, and make a sandbox; again after :meth:`stop`.
+        """Build the image if it is a task's and missing, and create a sandbox; works again after :meth:`stop`.
 
         Raises:
-            DeploymentStartupError: there is no such image, it cannot be built, or the sandbox cannot be made.
+            DeploymentStartupError: there is no such image, the build fails, or the sandbox cannot be created.
         """
         await self.stop()
         try:
@@ -86,7 +86,7 @@ class MiniSandboxDeployment(AbstractDeployment):
             self._hooks.on_custom_step("Making sandbox")
             box = await self._make(found)
             self._runtime = MiniSandboxRuntime(box, logger=self.logger)
-            await _know_base_commit(box, found)
+            await _alias_base_commit(box, found)
         except MiniSandboxError as error:
             await self.stop()
             raise DeploymentStartupError(str(error)) from error
@@ -102,7 +102,7 @@ class MiniSandboxDeployment(AbstractDeployment):
         )
 
     async def stop(self) -> None:
-        """End the sessions and the sandbox; calling it again does nothing."""
+        """End the sessions and the sandbox; further calls do nothing."""
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
             try:
@@ -111,34 +111,34 @@ class MiniSandboxDeployment(AbstractDeployment):
                 await runtime.sandbox.stop()
 
     def __del__(self) -> None:
-        """Stop it. What it overrides does so only where a loop was left open, and says nothing where not."""
-        if getattr(self, "_runtime", None) is None:  # absent where the settings were refused
+        """Stop the sandbox. The base class does so only in an open event loop, and ignores other cases."""
+        if getattr(self, "_runtime", None) is None:  # missing if the settings were invalid
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            with contextlib.suppress(RuntimeError):  # Python ends, and starts no threads any more: so do sandboxes
+            with contextlib.suppress(RuntimeError):  # Python exits and starts no more threads; sandboxes end with it
                 asyncio.run(self.stop())
         else:
-            self._stopping = loop.create_task(self.stop())  # a loop keeps no hold of its tasks
+            self._stopping = loop.create_task(self.stop())  # event loops keep only weak references to tasks
 
     @property
     def runtime(self) -> MiniSandboxRuntime:
         """The runtime.
 
         Raises:
-            DeploymentNotStartedError: it was not started.
+            DeploymentNotStartedError: the deployment has not started.
         """
         if self._runtime is None:
             raise DeploymentNotStartedError
         return self._runtime
 
 
-async def _know_base_commit(box: AsyncSandbox, found: Found) -> None:
-    """Let git know the one commit inside by the name that the data set has for it.
+async def _alias_base_commit(box: AsyncSandbox, found: Found) -> None:
+    """Make the sandbox's only commit available under the data set's ``base_commit``.
 
-    SWE-agent checks out an instance's ``base_commit``. That commit is not there, since the history is not, but its
-    files are: git-replace(1) shows ours in its place.
+    SWE-agent checks out ``base_commit``, which the image does not contain, since it has the files but not the history.
+    git-replace(1) substitutes our commit.
     """
     base = "" if found.task is None else found.task.base_commit
     if _COMMIT.fullmatch(base) and base != found.image.commit:
@@ -147,9 +147,9 @@ async def _know_base_commit(box: AsyncSandbox, found: Found) -> None:
 
 
 def register() -> None:
-    """Let ``type: minisandbox`` be a deployment in configurations of programs that are imported from now on.
+    """Register ``type: minisandbox`` as a deployment for all programs imported later.
 
-    SWE-ReX has a closed union of configurations and no entry points; programs take it into their own classes when they
+    SWE-ReX has a closed union of configurations and no entry points; programs copy it into their own classes when they
     are imported.
 
     Raises:
@@ -160,7 +160,7 @@ def register() -> None:
         return
     if "sweagent" in sys.modules:
         raise InvalidValue(
-            "register() came after 'import sweagent', which has taken the list of deployments over already",
-            hint="call it first, or use 'minisandbox sweagent -- ...'",
+            "register() was called after 'import sweagent', which has already copied the list of deployments",
+            hint="call it before the import, or use 'minisandbox sweagent -- ...'",
         )
     known.DeploymentConfig = known.DeploymentConfig | MiniSandboxDeploymentConfig

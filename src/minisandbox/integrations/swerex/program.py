@@ -1,4 +1,4 @@
-"""A program that is talked to line by line, on a terminal of its own."""
+"""An interactive program on its own terminal."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from minisandbox.sandbox import AsyncProcess, AsyncSandbox, AsyncShell
 from minisandbox.types import ExecResult, Terminal
 
 PROMPT = "SHELLPS1PREFIX"
-"""What SWE-ReX says was seen when bash is back at its prompt."""
+"""SWE-ReX's name for the pattern seen when bash is back at its prompt."""
 
 _ESCAPES = re.compile(r"\x1B[@-_][0-?]*[ -/]*[@-~]")
 _LEAST_MEANING = 0.05
 _MOST_UNREAD = 1 << 20
-"""Bytes of output in which a pattern is looked for: of more, the last ones."""
+"""Bytes of output searched for patterns: the last ones."""
 _REST = 4
-"""After looking for patterns, it is not done again for so many times as long: others use this loop."""
+"""Pause after a search, as a multiple of its duration, to leave time to others on this event loop."""
 
 
 def plain(data: bytes) -> str:
-    """Output as clients of SWE-ReX see it: without the escape sequences of a terminal."""
+    """Return output without a terminal's escape sequences, as SWE-ReX's clients expect it."""
     return _ESCAPES.sub("", data.decode("utf-8", "backslashreplace"))
 
 
@@ -32,7 +32,7 @@ class Program:
     """A program on a terminal.
 
     Args:
-        process: what was started.
+        process: the started process.
     """
 
     def __init__(self, process: AsyncProcess) -> None:
@@ -42,7 +42,7 @@ class Program:
 
     @classmethod
     async def start(cls, box: AsyncSandbox, command: str, shell: AsyncShell) -> Program:
-        """Start a program with the variables that a shell exports, and in its directory."""
+        """Start a program with a shell's exported variables and working directory."""
         listed = (await shell.run("command env -0")).stdout_bytes.decode("utf-8", "surrogateescape")
         variables = dict(entry.split("=", 1) for entry in listed.split("\0") if "=" in entry)
         script = 'stty -echo 2>/dev/null; eval -- "$1"'
@@ -50,21 +50,21 @@ class Program:
         return cls(await box.start(["bash", "-c", script, "bash", command], pty=Terminal(), cwd=shell.cwd, env=env))
 
     async def write(self, text: str) -> None:
-        """Type a text."""
+        """Type text."""
         await self._process.write(text)
 
     async def expect(self, patterns: Sequence[str], timeout: float | None) -> tuple[str, str]:
-        """Wait until a pattern is seen or the program ends.
+        """Wait until a pattern matches or the program ends.
 
         Args:
-            patterns: regular expressions; the one that is found first in the output counts.
+            patterns: regular expressions; the earliest match in the output counts.
             timeout: seconds, or None.
 
         Returns:
-            What came before it, at most 1 MiB, and the pattern; :data:`PROMPT` for the program's end.
+            The output before the match, at most 1 MiB, and the pattern; :data:`PROMPT` if the program has ended.
 
         Raises:
-            TimeoutError: neither has happened; what came stays to be read.
+            TimeoutError: neither has happened; the output remains for the next call.
         """
         async with asyncio.timeout(timeout):
             while True:
@@ -96,7 +96,7 @@ class Program:
         self.ended = True
 
     async def interrupt(self, action: BashInterruptAction) -> BashObservation:
-        """Type Ctrl-C until a pattern is seen or the program ends; at last it is killed."""
+        """Type Ctrl-C until a pattern matches or the program ends; kill it after the last try."""
         output = ""
         for _ in range(action.n_retry):
             await self.write("\x03")
@@ -110,11 +110,11 @@ class Program:
         return BashObservation(output=output.strip(), exit_code=0, expect_string=PROMPT)
 
     async def close(self) -> None:
-        """End it, if it has not ended; calling it again does nothing."""
+        """End the program if it still runs; further calls do nothing."""
         self.ended = True
         await self._process.close()
 
 
 def _lines(data: bytes) -> str:
-    """A terminal ends lines by two characters."""
+    """Convert a terminal's line ends to newlines."""
     return plain(data).replace("\r\n", "\n")

@@ -1,4 +1,4 @@
-"""SWE-ReX's runtime, carried out by the sandbox's own verbs."""
+"""SWE-ReX's runtime on a sandbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from swerex.runtime.abstract import (
 )
 from swerex.utils.log import get_logger
 
-from minisandbox.integrations.swerex.faults import in_their_words
+from minisandbox.integrations.swerex.errors import as_swerex_errors
 from minisandbox.integrations.swerex.session import BashSession
 from minisandbox.sandbox import AsyncSandbox
 from minisandbox.types import ExecResult, FileType, Outcome
@@ -44,11 +44,11 @@ _MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
 
 
 class MiniSandboxRuntime(AbstractRuntime):
-    """What SWE-ReX's clients ask for, done in one sandbox. It may be used from one event loop after another.
+    """Carries out SWE-ReX's requests in one sandbox. Consecutive event loops may use it.
 
     Args:
-        box: the sandbox; whoever made it ends it.
-        logger: where to tell; SWE-ReX's own if None.
+        box: the sandbox; its creator ends it.
+        logger: the logger; SWE-ReX's own if None.
     """
 
     def __init__(self, box: AsyncSandbox, *, logger: logging.Logger | None = None) -> None:
@@ -58,55 +58,55 @@ class MiniSandboxRuntime(AbstractRuntime):
 
     @property
     def sandbox(self) -> AsyncSandbox:
-        """The sandbox, for what SWE-ReX has no word for: snapshots, patches, usage."""
+        """The sandbox, for features that SWE-ReX has no API for: snapshots, patches, usage."""
         return self._box
 
-    async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ARG002 - it takes no time
-        """Whether the sandbox runs."""
+    async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:  # noqa: ARG002 - it returns at once
+        """Return whether the sandbox runs."""
         message = "" if self._box.alive else f"sandbox {self._box.id} has ended"
         return IsAliveResponse(is_alive=self._box.alive, message=message)
 
     async def create_session(self, request: CreateBashSessionRequest) -> CreateBashSessionResponse:
-        """Start a bash that keeps its state, and let it source the files that it is told.
+        """Start a stateful bash, and let it source the requested files.
 
         Raises:
-            SessionExistsError: there is a session of that name.
+            SessionExistsError: the name is taken.
             CommandTimeoutError: the files took longer than ``startup_timeout``.
             SandboxFailure: the sandbox has ended.
         """
         if request.session in self._sessions:
             raise SessionExistsError(f"session {request.session!r} already exists")
-        with in_their_words():
+        with as_swerex_errors():
             session = await BashSession.open(self._box)
             self._sessions[request.session] = session
             try:
                 return CreateBashSessionResponse(output=await session.source(request))
-            except BaseException:  # a cancellation too: nobody knows of it
+            except BaseException:  # cancellation too: the caller does not know the session
                 await self._sessions.pop(request.session).close()
                 raise
 
     async def run_in_session(self, action: BashAction | BashInterruptAction) -> BashObservation:
-        """Run a command in a session, type a line for a program in it, or interrupt what runs there.
+        """Run a command in a session, type a line into its program, or interrupt it.
 
         Raises:
             SessionDoesNotExistError: there is no session of that name.
             BashIncorrectSyntaxError: bash cannot read the command.
-            CommandTimeoutError: it took longer than its ``timeout``.
+            CommandTimeoutError: the command took longer than its ``timeout``.
             NonZeroExitCodeError: its status is not 0, and ``check`` is "raise".
             SandboxFailure: the sandbox has ended.
         """
-        with in_their_words():
+        with as_swerex_errors():
             return await self._session(action.session).run(action)
 
     async def close_session(self, request: CloseBashSessionRequest) -> CloseBashSessionResponse:
-        """End a session and what runs in it.
+        """End a session and its processes.
 
         Raises:
             SessionDoesNotExistError: there is no session of that name.
         """
         session = self._session(request.session)
         del self._sessions[request.session]
-        with in_their_words():
+        with as_swerex_errors():
             await session.close()
         return CloseBashSessionResponse()
 
@@ -117,14 +117,14 @@ class MiniSandboxRuntime(AbstractRuntime):
             raise SessionDoesNotExistError(f"session {name!r} does not exist") from None
 
     async def execute(self, command: Command) -> CommandResponse:
-        """Run a command by itself, as ``subprocess.run`` would; of a program that is not there, the status is 127.
+        """Run a command on its own, like ``subprocess.run``; a missing program gives status 127.
 
         Raises:
-            CommandTimeoutError: it took longer than its ``timeout``.
+            CommandTimeoutError: the command took longer than its ``timeout``.
             NonZeroExitCodeError: its status is not 0, and ``check`` is true.
             SandboxFailure: the sandbox has ended.
         """
-        with in_their_words():
+        with as_swerex_errors():
             result = await self._box.exec(_argv(command), timeout=command.timeout, cwd=command.cwd)
         if result.outcome is Outcome.TIMEOUT:
             raise CommandTimeoutError(f"Timeout ({command.timeout}s) exceeded while running command")
@@ -137,35 +137,35 @@ class MiniSandboxRuntime(AbstractRuntime):
         return response
 
     async def read_file(self, request: ReadFileRequest) -> ReadFileResponse:
-        """Read a text file as ``Path.read_text`` does, line ends included; relative paths are below the workdir.
+        """Read a text file like ``Path.read_text``, keeping line ends; relative paths start at the workdir.
 
         Raises:
-            OSError: it cannot be read; FileNotFoundError where there is none.
-            UnicodeError: it is not in ``encoding``.
+            OSError: the file cannot be read; FileNotFoundError if it does not exist.
+            UnicodeError: the file is not in ``encoding``.
         """
-        with in_their_words():
+        with as_swerex_errors():
             data = await self._box.files.read_bytes(request.path)
         text = io.TextIOWrapper(io.BytesIO(data), encoding=request.encoding or "utf-8", errors=request.errors)
         return ReadFileResponse(content=text.read())
 
     async def write_file(self, request: WriteFileRequest) -> WriteFileResponse:
-        """Replace the content of a file; missing parent directories are made.
+        """Replace a file's content, creating missing parent directories.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
-        with in_their_words():
+        with as_swerex_errors():
             await self._box.files.write_text(request.path, request.content)
         return WriteFileResponse()
 
     async def upload(self, request: UploadRequest) -> UploadResponse:
-        """Copy a file or a tree of the host into the sandbox; a file whose target is a directory goes into it.
+        """Copy a file or tree from the host into the sandbox; a file goes into a target that is a directory.
 
         Raises:
-            OSError: the source cannot be read, or the target not be written.
+            OSError: the source cannot be read, or the target cannot be written.
         """
         source, target = Path(request.source_path), PurePosixPath(request.target_path)
-        with in_their_words():
+        with as_swerex_errors():
             if source.is_file() and await self._is_directory(target):
                 target /= source.name
             await self._box.files.upload(source, target)
@@ -184,10 +184,10 @@ class MiniSandboxRuntime(AbstractRuntime):
 
 
 def _argv(command: Command) -> Sequence[str]:
-    """What ``subprocess.run`` executes: a text is one program's name, or the first argument of ``sh -c``."""
+    """Return the arguments that ``subprocess.run`` would use: a text is a program, or the argument of ``sh -c``."""
     words = [command.command] if isinstance(command.command, str) else command.command
     argv = ["/bin/sh", "-c", *words] if command.shell else words
-    if command.env is not None:  # the whole environment, not some variables more
+    if command.env is not None:  # replaces the whole environment
         argv = ["/usr/bin/env", "-i", "--", *(f"{name}={value}" for name, value in command.env.items()), *argv]
     return [*_MERGED, *argv] if command.merge_output_streams else argv
 

@@ -1,4 +1,4 @@
-"""A bash session of SWE-ReX: our stateful shell, and a terminal for a program that is talked to."""
+"""A bash session of SWE-ReX: our stateful shell, and a terminal for an interactive program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTERRUPTED = 130
 
 
 class BashSession:
-    """One bash that keeps its state. Its commands' stdout and stderr are one stream, in the order of writing.
+    """One stateful bash. Its commands' stdout and stderr are one stream, in the order of writing.
 
     Args:
         box: the sandbox.
@@ -39,10 +39,10 @@ class BashSession:
         return cls(box, await box.shell())
 
     async def source(self, request: CreateBashSessionRequest) -> str:
-        """Source files; returns what that printed, the complaint about one that is not there included.
+        """Source files and return their output, including errors about missing files.
 
         Raises:
-            CommandTimeoutError: it took too long.
+            CommandTimeoutError: sourcing took longer than ``startup_timeout``.
         """
         if not request.startup_source:
             return ""
@@ -53,7 +53,7 @@ class BashSession:
         return plain(result.stdout_bytes)
 
     async def run(self, action: BashAction | BashInterruptAction) -> BashObservation:
-        """Carry out one action; raises as :meth:`.MiniSandboxRuntime.run_in_session`."""
+        """Carry out one action; raises like :meth:`.MiniSandboxRuntime.run_in_session`."""
         if isinstance(action, BashInterruptAction):
             return await self._interrupt(action)
         if self._program is not None and self._program.ended:
@@ -63,7 +63,7 @@ class BashSession:
         return _checked(action, await self._run_command(action))
 
     async def close(self) -> None:
-        """End bash, and the program that is talked to."""
+        """End bash and the interactive program."""
         await self._end_program()
         await self._shell.close()
 
@@ -81,22 +81,22 @@ class BashSession:
             self._left_over = output
             raise _timed_out(action)
         status = result.exit_code if result.signal is None else 128 + result.signal
-        for pattern in action.expect:  # it has ended already: nothing is left of it that would go on
+        for pattern in action.expect:  # the command has ended, so its whole output is known
             if match := re.search(pattern, output):
                 return BashObservation(output=output[: match.start()], exit_code=status, expect_string=pattern)
         return BashObservation(output=output, exit_code=status, expect_string=PROMPT)
 
     async def _check_syntax(self, command: str) -> None:
         done = await self._box.exec(["bash", "-n"], stdin=command + "\n", timeout=_SYNTAX_SECONDS)
-        if done.outcome is Outcome.EXITED and done.exit_code != 0:  # else bash has said nothing about it
-            said = f"---- Stderr ----\n{done.stderr}\n---- Stdout ----\n{done.stdout}"
+        if done.outcome is Outcome.EXITED and done.exit_code != 0:  # otherwise bash did not finish the check
+            output = f"---- Stderr ----\n{done.stderr}\n---- Stdout ----\n{done.stdout}"
             raise BashIncorrectSyntaxError(
-                f"Error ({done.fate}) while checking bash command \n{command!r}\n{said}",
+                f"Error ({done.fate}) while checking bash command \n{command!r}\n{output}",
                 extra_info={"bash_stdout": done.stdout, "bash_stderr": done.stderr},
             )
 
     async def _interruptible(self, action: BashAction) -> ShellResult | None:
-        """Run a command; None if another task has interrupted it, and then bash goes on."""
+        """Run a command; return None if another task interrupts it, after which bash still works."""
         self._left_over, self._interrupted = "", False
         self._running = asyncio.ensure_future(self._run_script(action.command, action.timeout))
         try:
@@ -112,7 +112,7 @@ class BashSession:
         if not self._merged:
             await self._shell.run("exec 2>&1")
         result = await self._shell.run(script, timeout=timeout)
-        self._merged = not result.replaced  # another bash has its own two streams again
+        self._merged = not result.replaced  # a new bash has separate streams again
         return result
 
     async def _interrupt(self, action: BashInterruptAction) -> BashObservation:

@@ -127,7 +127,7 @@ class Fleet(Generic[Done]):
         self._unmade: dict[str, deque[_Group]] = {}  # by repository
         self._homes: dict[str, set[_Member]] = {}  # nodes with layers of a repository, or building some
         self._waiting: dict[_Group, None] = {}  # groups with an image and waiting rollouts
-        self._members: dict[str, _Member] = {}
+        self._nodes: dict[str, _Member] = {}
         self._reports: list[NodeReport] = []
         self._idle: set[_Member] = set()
         self._draining = False
@@ -186,20 +186,20 @@ class Fleet(Generic[Done]):
     def drain(self) -> None:
         """Start no more rollouts; nodes return those that have not started."""
         self._draining = True
-        for member in self._members.values():
+        for member in self._nodes.values():
             self._spawn(self._recall(member, len(member.jobs)))
         self._check_finished()
 
     async def close(self) -> None:
         """Stop the workers on the nodes."""
-        await asyncio.gather(*(member.node.close() for member in self._members.values()), return_exceptions=True)
+        await asyncio.gather(*(member.node.close() for member in self._nodes.values()), return_exceptions=True)
         await self._finder.close()
 
     def _spawn(self, work: object) -> None:
         self._tasks.create_task(work)  # type: ignore[arg-type] # a coroutine
 
     def _check_finished(self) -> None:
-        under_way = any(member.jobs.keys() - member.moved for member in self._members.values() if not member.lost)
+        under_way = any(member.jobs.keys() - member.moved for member in self._nodes.values() if not member.lost)
         if self._keeping or (self._staying and not self._draining):
             return
         if not self._open or (self._draining and not under_way):
@@ -217,13 +217,13 @@ class Fleet(Generic[Done]):
             except NodeLost:  # the cluster's head does not answer at the moment
                 there = set()
             now = time.monotonic()
-            new = [one for one in there - self._members.keys() if now >= asked.get(one, 0.0)]
+            new = [one for one in there - self._nodes.keys() if now >= asked.get(one, 0.0)]
             started = [self._tasks.create_task(self._start_worker(one, asked)) for one in new]
             if started and not self._begun:  # the images on each node decide who builds what
                 await asyncio.wait(started, timeout=_JOINING)
                 self._begun = True
                 self._assign_idle()
-            seen = now if self._members else seen
+            seen = now if self._nodes else seen
             if now - seen > _NO_NODES:
                 self._owner.stop_with(
                     HostError(
@@ -245,7 +245,7 @@ class Fleet(Generic[Done]):
             return
         asked[one] = time.monotonic() + _REST
         member = _Member(node, ahead=max(2, node.resources.sandboxes // 8))
-        self._members[one] = member
+        self._nodes[one] = member
         self._reports.append(member.report)
         self._idle.add(member)
         self._spawn(self._listen(one, member))
@@ -273,7 +273,7 @@ class Fleet(Generic[Done]):
                 self._notice(f"node {member.node.name} answers again")
                 self._assign(member)
             await asyncio.sleep(_HEARTBEAT)
-        del self._members[one]
+        del self._nodes[one]
 
     def _mark_silent(self, member: _Member) -> None:
         """Have other nodes repeat the unfinished rollouts of a silent node. The first result counts."""
@@ -424,7 +424,7 @@ class Fleet(Generic[Done]):
         """Let an idle node take rollouts that another one has not started."""
         if member.stealing or member.builds or member.fetching or self._waiting or not self._open:
             return
-        others = (one for one in self._members.values() if one is not member and not one.lost and not one.silent)
+        others = (one for one in self._nodes.values() if one is not member and not one.lost and not one.silent)
         victim = max(others, key=_not_begun, default=None)
         if victim is not None and (count := _not_begun(victim)) > 0:
             member.stealing, victim.ahead = True, 0
@@ -465,7 +465,7 @@ class Fleet(Generic[Done]):
 
     def _images_wanted(self) -> bool:
         """Return whether few rollouts with an image are left: images are not built too far ahead."""
-        return len(self._waiting) < 4 * len(self._members)
+        return len(self._waiting) < 4 * len(self._nodes)
 
     def _to_make(self, member: _Member) -> _Group | None:
         """Return an image for a node to build: of a repository whose layers it has, or that is not started yet."""
@@ -478,10 +478,8 @@ class Fleet(Generic[Done]):
             homes = [one for one in self._homes.get(repo, ()) if not one.silent]
             for group in islice(groups, _LOOK_AT):
                 name = group.task.instance_id
-                knows = [
-                    one for one in self._members.values() if name in one.node.images and not (one.full or one.silent)
-                ]
-                if member in knows or (not knows and (not homes or member in homes)):
+                have = [one for one in self._nodes.values() if name in one.node.images and not (one.full or one.silent)]
+                if member in have or (not have and (not homes or member in homes)):
                     groups.remove(group)
                     group.listed = False
                     return group
@@ -497,7 +495,7 @@ class Fleet(Generic[Done]):
             self._mark_lost(member)
         except DiskFull as error:
             self._mark_full(member, error)
-            failure = error if all(one.full for one in self._members.values()) else None
+            failure = error if all(one.full for one in self._nodes.values()) else None
         except MiniSandboxError as error:
             failure = error
         group.making = False
@@ -513,7 +511,7 @@ class Fleet(Generic[Done]):
 
     def _note_made(self, member: _Member, group: _Group) -> None:
         member.report.built += 1
-        for one in self._members.values():
+        for one in self._nodes.values():
             if one is member or one.node.images.get(group.task.instance_id) == group.key:
                 self._add_holder(one, group)
         if group.jobs:
@@ -548,7 +546,7 @@ class Fleet(Generic[Done]):
             self._notice(f"node {member.node.name} takes no more images: {error}")
             for homes in self._homes.values():
                 homes.discard(member)
-        if all(one.full for one in self._members.values()):  # no node can build the remaining images
+        if all(one.full for one in self._nodes.values()):  # no node can build the remaining images
             groups = [group for groups in self._unmade.values() for group in groups]
             self._unmade.clear()
             for group in groups:

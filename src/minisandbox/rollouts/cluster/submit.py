@@ -167,9 +167,8 @@ class ClusterRollouts:
         self, cluster: Cluster, setup: Setup, budgets: Budgets | None = None, *, tries: int = 3, pause: float = 1.0
     ) -> None:
         workload = RolloutWorkload(setup, cluster.budget)
-        self._thread: FleetThread[Packed] = FleetThread(
-            cluster.fleet(workload, setup, budgets or Budgets(), tries=tries, pause=pause)
-        )
+        fleet = cluster.fleet(workload, setup, budgets or Budgets(), tries=tries, pause=pause)
+        self._thread: FleetThread[Packed] = FleetThread(fleet)
 
     @property
     def reports(self) -> tuple[NodeReport, ...]:

@@ -139,9 +139,7 @@ class Worker:
             done = await self._imports.run(take_over, self._store, name, peer, self._throttle)
         except TimeoutError as error:  # DiskFull is not one
             raise StoreError(
-                f"{where} sent nothing for {PATIENCE:g} s",
-                reason="the node or the network hangs",
-                hint="the fetch is retried",
+                f"{where} sent nothing for {PATIENCE:g} s", reason="it or the network hangs", hint="it is retried"
             ) from error
         self._came += done.bytes
         return Moved(done.layers, done.bytes, peer.wire)
@@ -285,9 +283,7 @@ class Worker:
         except (queue.Empty, OSError) as error:  # reading cannot raise DiskFull
             self._sending.pop(number, None)
             raise StoreError(
-                f"node {self.name} cannot read the image",
-                reason=str(error) or "its disk is slow",
-                hint="the fetch is retried",
+                f"node {self.name} cannot read it", reason=str(error) or "its disk is slow", hint="the fetch is retried"
             ) from error
         if not chunk:
             self._sending.pop(number, None)

@@ -1,4 +1,4 @@
-"""Our errors in SWE-ReX's words: agents tell by the class what is their doing and what is ours."""
+"""Convert our errors to SWE-ReX's, whose classes separate an agent's errors from infrastructure errors."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError
 
 
 class SandboxFailure(SwerexException, RuntimeError):
-    """The sandbox has ended, or could not do what it was asked for: never a fault of the command."""
+    """The sandbox has ended, or failed to do what was requested; never an error of the command."""
 
 
 @contextmanager
-def in_their_words() -> Iterator[None]:
-    """Raise what a file verb says as the OSError that Python has for it, and what else fails as SandboxFailure.
+def as_swerex_errors() -> Iterator[None]:
+    """Raise file errors as the matching OSError, and others as SandboxFailure.
 
-    An argument that cannot be used is a ValueError, as it is here.
+    Invalid arguments stay ValueErrors.
     """
     try:
         yield
     except FileAccessError as error:
         if error.errno is None:
             raise OSError(str(error)) from error
-        raise OSError(error.errno, str(error)) from error  # FileNotFoundError and the like, by its number
+        raise OSError(error.errno, str(error)) from error  # becomes FileNotFoundError etc.
     except InvalidValue:
         raise
     except MiniSandboxError as error:
