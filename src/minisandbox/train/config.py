@@ -245,8 +245,8 @@ class RlConfig:
             )
         if self.groups.tasks * self.groups.size % self.micro_batch:
             raise InvalidValue(
-                f"micro_batch {self.micro_batch} does not divide the {self.groups.tasks * self.groups.size} rollouts "
-                "of a step"
+                f"micro_batch {self.micro_batch} does not divide {self.groups.tasks * self.groups.size} rollouts",
+                hint="a step has groups.tasks times groups.size rollouts: give a divisor of that",
             )
 
     @property

@@ -1,6 +1,6 @@
 """On-policy GRPO with our rollouts and advantages, and TRL's loss and optimiser.
 
-:func:`_bridge` connects them: a ``rollout_func``, and a subclass that replaces TRL's advantages by ours and compares
+:func:`_bridge` connects them: a ``rollout_func``, and a subclass that replaces TRL's advantages with ours and compares
 the log-probabilities of the loss's own forward pass with the sampler's. TRL takes one row per rollout, and the same
 number of rows in every step; slots without a row are filled with one that carries no loss.
 """

@@ -61,7 +61,7 @@ class Converter:
         messages = example.messages
         if example.style != self._to.name:
             if example.style not in self._styles:
-                raise CannotSay(f"{example.traj_id}: the style of its answers is not known")
+                raise CannotSay(f"{example.traj_id}: its style is not known", hint="name it: --style STYLE")
             messages = tuple(self._messages(messages, self._styles[example.style]))
             messages = self._prompts(messages, example.style)
         if self._system is not None:
