@@ -87,8 +87,8 @@ def read_config(words: Sequence[str]) -> SandboxTrainConfig:
 
     Raises:
         NotFound: there is no such file.
-            InvalidValue: our section has an unknown key or an invalid value.
-            ValueError: SkyRL rejects one of its own keys or values.
+        InvalidValue: our section has an unknown key or an invalid value.
+        ValueError: SkyRL rejects one of its own keys or values.
     """
     table, rest = read_words(words)
     found = SandboxTrainConfig.from_cli_overrides([*overrides_dict_to_dotlist(table), *rest])
