@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython fuzz adversarial adversarial-load soak stress-store grading-load paper-scale verdict-parity validation-page lint format lock reference bench clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython fuzz adversarial adversarial-load soak stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -58,8 +58,8 @@ help:
 	@echo "make validation-page  write the tables of docs/validation.md; VALIDATION_PAGE='DIR --rows FILE... --parity DIR'"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the sources"
-	@echo "make lock         write requirements.lock, -dev.lock and -full.lock anew from pyproject.toml"
-	@echo "make reference    write docs/reference/api.md anew from the docstrings"
+	@echo "make lock         update requirements.lock, -dev.lock, -docs.lock and -full.lock from pyproject.toml"
+	@echo "make docs         build the documentation site in build/site, and check every link; two minutes"
 	@echo "make bench        the benchmarks of docs/benchmarks.md"
 	@echo "make clean        remove environments and caches of this checkout (never the store)"
 	@echo "Variables: VENV=$(VENV)  PYTHON=a Python >= 3.11  PYTEST_ARGS=...  WORKERS=$(WORKERS)"
@@ -222,11 +222,19 @@ lock: $(VENV)/.dev
 	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --output-file requirements.lock
 	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --extra dev \
 		--constraint requirements.lock --output-file requirements-dev.lock
+	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --extra docs \
+		--constraint requirements.lock --output-file requirements-docs.lock
 	printf 'hatchling\neditables\n' | "$(BIN)/uv" pip compile pyproject.toml - $(LOCK_OPTIONS) --all-extras \
 		--constraint requirements-dev.lock --override tools/without-torch.txt --output-file requirements-full.lock
 
-reference: $(VENV)/.dev
-	"$(BIN)/python" tools/make_reference.py
+# Material and its plugins share no package with the tests: an environment of its own.
+DOCS_VENV ?= .venv-docs-$(shell id -u)
+docs: $(DOCS_VENV)/.run
+	NO_MKDOCS_2_WARNING=1 "$(DOCS_VENV)/bin/mkdocs" build
+	@echo "open build/site/index.html, or: $(DOCS_VENV)/bin/mkdocs serve"
+
+$(DOCS_VENV)/.run: pyproject.toml requirements-docs.lock tools/make-venv
+	@tools/make-venv "$(DOCS_VENV)" docs
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/bench_*.py benchmarks/rollouts.py; do \

@@ -32,11 +32,18 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert not broken
 
 
+def links(document: Path) -> set[Path]:
+    targets = (match[1] for match in LINK.finditer(document.read_text(encoding="utf-8")))
+    return {(document.parent / target).resolve() for target in targets if "://" not in target}
+
+
 def test_the_index_leads_everywhere() -> None:
-    index = ROOT / "docs" / "index.md"
-    linked = {(index.parent / match[1]).resolve() for match in LINK.finditer(index.read_text(encoding="utf-8"))}
-    missing = [identify(path) for path in (ROOT / "docs").rglob("*.md") if path.resolve() not in linked | {index}]
-    assert not missing
+    """By way of other documents, too."""
+    reached, ahead = set[Path](), {ROOT / "docs" / "index.md"}
+    while ahead:
+        reached |= ahead
+        ahead = {path for one in ahead for path in links(one) if path.suffix == ".md"} - reached
+    assert not [identify(path) for path in DOCUMENTS if path not in reached]
 
 
 def commands(document: Path) -> Iterator[str]:
@@ -106,7 +113,7 @@ def test_every_dependency_has_a_reason() -> None:
 
 
 def test_locks_name_no_place() -> None:
-    for lock in ("requirements.lock", "requirements-dev.lock"):
+    for lock in ("requirements.lock", "requirements-dev.lock", "requirements-docs.lock"):
         text = (ROOT / lock).read_text(encoding="utf-8")
         assert "==" in text
         assert "--hash=sha256:" in text
