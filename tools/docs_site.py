@@ -113,7 +113,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 def _help() -> Iterator[str]:
     """Yield the help of every command as its parser prints it."""
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = "80"
     yield _block("minisandbox", parser([]), 2)
     for noun in COMMANDS:
         yield from _tree(f"minisandbox {noun}", _below(parser([noun]))[noun], 2)
