@@ -1,11 +1,11 @@
-"""Write the tables of ``docs/validation.md`` from run directories; what people wrote around them stays.
+"""Write the tables of ``docs/validation.md`` from run directories; the text around them stays.
 
     python -m tools.make_validation_page [VALIDATION... --rows FILE...] [--parity DIR]
 
-VALIDATION is a directory of ``minisandbox validate -o``. The rows are those of the data, with a column ``validation``
-where somebody has validated them elsewhere: those should be valid here. The other directory is one of
-``benchmarks/verdict_parity.py``. Tables stand between lines ``<!-- NAME: made -->`` and ``<!-- NAME: end -->``. A row
-that is not what it should be has to be named in the text, with the reason; the tool ends with 1 where one is not.
+VALIDATION is a directory of ``minisandbox validate -o``. FILE has the rows of the data set; a row with the column
+``validation`` was validated elsewhere and should be valid here. ``--parity`` takes a directory of
+``benchmarks/verdict_parity.py``. Tables lie between lines ``<!-- NAME: made -->`` and ``<!-- NAME: end -->``. The text
+has to explain every row with an unexpected verdict; otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MB = 1e6
 
 
 def main() -> int:
-    """Write the page; 1 if a row that is not what it should be is not explained."""
+    """Write the page; return 1 if the text does not explain an unexpected verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("validation", type=Path, nargs="*", help="directories of minisandbox validate -o")
     parser.add_argument("--rows", type=Path, nargs="+", default=[], help="the data's rows, JSON Lines")
@@ -45,12 +45,12 @@ def main() -> int:
         silent = unexplained(page, [*exceptions(results, expected), *missing])
     options.page.write_text(page)
     for row in silent:
-        print(f"{row} is not what the data says, and {options.page.name} does not say why", file=sys.stderr)
+        print(f"{row}: unexpected verdict; {options.page.name} does not explain it", file=sys.stderr)
     return 1 if silent else 0
 
 
 def expectations(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return by id what the data says of each row; empty where it says nothing."""
+    """Return the expected verdict of each row by its id; empty if the data has none."""
     return {row["instance_id"]: "valid" if row.get("validation") else "" for row in rows}
 
 
@@ -58,11 +58,11 @@ def validation_part(report: Mapping[str, Any], expected: Mapping[str, str]) -> s
     """Return the table of a validation, with its totals.
 
     Args:
-        report: what ``report.json`` says.
-        expected: what the data says of each row, by id.
+        report: the content of ``report.json``.
+        expected: the expected verdict of each row, by id.
     """
     lines = [
-        "| row | interpreter | build, s | unique, MB | shared, MB | validate, s | verdict | should be |",
+        "| row | interpreter | build, s | unique, MB | shared, MB | validate, s | verdict | expected |",
         "|---|---|--:|--:|--:|--:|---|---|",
     ]
     lines += [_line(one, expected.get(one["instance_id"], "")) for one in report["results"]]
@@ -89,15 +89,15 @@ def _totals(report: Mapping[str, Any], expected: Mapping[str, str]) -> str:
     measured, counts = report["measured"], report["counts"]
     should = sum(expected.get(one["instance_id"]) == "valid" for one in report["results"])
     return (
-        f"{counts.get('valid', 0)} of {report['tasks']} rows are valid, {counts.get('invalid', 0)} are not, about "
-        f"{counts.get('error', 0)} we could not find out; {should} should be valid. Their images take "
-        f"{measured['layer_bytes'] / MB:.0f} MB, every layer counted once, and {measured['build_seconds']:.0f} s to "
-        f"build; validating took {measured['validate_seconds']:.0f} s, the seconds of all rows added up."
+        f"{counts.get('valid', 0)} of {report['tasks']} rows are valid, {counts.get('invalid', 0)} are invalid, "
+        f"{counts.get('error', 0)} failed for an infrastructure reason. {should} should be valid. The images take "
+        f"{measured['layer_bytes'] / MB:.0f} MB, each layer counted once, and {measured['build_seconds']:.0f} s to "
+        f"build. Validation took {measured['validate_seconds']:.0f} s, summed over the rows."
     )
 
 
 def exceptions(results: Iterable[Mapping[str, Any]], expected: Mapping[str, str]) -> list[str]:
-    """Return the ids of results that are not what the data says."""
+    """Return the ids of results with an unexpected verdict."""
     return [
         one["instance_id"]
         for one in results
@@ -106,7 +106,7 @@ def exceptions(results: Iterable[Mapping[str, Any]], expected: Mapping[str, str]
 
 
 def unexplained(page: str, rows: Sequence[str]) -> list[str]:
-    """Return those of some rows that the page does not name outside its tables."""
+    """Return the rows that the text outside the tables does not name."""
     written = re.sub(r"<!-- (\w+): made -->.*?<!-- \1: end -->", "", page, flags=re.DOTALL)
     return [row for row in rows if row not in written]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def with_part(page: str, name: str, text: str) -> str:
-    """Return a page with another text in one of its made parts.
+    """Return a page with one of its generated parts replaced.
 
     Raises:
         ValueError: the page has no such part.

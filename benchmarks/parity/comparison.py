@@ -113,7 +113,7 @@ def summary(found: Sequence[Compared], against: str) -> list[str]:
         f"- {counts[Standing.EQUAL]} of {believed} verdicts on believed runs are equal ({share:.1f} %)",
         f"- {len(doubted)} runs are not believed ({reasons or 'none'}), {references} of them with the reference",
         f"- {resolved} of those are officially resolved",
-        f"- {same} of {len(found)} verdicts, believed or not, say the same of whether the task is resolved",
+        f"- {same} of {len(found)} verdicts, believed or not, agree on whether the task is resolved",
     ]
     for one in found:
         where = f"{one.case.instance_id} {one.case.variant}"

@@ -187,7 +187,7 @@ def test_what_is_said() -> None:
         "- 1 of 2 verdicts on believed runs are equal (50.0 %)",
         "- 1 runs are not believed (1 timeout), 0 of them with the reference",
         "- 0 of those are officially resolved",
-        "- 1 of 3 verdicts, believed or not, say the same of whether the task is resolved",
+        "- 1 of 3 verdicts, believed or not, agree on whether the task is resolved",
         "- different: t-1 empty: ours resolved, officially not resolved; 1 tests differ: a",
         "- not believed: t-1 changed: too long; officially unknown",
     ]
