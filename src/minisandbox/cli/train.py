@@ -157,7 +157,7 @@ def run_options(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return exits.OK
-    put("| key | type | default | description |\n|---|---|---|---|")
+    put("| key | type | default | meaning |\n|---|---|---|---|")
     for one in found:
         put(f"| `{one.key}` | {one.kind} | {f'`{one.default}`' if one.default else ''} | {one.help} |")
     return exits.OK
