@@ -66,7 +66,7 @@ def test_du_adds_up(store: Store) -> None:
 def test_tree_shows_what_is_shared(store: Store) -> None:
     lines = run(store, "tree").splitlines()
     assert lines[0].startswith(key_of("base")[:12])
-    assert lines[0].endswith("of 2 images")
+    assert lines[0].endswith("in 2 images")
     assert [line.strip() for line in lines if "*" in line] == ["* one", "* two"]
     assert len(lines) == 5
     found = read(store, "tree", "o*")

@@ -82,4 +82,4 @@ def test_what_cannot_be_served(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "minisandbox", "model", "serve", "--model", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 3
-    assert f"{tmp_path}: no model" in done.stderr
+    assert f"{tmp_path} has no model" in done.stderr

@@ -168,7 +168,7 @@ def test_ctrl_c_keeps_what_is_finished(place: Place) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
     assert process.returncode == 130, out + err
-    assert err.splitlines()[-1] == "minisandbox: interrupted; finished rollouts are kept; the same command goes on"
+    assert err.splitlines()[-1] == "minisandbox: interrupted; finished rollouts are kept; the same command resumes"
     report = place.rollouts(*words)
     assert any(one["resumed"] for one in report)
     assert {one["verdict"] for one in report} == {"failed"}

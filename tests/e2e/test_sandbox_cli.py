@@ -100,7 +100,7 @@ def test_an_interrupt_ends_the_command_and_its_sandbox(store: Path, number: int,
         assert process.stderr is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(number)
-        assert b"the sandbox and everything in it is gone" in process.stderr.read()
+        assert b"the sandbox and everything in it has been removed" in process.stderr.read()
         assert process.wait(PATIENCE) == status
     assert json.loads(sandbox(store, "ls", "--json", "--label", f"test=interrupt-{number}").stdout) == []
 
@@ -292,7 +292,7 @@ def wait_for(box: Sandbox, command: str) -> None:
 
 def test_a_person_in_a_shell(store: Path, live: Sandbox) -> None:
     with person(store, "shell", live.id) as somebody:
-        somebody.see(live.id.encode() + b"; exit or .D leaves the shell, and the sandbox goes on")
+        somebody.see(live.id.encode() + b"; exit or .D leaves the shell, and the sandbox keeps running")
         somebody.type(b"stty size; echo $TERM\r")
         somebody.see(rb"\r31 97\r\nxterm-256color\r\n")
         somebody.resize(20, 60)
@@ -312,7 +312,7 @@ def test_a_person_in_a_shell(store: Path, live: Sandbox) -> None:
 
 def test_the_end_of_input_leaves_the_shell(store: Path) -> None:
     with person(store, "shell") as somebody:
-        somebody.see(b"the sandbox ends with it")
+        somebody.see(b"ends the sandbox")
         somebody.type(b"echo ready:$((1+1))\r")
         somebody.see(rb"\rready:2\r\n[^\n]*# ")  # before its prompt the shell's terminal swallows an end of input
         somebody.type(b"\x04")
@@ -333,7 +333,7 @@ def test_the_terminal_is_restored_when_we_are_told_to_end(store: Path, live: San
         somebody.see(rb"/dev/pts/\d+\r\nup\r\n")
         somebody.process.send_signal(signal.SIGTERM)
         assert somebody.end() == exits.TERMINATED
-        assert b"the sandbox goes on" in somebody.seen
+        assert b"the sandbox keeps running" in somebody.seen
 
 
 def test_a_terminal_without_input_leaves_the_keys_to_us(store: Path) -> None:

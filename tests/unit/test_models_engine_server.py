@@ -64,7 +64,7 @@ def test_vllms_dialect() -> None:
     ("fields", "words"),
     [
         ({"messages": [{"role": "user", "content": "ab " * 4000}]}, "maximum context length is 4096 tokens"),
-        ({"model": "other"}, "does not exist"), ({"n": 2}, "one answer"), ({"top_logprobs": 3}, "top_logprobs"),
+        ({"model": "other"}, "does not exist"), ({"n": 2}, "one response"), ({"top_logprobs": 3}, "top_logprobs"),
         ({"messages": 3}, "messages"), ({"temperature": -1}, "temperature"), ({"messages": [{"role": "x"}]}, "role"),
     ],
 )  # fmt: skip

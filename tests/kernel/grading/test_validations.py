@@ -126,7 +126,7 @@ def test_ctrl_c_keeps_what_is_finished(smith: Task, smith_image: Image, store: S
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert "the same command goes on" in err.splitlines()[-1]
+    assert "the same command resumes" in err.splitlines()[-1]
     kept = dict(rows(tmp_path / "run"))
     assert all('"status": "error"' not in body for body in kept.values()), "an interruption is no result"
     with start(tmp_path, store, "-o", "run") as process:
