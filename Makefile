@@ -48,7 +48,7 @@ help:
 	@echo "make test-cpython  CPython's own tests of system calls, in a sandbox and on the host; CPYTHON='--suite DIR'; minutes"
 	@echo "make test-vllm    a real vLLM on processors: server, proxy, decoder, training; Python 3.11, 3.5 GB; eight minutes"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
-	@echo "make adversarial  270 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
+	@echo "make adversarial  275 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
 	@echo "make soak         200 times: kill -9 among 50 busy sandboxes, and see what is left"
 	@echo "make stress-store 60 processes want the same 10 layers; then the same with makers killed"
