@@ -351,7 +351,7 @@ def test_what_cannot_be_a_batch(tmp_path: Path, smith: Task, smith_image: Image)
         batch([smith, smith], EmptyAgent(), tmp_path / "run", lambda task: smith_image)
     with pytest.raises(InvalidValue, match="image_of or images"):
         run_batch([smith], Setup(agent=EmptyAgent()), tmp_path / "run")
-    with pytest.raises(InvalidValue, match="configuration cannot be kept"):
+    with pytest.raises(InvalidValue, match="configuration cannot be stored"):
         Setup(agent=EmptyAgent(), configuration={"x": float("nan")})
     assert not (tmp_path / "run").exists()
 

@@ -120,5 +120,5 @@ def test_an_agent_that_takes_too_long_is_graded(smith: Task, smith_image: Image,
 
 
 def test_a_rollout_has_time_for_its_grading() -> None:
-    with pytest.raises(InvalidValue, match="rollout_deadline 100 is not longer than policy"):
+    with pytest.raises(InvalidValue, match="rollout_deadline 100 is not above policy"):
         RlConfig(model="m", tasks=("t",), out="o", policy=Policy(deadline=100.0), rollout_deadline=100.0)
