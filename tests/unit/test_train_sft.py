@@ -90,7 +90,7 @@ def test_tasks_that_are_trained_on_and_held_out_are_told(
     (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (rows[1], rows[2])))
     said: list[str] = []
     train_sft(replace(config, held_out=(str(tmp_path / "held.jsonl"),), max_steps=1), tell=said.append)
-    assert said[1].startswith("warning: 2 tasks, for instance t1, are trained on and held out")
+    assert said[1].startswith("warning: 2 tasks, such as t1, are trained on and held out")
 
 
 def gradient(config: SftConfig, rows: list[TrainingRow], place: Path, *, packing: bool = False) -> dict[str, Any]:
