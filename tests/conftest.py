@@ -42,6 +42,8 @@ OFFLINE = os.environ.get("MINISANDBOX_TEST_OFFLINE", "") not in ("", "0")
 # Set by tests/as_user.py: root runs these tests too.
 REPEATED = bool(os.environ.get("MINISANDBOX_TEST_IDS"))
 _MOST_OF_A_FAILURE = 3000  # characters
+SLOW_AS_ROOT = pytest.mark.slow if os.geteuid() == 0 else pytest.mark.kernel
+"""For tests of what alone holds an ordinary user's memory: root has control groups too, and runs them with --slow."""
 SHARED = "shared"  # the directory of what all workers share
 GRACE = 30.0  # seconds that ending processes may take on a busy machine
 # Where a mount of ours would show if it leaked: the launcher's scratch point, and what tests make.

@@ -351,6 +351,7 @@ def test_running_out_of_memory_is_told(task: Task, image: Image) -> None:
     assert graded.verdict in {Verdict.OOM, Verdict.FAILED}, graded
 
 
+@pytest.mark.slow
 def test_a_timeout_is_not_tried_again(task: Task, image: Image) -> None:
     graded = grade(task, image, source("import time; time.sleep(600)").encode(), timeout=5.0)
     assert (graded.verdict, graded.reason) == (Verdict.TIMEOUT, Reason.TIMEOUT)

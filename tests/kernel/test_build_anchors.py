@@ -111,6 +111,7 @@ def test_what_differs_is_all_that_is_stored(tmp_path: Path, commits: tuple[str, 
     assert not {name for name in names if name.startswith("kept")} - {"kept2.txt"}
 
 
+@pytest.mark.slow
 def test_an_image_over_another_commit_travels(tmp_path: Path, commits: tuple[str, str]) -> None:
     store, other = Store.open(tmp_path / "store"), Store.open(tmp_path / "other")
     for number, commit in enumerate(commits):

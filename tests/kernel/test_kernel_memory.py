@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import SLOW_AS_ROOT
 
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import shut_down
 from minisandbox.sandbox.launcher import NO_GROUPS
 from minisandbox.types import ImageSpec, Limits
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, SLOW_AS_ROOT]
 
 MECHANISMS = ("as found", "without control groups")
 LIMITS = Limits(memory="256M")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import SLOW_AS_ROOT
 
 from minisandbox.errors import HostError, InvalidValue, SandboxGone
 from minisandbox.host import reaper
@@ -188,6 +189,7 @@ time.sleep(40)
 """Processes that live a millisecond, and leave what they hold to a child, beside many that do nothing."""
 
 
+@SLOW_AS_ROOT
 def test_memory_that_is_handed_on_faster_than_one_can_look(spec: ImageSpec, mechanism: str) -> None:
     with Sandbox.create(spec, limits=Limits(memory="128M", processes=512)) as box:
         result = box.exec(["python3", "-c", HANDED_ON], timeout=60)
@@ -420,6 +422,7 @@ print(held >> 20)
 """
 
 
+@SLOW_AS_ROOT
 def test_what_the_network_buffers_is_memory(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=Limits(memory="64M")) as box:
         if not dict(box.info().enforced)["memory"].startswith("cgroup"):

@@ -312,6 +312,7 @@ def test_what_was_written_elsewhere_is_not_compared(clean: Sandbox) -> None:
     assert any(change.path.name == "elsewhere" for change in clean.changes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [".", ".git/objects/ab"])
 def test_who_writes_very_many_files_has_nobody_look_at_them_all(
     clean: Sandbox, monkeypatch: pytest.MonkeyPatch, place: str

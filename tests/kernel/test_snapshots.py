@@ -134,6 +134,7 @@ def test_changes_are_found_at_any_depth(layered: ImageSpec) -> None:
         assert PurePosixPath("/testbed/shallow") in paths
 
 
+@pytest.mark.slow
 def test_a_path_too_long_for_an_answer_is_an_error_not_a_hang(box: Sandbox) -> None:
     box.exec(["python3", "-c", DEEP.format(depth=9_000)]).check()
     with pytest.raises(FileAccessError, match="characters of paths"):
@@ -381,6 +382,7 @@ def test_snapshots_one_over_the_other(box: Sandbox) -> None:
     assert changed(box) == {"/testbed/39": "added"}
 
 
+@pytest.mark.slow
 def test_too_many_snapshots_one_over_the_other_are_refused_with_a_way_out(box: Sandbox) -> None:
     for _ in range(MOST_TREES):
         box.snapshot()

@@ -223,6 +223,7 @@ def test_a_damaged_pack_costs_a_build(store: Store, project: Path) -> None:
     assert verify(store, full=True).damaged == ()
 
 
+@pytest.mark.slow
 def test_the_command_line_freezes_and_thaws(store: Store, project: Path) -> None:
     build(Recipe(source=LocalSource(project)), store=store, name="mine")
 

@@ -250,6 +250,7 @@ def test_holes_are_read_as_zeros(box: Sandbox) -> None:
 # --- large -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_directory_of_20000_files(do: Do, box: Sandbox, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -294,6 +295,7 @@ def test_deeper_than_any_path(do: Do, box: Sandbox, tmp_path: Path) -> None:
     remove_tree(tmp_path / "deep")
 
 
+@pytest.mark.slow
 def test_too_deep_to_copy_is_said(do: Do, box: Sandbox, tmp_path: Path) -> None:
     box.exec(["python3", "-c", DEEP.replace("'d' * 200", "'d'"), "4100"]).check()
     with pytest.raises(FileAccessError, match="deep"):
@@ -356,6 +358,7 @@ def test_places_that_are_read_only(spec: ImageSpec, tmp_path: Path) -> None:
         assert (tmp_path / "back/sub/a").read_text() == "a"
 
 
+@pytest.mark.slow
 def test_a_tree_that_changes_while_it_is_copied(do: Do, box: Sandbox, tmp_path: Path) -> None:
     """Whatever comes of it, it ends, and nothing half-made stays."""
     box.exec("mkdir /tmp/t; cd /tmp/t; for i in $(seq 300); do mkdir $i; echo $i > $i/f; done").check()

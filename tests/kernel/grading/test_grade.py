@@ -167,7 +167,7 @@ def forge(data):
     [
         ("import os; os._exit(0)", Reason.NO_END),
         ("import os; os.kill(os.getpid(), 9)", Reason.KILLED),
-        ("import time; time.sleep(600)", Reason.TIMEOUT),
+        pytest.param("import time; time.sleep(600)", Reason.TIMEOUT, marks=pytest.mark.slow),
         ("import atexit, os; atexit.register(os._exit, 0)", Reason.EXIT_FORGED),
         ("import atexit, os; atexit.register(os._exit, 2)", Reason.EXIT_MISMATCH),
         (f"import os{FORGED}forge(b'[1]\\n')", Reason.REPORT_DAMAGED),
