@@ -5,8 +5,8 @@ SHELL := /bin/bash
 VENV ?= .venv-$(shell id -u)
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-# How many processes share the tests: two more than there are processors, up to four. Much of a test is waiting.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n > 2 ? 4 : n + 2)))
+# How many processes share the tests: three for each processor, up to six. Much of a test is waiting.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n > 2 ? 6 : 3 * n)))
 # Where PYTHONDONTWRITEBYTECODE is set, each worker, command and sandbox would compile the package again: half of the time.
 PYTHON_KEPT = env -u PYTHONDONTWRITEBYTECODE "$(BIN)/python"
 PYTEST = $(PYTHON_KEPT) -m pytest -n $(WORKERS)
@@ -32,7 +32,7 @@ help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
 	@echo "make train-demo   train a small model by SFT and RL in sandboxes, and print the reward before and after; 20 minutes"
 	@echo "make experiment   the whole experiment of docs/results.md, in EXPERIMENT=$(EXPERIMENT); hours; it goes on where it was"
-	@echo "make test         the tests of every kind but the slow ones, as the user who calls; 8 minutes on two processors"
+	@echo "make test         the tests of every kind but the slow ones, as the user who calls; 10 minutes on two processors"
 	@echo "make test-quick   the unit tests and a few sandboxes; 3 minutes"
 	@echo "make test-all     what .ci/run runs: every test, as root and as an ordinary user, with all extras; 45 minutes"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"

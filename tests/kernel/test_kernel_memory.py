@@ -19,7 +19,6 @@ from minisandbox.sandbox.launcher import NO_GROUPS
 from minisandbox.types import ImageSpec, Limits
 
 pytestmark = [pytest.mark.kernel, SLOW_AS_ROOT]
-
 MECHANISMS = ("as found", "without control groups")
 LIMITS = Limits(memory="256M")
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
