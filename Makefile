@@ -34,7 +34,7 @@ help:
 	@echo "make experiment   the whole experiment of docs/results.md, in EXPERIMENT=$(EXPERIMENT); hours; it goes on where it was"
 	@echo "make test         the tests of every kind but the slow ones, as the user who calls; 10 minutes on two processors"
 	@echo "make test-quick   the unit tests and a few sandboxes; 3 minutes"
-	@echo "make test-all     what .ci/run runs: every test, as root and as an ordinary user, with all extras; 45 minutes"
+	@echo "make test-all     what .ci/run runs: every test with all extras; as root, those that are not slow as an ordinary user too; 45 minutes"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"
 	@echo "make test-no-reaper  all tests where the first process reaps no orphans, as in many containers"
 	@echo "make test-interpreters  build a project for each of five interpreters, 2.7 to 3.13, and run its tests; minutes"

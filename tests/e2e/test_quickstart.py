@@ -17,7 +17,7 @@ from minisandbox.tasks import Form, TaskSet
 
 pytestmark = [pytest.mark.kernel, pytest.mark.index, pytest.mark.slow]
 
-# Tasks of both forms, and of one project and of several. An ordinary user has all fourteen, and root these.
+# Tasks of both forms, and of one project and of several: root has these, an ordinary user all fourteen.
 SIX = ("pytoolz__toolz-1.0.0.update_in", "r1chardj0n3s__parse-*", "pytoolz__toolz-1.0.0.outer_join",
        "pallets__click-8.1.7.range_bounds", "pallets__click-8.1.7.empty_default", "jpvanhal__inflection-*")  # fmt: skip
 
