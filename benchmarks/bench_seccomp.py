@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from minisandbox.launch import seccomp, syscalls
+from minisandbox.launch.kernel import seccomp, syscalls
 
 CALLS = 5_000
 MEASURES: dict[str, tuple[str, Callable[[], object]]] = {

@@ -31,7 +31,7 @@ from tests.waiting import locked_bytes  # noqa: E402 - after the path is set
 
 from minisandbox.host import reaper  # noqa: E402 - after the path is set
 from minisandbox.images.base import base_entries, write_base  # noqa: E402
-from minisandbox.launch import identity, limits  # noqa: E402
+from minisandbox.launch.kernel import cgroups, identity  # noqa: E402
 
 MOMENTS, SANDBOXES = 200, 50
 GRACE = 30.0  # the promise is 2 s on a machine that has time for it
@@ -199,7 +199,7 @@ class Soak:
         self.sandboxes = 1
         self.controller = self.start()
         self._ended.pop()
-        groups = {name: directory for name, directory in limits.owners(limits.find_places()) if name in self._ended}
+        groups = {name: directory for name, directory in cgroups.owners(cgroups.find_places()) if name in self._ended}
         self.complaints += [f"a control group is left: {directory}" for directory in groups.values()]
         self.complaints += [f"a record is left: {path}" for path in self.left_records()]
         self.end()

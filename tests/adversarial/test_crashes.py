@@ -14,7 +14,7 @@ from tests.adversarial.soak import below, mount_table
 
 from minisandbox.errors import SandboxGone
 from minisandbox.host import reaper
-from minisandbox.launch import limits as groups
+from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox, live_sandboxes
 from minisandbox.types import ImageSpec, Limits
 
@@ -37,7 +37,7 @@ def holdings() -> dict[str, int]:
         "segments": len(Path("/proc/sysvipc/shm").read_text(encoding="ascii").splitlines()),
         "control groups": sum(
             count(directory)
-            for name, directory in groups.owners(groups.find_places())
+            for name, directory in cgroups.owners(cgroups.find_places())
             if name == reaper.owner_name()
         ),
         "records": count(reaper.runtime_directory() / "owners" / reaper.owner_name()),

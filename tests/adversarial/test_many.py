@@ -13,7 +13,7 @@ import pytest
 from tests.adversarial.soak import below, mount_table
 
 from minisandbox.host import reaper
-from minisandbox.launch import limits
+from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import shut_down
 from minisandbox.types import ImageSpec, Limits, Outcome
@@ -43,7 +43,7 @@ def held() -> dict[str, int]:
         "keys": len(Path("/proc/keys").read_text(encoding="ascii", errors="replace").splitlines()),
         "control groups": sum(
             len(os.listdir(directory))
-            for name, directory in limits.owners(limits.find_places())
+            for name, directory in cgroups.owners(cgroups.find_places())
             if name == reaper.owner_name()
         ),
         "inotify": sum(link.count("inotify") for pid in mine | {os.getpid()} for link in links(pid)),

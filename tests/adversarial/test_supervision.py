@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import PATIENCE, running, stat_fields, until
 
 from minisandbox.errors import SandboxGone
-from minisandbox.launch.frames import Header, encode
+from minisandbox.launch.jobs.frames import Header, encode
 from minisandbox.sandbox import Sandbox, live_sandboxes
 from minisandbox.sandbox.controller import current_controller
 from minisandbox.sandbox.wire import ExecCall

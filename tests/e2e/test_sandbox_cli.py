@@ -26,7 +26,7 @@ from tests.waiting import until
 from minisandbox import errors
 from minisandbox.cli import exits
 from minisandbox.host import reaper
-from minisandbox.launch import limits
+from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec, Limits
 
@@ -364,7 +364,7 @@ def groups_apart() -> Iterator[tuple[set[Path], list[str]]]:
     A command looks below the groups that it is in. Where it would look by itself, others may have left some that
     nothing can remove: their processes do not end. Where none can be made, these places have to do, without words.
     """
-    places = limits.find_places()
+    places = cgroups.find_places()
     above = {Path(place) for _, place in places.directories}
     ours = {place / f"test-minisandbox-{os.getpid()}" for place in above}
     inside = {place / "inside" if places.version == 2 else place for place in ours}  # no processes beside groups there
@@ -389,7 +389,7 @@ def stubborn(groups_apart: tuple[set[Path], list[str]]) -> Iterator[None]:
     if not words:
         yield
         return
-    groups = [place.parent / f"{limits.PREFIX}{dead_owner(1)}" for place in ours]
+    groups = [place.parent / f"{cgroups.PREFIX}{dead_owner(1)}" for place in ours]
     try:
         for group in groups:
             (group / "1").mkdir(parents=True)
@@ -433,8 +433,8 @@ def test_prune(
     places, words = groups_apart
     dead = dead_owner()
     records = tmp_path / "runtime/owners" / dead
-    groups = {place / f"{limits.PREFIX}{dead}" for place in places}
-    living = {place / f"{limits.PREFIX}{reaper.owner_name()}" for place in places if words}
+    groups = {place / f"{cgroups.PREFIX}{dead}" for place in places}
+    living = {place / f"{cgroups.PREFIX}{reaper.owner_name()}" for place in places if words}
     hidden = Path(tempfile.gettempdir(), f"minisandbox-scratch-{dead}-x")
     with Sandbox.create(spec) as box:  # the first of a process removes what dead ones left, as prune does
         records.mkdir(parents=True)

@@ -1,6 +1,7 @@
 """Where CPython's tests end differently in a sandbox, and which of our rules makes them.
 
-The rules of system calls are rows of ``launch/seccomp_rules.py``; docs/design/system-calls.md says why each is there.
+The rules of system calls are rows of ``launch/kernel/seccomp_rules.py``; docs/design/system-calls.md says why each is
+there.
 """
 
 from __future__ import annotations

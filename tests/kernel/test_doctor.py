@@ -21,8 +21,8 @@ pytestmark = pytest.mark.kernel("user-namespaces")
 # Runs in a process of its own: {before} makes the machine poorer, then the doctor is asked there.
 ASK = """
 import json, os, sys
-from minisandbox.launch import syscalls as sc
-from minisandbox.launch.identity import enter_outer_namespace
+from minisandbox.launch.kernel import syscalls as sc
+from minisandbox.launch.kernel.identity import enter_outer_namespace
 from minisandbox.host import doctor, fixes, surroundings
 from pathlib import Path
 {before}

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.kernel("user-namespaces", "sandbox")
 ALONE = """
 import os, sys
 from pathlib import Path
-from minisandbox.launch import syscalls as sc
-from minisandbox.launch.identity import enter_outer_namespace
+from minisandbox.launch.kernel import syscalls as sc
+from minisandbox.launch.kernel.identity import enter_outer_namespace
 
 if os.geteuid() != 0:
     enter_outer_namespace()

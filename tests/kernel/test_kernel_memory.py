@@ -424,7 +424,7 @@ def test_a_lock_that_is_inherited_counts_once(spec: ImageSpec) -> None:
 DEVICES_ON_A_TMPFS = """
 import fcntl, os, stat, struct, sys
 from pathlib import Path
-from minisandbox.launch import syscalls as sc
+from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec
 sc.unshare(sc.CLONE_NEWNS)

@@ -18,7 +18,7 @@ from tests.waiting import running, until
 
 from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.host import reaper
-from minisandbox.launch import limits
+from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox, companion, live_sandboxes, network
 from minisandbox.sandbox.controller import current_controller, shut_down
 from minisandbox.types import ImageSpec, Network
@@ -186,7 +186,7 @@ def test_sigkill_of_the_controller_leaves_nothing(spec: ImageSpec, then: str) ->
         until(partial(none_runs, pids))
     assert not mounts_of(spec)
     assert "records" in {one.kind for one in reaper.reap(reaper.runtime_directory()) if one.owner == owner}
-    assert owner not in {name for name, _ in limits.owners(limits.find_places())}
+    assert owner not in {name for name, _ in cgroups.owners(cgroups.find_places())}
     assert not [record for record in live_sandboxes() if record.owner == controller]
 
 

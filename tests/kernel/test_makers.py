@@ -15,7 +15,7 @@ import pytest
 from tests.waiting import until
 
 from minisandbox.errors import SandboxCreationError
-from minisandbox.launch import limits
+from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import shut_down
 from minisandbox.types import ImageSpec
@@ -35,7 +35,7 @@ def makers(box: Sandbox) -> set[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             rows = status(int(name))
-            if rows["PPid"] == zygote and rows["Name"] == "minisandbox-mak" and not rows["State"].startswith("Z"):
+            if rows["PPid"] == zygote and rows["Name"] == "minisandbox-set" and not rows["State"].startswith("Z"):
                 found.add(int(name))
     return found
 
@@ -64,10 +64,10 @@ def no_more_processes(pid: int) -> Iterator[None]:
         yield
         resource.prlimit(pid, resource.RLIMIT_NPROC, before)
         return
-    directories = dict(limits.find_places().directories)
+    directories = dict(cgroups.find_places().directories)
     if "pids" not in directories:
         pytest.skip("there is no control group for processes")
-    group = Path(directories["pids"], f"{limits.PREFIX}test-{os.getpid()}")
+    group = Path(directories["pids"], f"{cgroups.PREFIX}test-{os.getpid()}")
     group.mkdir()
     (group / "pids.max").write_text("0", encoding="ascii")
     (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
@@ -82,9 +82,9 @@ def own_launcher() -> Iterator[None]:
     shut_down()
     yield
     shut_down()
-    for group in {Path(directory) for _, directory in limits.find_places().directories}:
+    for group in {Path(directory) for _, directory in cgroups.find_places().directories}:
         with contextlib.suppress(FileNotFoundError):
-            (group / f"{limits.PREFIX}test-{os.getpid()}").rmdir()
+            (group / f"{cgroups.PREFIX}test-{os.getpid()}").rmdir()
 
 
 @pytest.mark.usefixtures("own_launcher")
@@ -112,7 +112,11 @@ def test_a_killed_spare_is_not_handed_out(spec: ImageSpec) -> None:
 
         def spares() -> set[int]:
             children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text(encoding="ascii").split()
-            return {pid for pid in map(int, children) if status(pid)["Name"] == "minisandbox-ini"} - {box.info().pid}
+            found = set()
+            for pid in map(int, children):
+                with contextlib.suppress(OSError):  # it has ended since
+                    found |= {pid} if status(pid)["Name"] == "minisandbox-ini" else set()
+            return found - {box.info().pid}
 
         until(lambda: len(spares()) == 1)
         (spare,) = spares()

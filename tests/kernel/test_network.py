@@ -24,7 +24,7 @@ import pytest
 from tests.waiting import running, settled, stat_fields, until
 
 from minisandbox.errors import InvalidValue, OwnerOnly, SandboxGone
-from minisandbox.launch import identity
+from minisandbox.launch.kernel import identity
 from minisandbox.sandbox import Process, Sandbox
 from minisandbox.sandbox import network as network_module
 from minisandbox.sandbox.controller import current_controller

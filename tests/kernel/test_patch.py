@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from minisandbox.errors import CommandFailed, FileAccessError
-from minisandbox.launch.frames import Header
+from minisandbox.launch.jobs.frames import Header
 from minisandbox.sandbox import Sandbox, handles
 from minisandbox.sandbox.comparing import ChangesCall
 from minisandbox.sandbox.drive import converse

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.kernel("user-namespaces")
 TYPE = """
 import os, sys
 from pathlib import Path
-from minisandbox.launch import syscalls as sc
-from minisandbox.launch.identity import enter_outer_namespace
+from minisandbox.launch.kernel import syscalls as sc
+from minisandbox.launch.kernel.identity import enter_outer_namespace
 {bend}
 from minisandbox.cli.main import main
 sys.exit(main(sys.argv[1:]))
@@ -83,7 +83,7 @@ NO_CGROUPS = ORDINARY + 'sc.mount("tmpfs", "/sys/fs/cgroup", "tmpfs", 0)\n'
 OTHER_KERNEL = """#!{python} -I
 import os, sys
 sys.path += {path!r}
-from minisandbox.launch import syscalls as sc
+from minisandbox.launch.kernel import syscalls as sc
 {change}
 _, program, *arguments = sys.argv[sys.argv.index("-c") :]
 sys.argv[:] = ["-c", *arguments]
@@ -294,7 +294,7 @@ def test_version_2_that_was_not_delegated(tmp_path: Path, monkeypatch: pytest.Mo
     root, own = group_tree(
         tmp_path, {"own": "0::/user.slice/session-1.scope\n", "cgroup.controllers": "cpu memory pids\n"}
     )
-    found = surroundings.cgroups(root, own)
+    found = surroundings.control_groups(root, own)
     assert (found.status, found.fix.split()[0]) == ("degraded", "systemd-run")
 
 
@@ -304,12 +304,12 @@ def test_version_2_of_our_own_with_processes_that_cannot_be_moved(
     def refuse(*_: object) -> NoReturn:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
-    monkeypatch.setattr("minisandbox.launch.syscalls.write_setting", refuse)
+    monkeypatch.setattr("minisandbox.launch.kernel.syscalls.write_setting", refuse)
     root, own = group_tree(
         tmp_path,
         {"own": "0::/\n", "cgroup.controllers": "cpu memory pids\n", "cgroup.procs": "", "cgroup.subtree_control": ""},
     )
-    found = surroundings.cgroups(root, own)
+    found = surroundings.control_groups(root, own)
     assert found.status == "degraded"
     assert f"d={root}; mkdir -p $d/others" in found.fix
     assert "echo +memory +pids +cpu > $d/cgroup.subtree_control" in found.fix
@@ -318,6 +318,6 @@ def test_version_2_of_our_own_with_processes_that_cannot_be_moved(
 def test_version_1_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixes, "in_container", lambda: False)
     files = {"own": "2:memory:/elsewhere\n1:pids:/elsewhere\n", "memory/cgroup.procs": "", "pids/cgroup.procs": ""}
-    found = surroundings.cgroups(*group_tree(tmp_path, files))
+    found = surroundings.control_groups(*group_tree(tmp_path, files))
     assert (found.status, "version 1" in found.detail) == ("degraded", True)
     assert "sudo mkdir -p $d" in found.fix

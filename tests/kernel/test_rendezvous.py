@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kernel
 HOST = """
 import json, os, socket, sys
 from pathlib import Path
-from minisandbox.launch import syscalls as sc
+from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec
 

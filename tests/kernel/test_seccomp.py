@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.launch import seccomp
-from minisandbox.launch.seccomp_tables import NEWEST
+from minisandbox.launch.kernel import seccomp
+from minisandbox.launch.kernel.seccomp_tables import NEWEST
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import Output
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 # A child that goes under the filter, or for control does not, makes calls and prints what they gave.
 MAKE_CALLS = """
 import ctypes, json, os, sys
-from minisandbox.launch import seccomp, syscalls
+from minisandbox.launch.kernel import seccomp, syscalls
 libc = ctypes.CDLL(None, use_errno=True)
 syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 filtered, calls = json.load(sys.stdin)
@@ -45,7 +45,7 @@ for number, arguments in calls:
 # Becomes a program under the filter.
 BECOME = """
 import os, sys
-from minisandbox.launch import seccomp, syscalls
+from minisandbox.launch.kernel import seccomp, syscalls
 syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 seccomp.install()
 seccomp.verify()
@@ -114,7 +114,7 @@ def test_the_i386_door_is_shut() -> None:
     """``int 0x80`` with i386's number of getpid, from a page of machine code."""
     script = (
         "import ctypes, mmap, sys\n"
-        "from minisandbox.launch import seccomp, syscalls\n"
+        "from minisandbox.launch.kernel import seccomp, syscalls\n"
         "page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)\n"
         "page.write(bytes.fromhex('b814000000' 'cd80' 'c3'))  # mov eax, 20; int 0x80; ret\n"
         "enter = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))\n"
@@ -217,7 +217,7 @@ def test_a_terminal_cannot_be_typed_into() -> None:
 def test_without_no_new_privs_an_ordinary_process_gets_no_filter() -> None:
     script = (
         "import errno, os\n"
-        "from minisandbox.launch import seccomp, syscalls\n"
+        "from minisandbox.launch.kernel import seccomp, syscalls\n"
         "os.getuid() or syscalls.capset(0)\n"
         "try: seccomp.install()\n"
         "except syscalls.CallError as error: print(error.errno == errno.EACCES)\n"
@@ -234,7 +234,7 @@ def test_the_filter_stays_across_programs_and_none_can_be_added() -> None:
     status = run_ok("bash", "-c", "cat /proc/self/status")
     assert "Seccomp:\t2" in status
     more = (
-        "from minisandbox.launch import seccomp as s\n"
+        "from minisandbox.launch.kernel import seccomp as s\n"
         "try:\n    s.install()\nexcept OSError as error:\n    print(error.errno)\n"
         "print(open('/proc/self/status').read())"
     )

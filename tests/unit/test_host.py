@@ -20,7 +20,8 @@ from tests.waiting import locked_bytes, stat_fields, until
 from minisandbox.errors import HostError
 from minisandbox.host import doors, reaper, surroundings
 from minisandbox.images.base import base_entries
-from minisandbox.launch import descendants, identity
+from minisandbox.launch.jobs import descendants
+from minisandbox.launch.kernel import identity
 
 
 def _record(number: int) -> reaper.Record:

@@ -27,15 +27,17 @@ LONGEST_FILE = 600
 
 # Who may import whom. A name "x" allows the package; "x." allows only its public face, `from minisandbox.x import ...`.
 BELOW_ROLLOUTS = (
-    "launch", "host", "store", "sandbox", "images", "pool", "tasks", "grade", "models", "agents", "trajectories",
+    "launch", "egress", "host", "store", "sandbox", "images", "pool", "tasks", "grade", "models", "agents",
+    "trajectories",
 )  # fmt: skip
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "patches": (),
     "compression": (),
     "launch": (),
+    "egress": ("launch",),
     "host": ("launch",),
     "store": ("launch", "host"),
-    "sandbox": ("launch", "host", "store"),
+    "sandbox": ("launch", "egress", "host", "store"),
     "images": ("sandbox", "store", "host", "launch"),
     "pool": ("sandbox", "images", "store", "host"),
     "tasks": ("images",),
@@ -48,7 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 FREE = ("integrations", "cli", "__main__")
 SHARED = ("errors", "types", "patches", "compression")
-WITHOUT_THIRD_PARTY = ("launch", "host", "store", "sandbox")
+WITHOUT_THIRD_PARTY = ("launch", "egress", "host", "store", "sandbox")
 # What Python has itself from 3.14 on; loaded where something is compressed, and only then (docs/dependencies.md).
 BACKPORTS = {"compression": "zstandard"}
 

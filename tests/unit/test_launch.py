@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.launch import plan as p
 from minisandbox.launch import zygote
-from minisandbox.launch.capture import Capture
-from minisandbox.launch.descendants import status_number
-from minisandbox.launch.frames import Decoder, FrameError, encode
+from minisandbox.launch.jobs.capture import Capture
+from minisandbox.launch.jobs.descendants import status_number
+from minisandbox.launch.jobs.frames import Decoder, FrameError, encode
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.life import Life
 from minisandbox.sandbox.plans import Request, make_plan

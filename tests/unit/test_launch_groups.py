@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from minisandbox.host import fixes, surroundings
-from minisandbox.launch import syscalls as sc
-from minisandbox.launch.limits import LEAF, Group, Hold, find_places, open_places
+from minisandbox.launch.kernel import syscalls as sc
+from minisandbox.launch.kernel.cgroups import LEAF, Group, Hold, find_places, open_places
 
 SERVICE = "/system.slice/train.service"
 STATISTICS = (
@@ -179,6 +179,6 @@ def test_the_doctor_tells_of_a_group_that_gives_no_cpu(
     """Limits.cpu was refused there, with a hint to the doctor, who called it ok."""
     version2.add("/scope", available, "memory pids")
     version2.be_in("/scope")
-    found = surroundings.cgroups(str(version2.root), str(version2.own))
+    found = surroundings.control_groups(str(version2.root), str(version2.own))
     assert (found.status, "Limits.cpu is refused" in found.detail) == (status, status == "degraded")
     assert fix in found.fix

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from tests.waiting import PATIENCE
 
-from minisandbox.launch.frames import STDIN_CREDIT
+from minisandbox.launch.jobs.frames import STDIN_CREDIT
 from minisandbox.sandbox.handles import SandboxCore
 from minisandbox.sandbox.lines import GRACE, Line, Queue
 from minisandbox.sandbox.processes import ProcessChannel

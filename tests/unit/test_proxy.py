@@ -17,8 +17,8 @@ from typing import NoReturn
 
 import pytest
 
-from minisandbox.launch import proxy
-from minisandbox.launch.proxy_rules import Rules, Target, Upstream
+from minisandbox.egress import proxy
+from minisandbox.egress.rules import Rules, Target, Upstream
 
 Told = list[dict[str, object]]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

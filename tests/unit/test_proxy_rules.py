@@ -9,8 +9,7 @@ import pytest
 
 from minisandbox.cli.main import parser
 from minisandbox.cli.sandbox_options import parse_network
-from minisandbox.errors import InvalidValue
-from minisandbox.launch.proxy_rules import (
+from minisandbox.egress.rules import (
     MOST_HEAD,
     Hop,
     RefusedError,
@@ -26,6 +25,7 @@ from minisandbox.launch.proxy_rules import (
     parse_request,
     shown,
 )
+from minisandbox.errors import InvalidValue
 from minisandbox.sandbox.network import check_network
 from minisandbox.types import Network
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from minisandbox.launch.proxy_rules import MOST_HEAD, RefusedError, Rules, Target
-from minisandbox.launch.proxy_tunnels import Hellos, opens
+from minisandbox.egress.rules import MOST_HEAD, RefusedError, Rules, Target
+from minisandbox.egress.tunnels import Hellos, opens
 
 
 def server_name(*names: bytes, behind: bytes = b"") -> bytes:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minisandbox.launch import seccomp, seccomp_bpf
-from minisandbox.launch.seccomp_rules import ALLOW, RULES, Clause, Rule, Test, rules_by_name
-from minisandbox.launch.seccomp_tables import NEWEST, known_calls
+from minisandbox.launch.kernel import seccomp, seccomp_bpf
+from minisandbox.launch.kernel.seccomp_rules import ALLOW, RULES, Clause, Rule, Test, rules_by_name
+from minisandbox.launch.kernel.seccomp_tables import NEWEST, known_calls
 
 ARCHITECTURES = ("x86_64", "aarch64")
 GARBAGE = 0xDEADBEEF << 32

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.launch import spawn as module
-from minisandbox.launch.frames import Header
-from minisandbox.launch.spawn import Stdio, spawn
+from minisandbox.launch.jobs import spawn as module
+from minisandbox.launch.jobs.frames import Header
+from minisandbox.launch.jobs.spawn import Stdio, spawn
 
 
 def own_score() -> int:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
-from minisandbox.launch.frames import Decoder, Header, encode
+from minisandbox.launch.jobs.frames import Decoder, Header, encode
 from minisandbox.sandbox import transfers
 from minisandbox.sandbox.hosttrees import leaves_tree
 from minisandbox.sandbox.wire import Operation

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.launch import init, maker, watchdog
-from minisandbox.launch.ledger import Ledger
+from minisandbox.launch import init, setup, watchdog
+from minisandbox.launch.kernel.ledger import Ledger
 from minisandbox.launch.tracing import Tracing
 
 KB = 1024
@@ -55,7 +55,7 @@ def test_looks_are_no_more_frequent_than_they_are_to_be(monkeypatch: pytest.Monk
     """Pid 1 has something to do at each end of a process; a look at 200 of them takes 5 ms."""
     looks: list[object] = []
     monkeypatch.setattr(watchdog, "enforce", lambda *_: looks.append(time.monotonic()))
-    numbers = {maker.LIFETIME: 0, maker.MEMORY: 1}
+    numbers = {setup.LIFETIME: 0, setup.MEMORY: 1}
     control, other = socket.socketpair()
     with control, other:
         first = init.Init(control, other, numbers, Ledger(None), Tracing(-1))

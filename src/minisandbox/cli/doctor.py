@@ -11,7 +11,7 @@ from minisandbox.cli.output import Column, add_json_option, print_json, print_ta
 from minisandbox.errors import HostError
 from minisandbox.host import doctor, probes
 from minisandbox.images import host_image
-from minisandbox.launch import seccomp
+from minisandbox.launch.kernel import seccomp
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.store.paths import default_root

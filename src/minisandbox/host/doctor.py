@@ -93,7 +93,7 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
     checks = [
         surroundings_check("kernel", surroundings.kernel(), ("sandbox",)),
         *(_judge(name, answer) for name in _NEEDED_FOR),
-        surroundings_check("cgroups", surroundings.cgroups(), ("limits on memory and CPU",)),
+        surroundings_check("cgroups", surroundings.control_groups(), ("limits on memory and CPU",)),
         surroundings_check("rlimits", surroundings.rlimits(), ("many sandboxes at once",)),
         surroundings_check("inotify", surroundings.inotify(), ("programs that watch files",)),
         surroundings_check("file-max", surroundings.file_max(), ("many open files at once",)),

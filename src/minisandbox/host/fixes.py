@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from minisandbox.launch import syscalls
+from minisandbox.launch.kernel import syscalls
 
 _SYSCTLS = (
     # name, value that is in the way, value that is not

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.launch import plan as p
-from minisandbox.launch import syscalls as sc
-from minisandbox.launch.identity import (
+from minisandbox.launch.kernel import syscalls as sc
+from minisandbox.launch.kernel.identity import (
     RANGE_SIZE,
     Identities,
     Identity,
@@ -33,7 +33,7 @@ from minisandbox.launch.identity import (
     has_privileges,
     hold_namespace,
 )
-from minisandbox.launch.mounts import Executor
+from minisandbox.launch.kernel.mounts import Executor
 
 _DEADLINE = 5.0  # seconds for one trial: each takes milliseconds, unless the kernel hangs
 _NOBODY = 65534

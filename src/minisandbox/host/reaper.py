@@ -20,7 +20,8 @@ from pathlib import Path
 from minisandbox.errors import HostError
 from minisandbox.host import doors
 from minisandbox.host.faults import ELSEWHERE, runtime_fault, runtime_faults
-from minisandbox.launch import descendants, limits
+from minisandbox.launch.jobs import descendants
+from minisandbox.launch.kernel import cgroups
 
 _START_TIME = 19  # from the state on (proc_pid_stat(5): field 22)
 DOCTOR = ".doctor"
@@ -278,7 +279,7 @@ class Leftover:
     def remove(self) -> bool:
         """Remove it; returns whether it is gone. What is in use by somebody after all stays."""
         if self.kind == _GROUP:
-            limits.remove_owner(str(self.path), _PATIENCE)
+            cgroups.remove_owner(str(self.path), _PATIENCE)
         else:
             _remove_directory(self.path)
         return not os.path.lexists(self.path)
@@ -286,7 +287,7 @@ class Leftover:
 
 def leftovers(runtime: Path) -> Iterator[Leftover]:
     """What dead owners left behind: control groups of all that may be seen, records of this user."""
-    for name, group in limits.owners(limits.find_places()):
+    for name, group in cgroups.owners(cgroups.find_places()):
         if is_dead(name):
             yield Leftover(_GROUP, Path(group), name)
     for directory in _owners(runtime):
@@ -305,9 +306,9 @@ def reap_groups(name: str) -> None:
     Args:
         name: see :func:`owner_name`.
     """
-    for owner, directory in limits.owners(limits.find_places()):
+    for owner, directory in cgroups.owners(cgroups.find_places()):
         if owner == name:
-            limits.remove_owner(directory)
+            cgroups.remove_owner(directory)
 
 
 def _owners(runtime: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.launch import limits, syscalls
+from minisandbox.launch.kernel import cgroups, syscalls
 
 from . import fixes, reaper
 
@@ -23,7 +23,7 @@ _PROCESSES = 4 * _OWN_PROCESSES
 _INSTANCES = 128
 _MACHINE_FILES = _OWN_PROCESSES * _FILES + 65536  # all processes of one sandbox with default limits, and the host's
 _FREE_WANTED = 10 * _GIB
-_WANTED = set(limits.NEEDED)
+_WANTED = set(cgroups.NEEDED)
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # how mountinfo has white space in paths
 _NETWORK = frozenset(
     {
@@ -213,7 +213,7 @@ _CPU_OF_USERS = (
 )
 
 
-def cgroups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Finding:
+def control_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Finding:
     """Whether the launcher can make control groups that limit memory, processes and CPU; tried with empty ones.
 
     In version 2 that moves the processes of this one's group to a leaf, as the first sandbox would.
@@ -232,14 +232,14 @@ def cgroups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Fin
     if unified is not None:
         line = _version_2(unified, Path(own))
         return Finding("degraded", "version 2, but this process may not make groups with memory and pids", line)
-    if all(Path(root, name, "cgroup.procs").exists() for name in limits.NEEDED):
+    if all(Path(root, name, "cgroup.procs").exists() for name in cgroups.NEEDED):
         line = _CONTAINER if fixes.in_container() else _GIVE.format(user=fixes.user_name())
         return Finding("degraded", "version 1, but this process may not make groups with memory and pids", line)
     line = _CONTAINER if fixes.in_container() else _MOUNT
     return Finding("degraded", f"there are no groups for memory and pids at {root}", line)
 
 
-def _cpu(places: limits.Places) -> str:
+def _cpu(places: cgroups.Places) -> str:
     """What to do where groups can limit memory and processes, but not the CPU."""
     if fixes.in_container():
         return _CONTAINER
@@ -254,7 +254,7 @@ def _cpu(places: limits.Places) -> str:
 def _version_2(mount: Path, own: Path) -> str:
     """What to do where groups of version 2 are there, but not for us."""
     paths = [line.split(":", 2)[2] for line in _lines(own) if line.startswith("0::")]
-    group = Path(limits.own_group(str(mount), paths[0] if paths else ""))
+    group = Path(cgroups.own_group(str(mount), paths[0] if paths else ""))
     if _controllers(group) >= _WANTED and os.access(group, os.W_OK):
         return _ENABLE.format(directory=group)  # ours, but with processes in it that we cannot move
     return _CONTAINER if fixes.in_container() else _DELEGATE
@@ -264,19 +264,19 @@ def _controllers(group: Path) -> set[str]:
     return set(" ".join(_lines(group / "cgroup.controllers")).split())
 
 
-def _usable_places(root: str, own: str) -> limits.Places:
+def _usable_places(root: str, own: str) -> cgroups.Places:
     """Where groups can be made; tried."""
     name = f"{reaper.owner_name()}{reaper.DOCTOR}"  # what outlives us is reclaimed
-    places = limits.find_places(root, own)
+    places = cgroups.find_places(root, own)
     try:
-        usable = limits.open_places(places)
+        usable = cgroups.open_places(places)
         if usable.version:
-            limits.Groups(usable, name)
+            cgroups.Groups(usable, name)
     except OSError:
-        return limits.Places(0)
+        return cgroups.Places(0)
     finally:
         for _, directory in places.directories:
-            limits.remove_owner(f"{directory}/{limits.PREFIX}{name}")
+            cgroups.remove_owner(f"{directory}/{cgroups.PREFIX}{name}")
     return usable
 
 

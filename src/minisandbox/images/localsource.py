@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from minisandbox.errors import ProgramNotFound, SourceError
 from minisandbox.images.hostgit import run_git
 from minisandbox.images.recipe import LocalSource
-from minisandbox.launch import syscalls as sc
+from minisandbox.launch.kernel import syscalls as sc
 
 _LIST_TIMEOUT = 120.0
 _LARGEST, _MOST = 1 << 31, 1 << 34

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from .asking import sum_as_users
-from .descendants import may_hold
+from .jobs.descendants import may_hold
 
 MOST_LOCKS = 4_000
 """So many locks at once are more than any program needs; the kernel's memory for them is 192 bytes each."""

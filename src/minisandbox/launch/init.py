@@ -2,7 +2,7 @@
 
 When the controller's end of the control socket closes, or the zygote dies, it exits, and with it the kernel ends every
 process of the sandbox and its mounts (pid_namespaces(7)). It does as little as it can, because whatever it touches is
-memory of its own for as long as the sandbox lives: the plan is carried out by another process (:mod:`.maker`).
+memory of its own for as long as the sandbox lives: the plan is carried out by another process (:mod:`.setup`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import struct
 import time
 from typing import NoReturn
 
-from . import filelocks, limits, maker, seccomp, sockets, watchdog, worker
-from . import syscalls as sc
-from .descendants import child_processes, stat_fields, untold_children
-from .identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
+from . import filelocks, setup, sockets, watchdog
+from .jobs import worker
+from .jobs.descendants import child_processes, stat_fields, untold_children
+from .kernel import cgroups, seccomp
+from .kernel import syscalls as sc
+from .kernel.identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
+from .kernel.ledger import Ledger
 from .kernel_memory import KernelMemory
-from .ledger import Ledger
 from .tracing import Tracing
 
 _CONTROL, _LIFELINE, _LOCKS = 3, 4, 5
@@ -40,7 +42,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
 def main(
-    identity: Identity, birth: socket.socket, lifeline: int, locks: int, network: str, group: limits.Group | None
+    identity: Identity, birth: socket.socket, lifeline: int, locks: int, network: str, group: cgroups.Group | None
 ) -> None:
     """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
 
@@ -67,8 +69,8 @@ def main(
 
 
 def _become(
-    identity: Identity, partner: socket.socket, locks: int, network: str, group: limits.Group | None
-) -> tuple[limits.Hold | None, sockets.Sockets | None, tuple[int, ...], Tracing]:
+    identity: Identity, partner: socket.socket, locks: int, network: str, group: cgroups.Group | None
+) -> tuple[cgroups.Hold | None, sockets.Sockets | None, tuple[int, ...], Tracing]:
     """Make namespaces and give up every privilege, long before there is a plan.
 
     Returns:
@@ -120,7 +122,7 @@ def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketT
     control, door = array.array("i", ancillary[0][2])
     os.dup2(control, _CONTROL, inheritable=False)
     os.close(control)
-    return dict(maker.unpack_numbers(data)), socket.SocketType(fileno=door)
+    return dict(setup.unpack_numbers(data)), socket.SocketType(fileno=door)
 
 
 def _move_descriptors(birth: socket.socket, lifeline: int, locks: int) -> int:
@@ -151,7 +153,7 @@ class Init:
     Args:
         control: socket on which jobs arrive; its end is the end of the sandbox.
         door: listening socket at which others bring jobs.
-        numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.maker` gives them.
+        numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.setup` gives them.
         ledger: what counts the limits that were met.
         tracing: what answers the filter's questions.
         watched: the sockets of its network namespace, if that is its own.
@@ -173,13 +175,13 @@ class Init:
         self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ledger = ledger
         self._tracing = tracing
-        self._memory = numbers.pop(maker.MEMORY, 0)
+        self._memory = numbers.pop(setup.MEMORY, 0)
         self._watch_due = 0.0
-        kernel_memory = numbers.pop(maker.KERNEL_MEMORY, 0)
+        kernel_memory = numbers.pop(setup.KERNEL_MEMORY, 0)
         objects = ledger.hold.objects if ledger.hold else None
         self._kernel = KernelMemory(kernel_memory, watched, locks, objects) if kernel_memory else None
-        self._expects_commands = bool(numbers.pop(maker.EXPECTS_COMMANDS, 0))
-        lifetime = numbers.pop(maker.LIFETIME)
+        self._expects_commands = bool(numbers.pop(setup.EXPECTS_COMMANDS, 0))
+        lifetime = numbers.pop(setup.LIFETIME)
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
         self._rlimits = tuple(numbers.items())
         self._workers: set[int] = set()

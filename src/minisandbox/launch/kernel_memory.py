@@ -20,10 +20,11 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from . import filelocks, limits, watchdog
+from . import filelocks, watchdog
 from .asking import sum_as_users
-from .descendants import every_pid, may_hold, status_number
-from .ledger import Ledger
+from .jobs.descendants import every_pid, may_hold, status_number
+from .kernel import cgroups
+from .kernel.ledger import Ledger
 from .sockets import Sockets
 
 INTERVAL = 0.2
@@ -72,7 +73,7 @@ class KernelMemory:
     """
 
     def __init__(
-        self, limit: int, sockets: Sockets | None, locks: tuple[int, ...], objects: limits.Objects | None = None
+        self, limit: int, sockets: Sockets | None, locks: tuple[int, ...], objects: cgroups.Objects | None = None
     ) -> None:
         self._limit = limit
         self._objects = objects
@@ -168,7 +169,7 @@ class KernelMemory:
                     break
         return held > most
 
-    def _give_back(self, objects: limits.Objects) -> None:
+    def _give_back(self, objects: cgroups.Objects) -> None:
         try:
             objects.give_back()
         finally:

@@ -1,6 +1,6 @@
 """A sandbox's filesystem described as frozen operations; pure data, nothing here touches the kernel.
 
-A plan is made by the controller, travels to the zygote as JSON, and is executed by :mod:`.mounts`. Its names:
+A plan is made by the controller, travels to the zygote as JSON, and is executed by :mod:`.kernel.mounts`. Its names:
 
 * *slot*: a short neutral name ("0", "1", "usr") under which a host tree is held. Host paths appear only in
   :class:`Take`; everything the mount table of the sandbox shows is made of slots.
@@ -228,7 +228,7 @@ class Plan:
             (:mod:`.kernel_memory`); 0: not limited.
         inotify: inotify instances of its user namespace.
         processes: processes of all its ids together, where no control group counts them.
-        group_limits: (name, amount) for its control group (:meth:`.limits.Group.limit`).
+        group_limits: (name, amount) for its control group (:meth:`.kernel.cgroups.Group.limit`).
     """
 
     operations: tuple[Operation, ...]

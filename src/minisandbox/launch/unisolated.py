@@ -16,10 +16,11 @@ import signal
 import socket
 import time
 
-from . import init, worker, zygote
-from . import syscalls as sc
-from .descendants import child_processes
-from .ledger import Ledger
+from . import init, zygote
+from .jobs import worker
+from .jobs.descendants import child_processes
+from .kernel import syscalls as sc
+from .kernel.ledger import Ledger
 from .tracing import Tracing
 
 _CONTROL, _LIFELINE, _DOOR, _FIRST_FREE = 3, 4, 5, 6
@@ -33,7 +34,7 @@ def main(control: int, door: int, owner: int, numbers: dict[str, int]) -> None:
         control: socket on which jobs arrive.
         door: listening socket at which others bring jobs.
         owner: pidfd of the process whose fake this is.
-        numbers: limits of commands, and the lifetime in milliseconds, as :mod:`.maker` gives them.
+        numbers: limits of commands, and the lifetime in milliseconds, as :mod:`.setup` gives them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from . import syscalls as sc
-from .descendants import every_pid, stat_fields
-from .ledger import Ledger
+from .jobs.descendants import every_pid, stat_fields
+from .kernel import syscalls as sc
+from .kernel.ledger import Ledger
 
 INTERVAL = 0.05
 """Seconds between two looks while commands run, if looking is cheap."""

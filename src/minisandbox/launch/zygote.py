@@ -21,9 +21,10 @@ import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
-from . import filelocks, init, limits, maker, seccomp
-from . import syscalls as sc
-from .identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
+from . import filelocks, init, setup
+from .kernel import cgroups, seccomp
+from .kernel import syscalls as sc
+from .kernel.identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
 from .plan import INOTIFY, PROCESSES
 
 _MAX_MESSAGE = 1 << 18
@@ -54,7 +55,7 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     try:
         seccomp.assemble()
         sc.join_new_session_keyring()
-        places = _open_places() if owner else limits.Places(0)
+        places = _open_places() if owner else cgroups.Places(0)
         identities, locks = _enter_namespaces(connection, lock_directory, mappers)
         zygote = _Zygote(connection, controller, identities, locks, _make_groups(places, owner))
     except (OSError, ValueError) as error:
@@ -65,20 +66,20 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     zygote.serve()
 
 
-def _open_places() -> limits.Places:
+def _open_places() -> cgroups.Places:
     """Where control groups can be made; before there is a process namespace, from which others cannot be moved."""
     try:
-        return limits.open_places(limits.find_places())
+        return cgroups.open_places(cgroups.find_places())
     except OSError:
-        return limits.Places(0)
+        return cgroups.Places(0)
 
 
-def _make_groups(places: limits.Places, owner: str) -> limits.Groups | None:
+def _make_groups(places: cgroups.Places, owner: str) -> cgroups.Groups | None:
     """Control groups for the sandboxes of an owner, where they can be made."""
     if not places.version:
         return None
     try:
-        return limits.Groups(places, owner)
+        return cgroups.Groups(places, owner)
     except OSError:  # what permissions promised the kernel may refuse, in a container for instance
         return None
 
@@ -147,7 +148,7 @@ class _Zygote:
         controller: int,
         identities: Identities,
         locks: int,
-        groups: limits.Groups | None,
+        groups: cgroups.Groups | None,
     ) -> None:
         self._connection = connection
         self._controller = controller
@@ -159,7 +160,7 @@ class _Zygote:
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        self._live: dict[int, tuple[Identity, limits.Group | None]] = {}
+        self._live: dict[int, tuple[Identity, cgroups.Group | None]] = {}
         mapped = identities.mapped
         usr = self._can_idmap("/usr")
         layered = usr or self._can_layer("/usr")
@@ -351,7 +352,7 @@ class _Zygote:
             try:
                 wish.limit(embryo.group)
                 trees.extend(sc.open_tree(f"{init.HOLD}/{number}") for number in wish.sealed)
-                job = maker.pack_job(embryo.pid, embryo.identity, plan)
+                job = setup.pack_job(embryo.pid, embryo.identity, plan)
                 socket.send_fds(self._jobs, [job], [embryo.birth.fileno(), *given, *trees])
                 return os.pidfd_open(embryo.pid)
             finally:
@@ -362,7 +363,7 @@ class _Zygote:
         """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
         identity = self._identities.make(one_id=wish.one_id, inotify=wish.inotify, processes=wish.nproc)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        group: limits.Group | None = None
+        group: cgroups.Group | None = None
         try:
             group = self._groups.make(cpu=wish.limits_cpu) if self._groups else None
             with theirs:
@@ -385,12 +386,12 @@ class _Zygote:
         if pid == 0:
             try:
                 signal.set_wakeup_fd(-1)
-                maker.main(self._makers_end.fileno())
+                setup.main(self._makers_end.fileno())
             finally:
                 os._exit(1)
         return pid
 
-    def _fork_init(self, identity: Identity, birth: socket.socket, network: str, group: limits.Group | None) -> int:
+    def _fork_init(self, identity: Identity, birth: socket.socket, network: str, group: cgroups.Group | None) -> int:
         sc.unshare(sc.CLONE_NEWPID)
         try:
             pid = os.fork()
@@ -420,7 +421,7 @@ class _Embryo:
     pid: int
     identity: Identity
     birth: socket.socket
-    group: limits.Group | None
+    group: cgroups.Group | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +469,7 @@ class _Wish:
         """Whether there is a limit of CPU."""
         return any(name == "cpu" for name, _ in self.amounts)
 
-    def limit(self, group: limits.Group | None) -> None:
+    def limit(self, group: cgroups.Group | None) -> None:
         """Set the limits.
 
         Raises:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from minisandbox.errors import FileAccessError, SandboxGone
-from minisandbox.launch import frames
+from minisandbox.launch.jobs import frames
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox.drive import converse
 from minisandbox.sandbox.launcher import Launcher

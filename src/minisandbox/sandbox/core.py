@@ -19,7 +19,7 @@ from typing import Self
 
 from minisandbox.errors import HostError, InvalidValue, MiniSandboxError, NotFound, SandboxGone
 from minisandbox.host import doors, reaper
-from minisandbox.launch.changes import MOST_CHARACTERS
+from minisandbox.launch.jobs.changes import MOST_CHARACTERS
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.arguments import check_timeout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minisandbox.launch.maker import PROXY_PORT
+from minisandbox.launch.setup import PROXY_PORT
 from minisandbox.types import ImageSpec, Network
 
 DEFAULTS: Mapping[str, str] = {

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import BinaryIO
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
-from minisandbox.launch import frames, trees
+from minisandbox.launch.jobs import frames, trees
 from minisandbox.sandbox.arguments import check_path
 from minisandbox.sandbox.hosttrees import Download, Upload
 from minisandbox.sandbox.wire import Call

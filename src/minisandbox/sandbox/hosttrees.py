@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minisandbox.errors import FileAccessError
-from minisandbox.launch import frames, trees
-from minisandbox.launch.building import Attributes, Builder
+from minisandbox.launch.jobs import frames, trees
+from minisandbox.launch.jobs.tree_writer import Attributes, Builder
 from minisandbox.types import Transfer
 
 MOST_ENTRIES = 1_000_000

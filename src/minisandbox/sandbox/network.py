@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from minisandbox.egress import rules
 from minisandbox.errors import HostError, InvalidValue
 from minisandbox.host.descriptors import hold_streams
-from minisandbox.launch import proxy_rules
 from minisandbox.sandbox import companion, rights, wire
 from minisandbox.types import Network, Refusals
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("minisandbox.network")
 _BOOTSTRAP = (
     "import os, socket, sys; path = os.read(0, 65536).decode('utf-8', 'surrogateescape'); "
     "null = os.open('/dev/null', os.O_RDWR); [os.dup2(null, n) for n in (0, 1, 2)]; os.close(null); "
-    "sys.path.append(path); from minisandbox.launch import gateway; "
+    "sys.path.append(path); from minisandbox.egress import gateway; "
     "gateway.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))"
 )
 UNUSED = 60.0
@@ -46,29 +46,29 @@ def check_network(network: Network) -> Network:
     Raises:
         InvalidValue: it names an address that would be refused, or this machine's own proxy cannot be used.
     """
-    allowed = proxy_rules.Rules(network.hosts, network.private)
+    allowed = rules.Rules(network.hosts, network.private)
     for pattern in network.hosts:
         try:
-            host = proxy_rules.parse_authority(pattern.removeprefix("*."), 80).host
-            if proxy_rules.is_address(host):
+            host = rules.parse_authority(pattern.removeprefix("*."), 80).host
+            if rules.is_address(host):
                 allowed.check_address(host)
-        except proxy_rules.RefusedError as error:
+        except rules.RefusedError as error:
             raise InvalidValue(f"Network.allow({pattern!r}): {error}") from None
     if network.mode == "allow":
         _upstream()
     return network
 
 
-def _upstream() -> proxy_rules.Upstream:
+def _upstream() -> rules.Upstream:
     """The proxies of the caller's environment.
 
     Raises:
         InvalidValue: they are of a kind that cannot be used.
     """
-    upstream = proxy_rules.Upstream.of(os.environ)
+    upstream = rules.Upstream.of(os.environ)
     for url in filter(None, (upstream.tunnel, upstream.plain)):
         try:
-            proxy_rules.parse_hop(url)
+            rules.parse_hop(url)
         except ValueError as error:  # without the address itself, which may hold a password
             raise InvalidValue("the proxy in https_proxy or http_proxy cannot be used", reason=str(error)) from None
     return upstream

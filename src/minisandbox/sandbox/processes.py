@@ -16,9 +16,9 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.launch import frames
-from minisandbox.launch.capture import Capture
-from minisandbox.launch.frames import STDIN_CREDIT
+from minisandbox.launch.jobs import frames
+from minisandbox.launch.jobs.capture import Capture
+from minisandbox.launch.jobs.frames import STDIN_CREDIT
 from minisandbox.sandbox import wire
 from minisandbox.sandbox.arguments import check_type
 from minisandbox.types import ExecResult, Output, ShellResult, Terminal

@@ -34,7 +34,7 @@ from typing import Any, Self
 import minisandbox
 from minisandbox.errors import HostError, InvalidValue, NotFound, SandboxGone
 from minisandbox.host import doors, reaper
-from minisandbox.launch.maker import LIFETIME
+from minisandbox.launch.setup import LIFETIME
 from minisandbox.sandbox import fakefiles, scratch
 from minisandbox.sandbox.aio import AsyncSandbox
 from minisandbox.sandbox.aio_drive import kept_or_undone

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from minisandbox.errors import FileAccessError, InvalidValue
-from minisandbox.launch import trees
+from minisandbox.launch.jobs import trees
 from minisandbox.sandbox.filecalls import (
     DoneCall,
     DownloadCall,

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
-from minisandbox.launch import frames
+from minisandbox.launch.jobs import frames
 from minisandbox.sandbox import arguments
 from minisandbox.types import LIMITS_HIT, ExecResult, Outcome, Usage
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from minisandbox.errors import UnfitTree
-from minisandbox.launch.trees import seek
+from minisandbox.launch.jobs.trees import seek
 
 _GIB = 1 << 30
 MOST_HOLES = 8 * _GIB

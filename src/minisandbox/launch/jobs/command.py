@@ -15,10 +15,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
+from minisandbox.launch.kernel.ledger import FILE_SIZE, PROCESSES, Ledger
+
 from . import descendants
 from .capture import Capture
 from .frames import Header
-from .ledger import FILE_SIZE, PROCESSES, Ledger
 from .spawn import RefusedError, Stdio, spawn
 
 if TYPE_CHECKING:

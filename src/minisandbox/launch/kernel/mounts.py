@@ -12,7 +12,8 @@ import os
 import stat
 from dataclasses import dataclass, field
 
-from . import plan as p
+from minisandbox.launch import plan as p
+
 from . import syscalls as sc
 
 _SCRATCH_POINT = "/tmp"  # noqa: S108 - hidden under our own mount; exists on every host

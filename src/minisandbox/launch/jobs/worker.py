@@ -18,10 +18,11 @@ import socket
 import struct
 from collections.abc import Iterator
 
+from minisandbox.launch.kernel import syscalls as sc
+from minisandbox.launch.kernel.ledger import Ledger
+
 from . import changes, command, files, frames, process, shell
-from . import syscalls as sc
 from .command import Command
-from .ledger import Ledger
 from .link import Link
 
 _IDLE_PATIENCE = 1.0

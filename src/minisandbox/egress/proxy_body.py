@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
-from . import proxy_rules as rules
+from . import rules
 
 CHUNK = 1 << 16
 """Bytes that are read at once."""

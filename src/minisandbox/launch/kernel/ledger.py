@@ -9,7 +9,7 @@ import mmap
 import os
 import struct
 
-from . import limits
+from . import cgroups
 
 MEMORY, PROCESSES, DISK, FILE_SIZE = "memory", "processes", "disk", "file_size"
 _NOTED = struct.Struct("=I")
@@ -26,7 +26,7 @@ class Ledger:
         hold: the same.
     """
 
-    def __init__(self, hold: limits.Hold | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
+    def __init__(self, hold: cgroups.Hold | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
         self.hold = hold
         self._disk = disk
         self._noted = mmap.mmap(-1, _NOTED.size)  # shared with every process that is forked from here (mmap(2))
@@ -49,7 +49,7 @@ class Ledger:
         return [*found, DISK] if self._is_full() else found
 
     def _counts(self) -> list[int]:
-        counted = limits.read_counters(self.hold.counters) if self.hold else [0, 0]
+        counted = cgroups.read_counters(self.hold.counters) if self.hold else [0, 0]
         return [counted[0] + _NOTED.unpack_from(self._noted)[0], counted[1]]
 
     def _is_full(self) -> bool:

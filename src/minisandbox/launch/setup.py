@@ -18,9 +18,9 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import mounts
-from . import syscalls as sc
-from .identity import BECOME, Identity, act_as_owner, map_namespace, read_failure
+from .kernel import mounts
+from .kernel import syscalls as sc
+from .kernel.identity import BECOME, Identity, act_as_owner, map_namespace, read_failure
 from .plan import Plan
 
 PROXY_PORT = 3128
@@ -54,7 +54,7 @@ def main(jobs: int) -> None:
     """
     gc.enable()
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
-    sc.overwrite_arguments("minisandbox-maker")
+    sc.overwrite_arguments("minisandbox-setup")
     os.dup2(jobs, _JOBS, inheritable=False)
     refusal = _make_home()
     source = socket.socket(fileno=_JOBS)

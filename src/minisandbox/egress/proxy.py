@@ -2,7 +2,7 @@
 
 The sandbox has a network of its own without a route. A socket that was made in there listens for its programs; this
 process holds the descriptor, accepts, and connects outwards in the host's network. Nothing of it is inside. What a
-request may ask for is decided in :mod:`.proxy_rules`. The gateway (:mod:`.gateway`) forks it at the first connection.
+request may ask for is decided in :mod:`.rules`. The gateway (:mod:`.gateway`) forks it at the first connection.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import proxy_rules as rules
-from . import syscalls as sc
+from minisandbox.launch.kernel import syscalls as sc
+
+from . import rules
 from .proxy_body import CHUNK, SECOND, Body
-from .proxy_tunnels import Hellos, opens
+from .tunnels import Hellos, opens
 
 TELL, TOLD = b"tell", b"told"
 """What the gateway asks, and the answer once everything was told; all else that a proxy says is JSON."""
@@ -446,7 +447,7 @@ class _Opening:
 
     Attributes:
         host: where it goes.
-        expected: what it must carry (:meth:`.proxy_rules.Rules.expects`).
+        expected: what it must carry (:meth:`.rules.Rules.expects`).
         report: is told of a refusal.
     """
 

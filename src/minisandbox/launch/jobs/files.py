@@ -13,9 +13,10 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from minisandbox.launch.kernel import syscalls as sc
+
 from . import frames, moving, trees, usage
-from . import syscalls as sc
-from .building import Attributes, Builder
+from .tree_writer import Attributes, Builder
 
 if TYPE_CHECKING:
     from .worker import Job

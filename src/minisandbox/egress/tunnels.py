@@ -5,7 +5,7 @@ A port says what its tunnels carry: to port 80 HTTP, to port 443 TLS for the hos
 
 from __future__ import annotations
 
-from .proxy_rules import MOST_HEAD, REQUEST_LINE, RefusedError, shown
+from .rules import MOST_HEAD, REQUEST_LINE, RefusedError, shown
 
 _LONGEST_RECORD = 1 << 14
 _HANDSHAKE, _RECORDS = 22, (20, 21, 22, 23, 24)
@@ -21,7 +21,7 @@ def opens(expected: str, host: str, data: bytes) -> bool:
     """Whether the first bytes of a tunnel are enough to see that it carries what it may.
 
     Args:
-        expected: as :meth:`.proxy_rules.Rules.expects` says.
+        expected: as :meth:`.rules.Rules.expects` says.
         host: the host that was asked for.
         data: what the client has sent so far.
 

@@ -22,8 +22,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from minisandbox.launch.plan import INOTIFY, PROCESSES
+
 from . import syscalls as sc
-from .plan import INOTIFY, PROCESSES
 
 RANGE_SIZE = 65536
 BLOCK_START = 0x77390000

@@ -8,7 +8,7 @@ import os
 import stat
 
 from . import trees
-from .building import Attributes, Builder
+from .tree_writer import Attributes, Builder
 
 
 def move(source_directory: int, source: str, target_directory: int, target: str) -> None:

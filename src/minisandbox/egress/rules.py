@@ -1,7 +1,7 @@
 """What the proxy of sandboxes believes, allows and forwards; pure, nothing here touches a socket.
 
 A request is taken apart strictly: whatever two programs could read in two ways is refused, so that what is checked here
-is what the server beyond will see (RFC 9112, section 11). What a tunnel begins with: :mod:`.proxy_tunnels`.
+is what the server beyond will see (RFC 9112, section 11). What a tunnel begins with: :mod:`.tunnels`.
 """
 
 from __future__ import annotations

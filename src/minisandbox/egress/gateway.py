@@ -27,9 +27,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from . import proxy, proxy_rules
-from . import syscalls as sc
-from .identity import leave_root
+from minisandbox.launch.kernel import syscalls as sc
+from minisandbox.launch.kernel.identity import leave_root
+
+from . import proxy, rules
 
 _MOST_MESSAGE = 1 << 18
 _OWN, _EACH = 16, 3
@@ -233,8 +234,8 @@ class _Gateway:
 
     def _admit(self, message: dict[str, Any], listener: int, sandbox: int) -> None:
         """Serve a sandbox until its first process, known by a pidfd, has ended."""
-        allowed = proxy_rules.Rules(tuple(message["hosts"]), bool(message["private"]))
-        terms = proxy.Terms(allowed, proxy_rules.Upstream(*message["upstream"]), float(message["unused"]))
+        allowed = rules.Rules(tuple(message["hosts"]), bool(message["private"]))
+        terms = proxy.Terms(allowed, rules.Upstream(*message["upstream"]), float(message["unused"]))
         tenant = _Tenant(message["id"], terms, listener, sandbox)
         self._room -= 1
         self._watch(sandbox, lambda _: self._dismiss(tenant))

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import syscalls as sc
+from minisandbox.launch.kernel import syscalls as sc
 
 _MOST_BYTES = 1 << 20
 _MOST_DIGITS = 10

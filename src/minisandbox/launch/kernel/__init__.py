@@ -1,0 +1,1 @@
+"""What the launcher asks of the kernel: system calls, mounts, user namespaces, id ranges, control groups, filters."""
