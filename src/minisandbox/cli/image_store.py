@@ -25,7 +25,6 @@ from minisandbox.store.collect import GRACE, Collected, collect, remove_failures
 from minisandbox.store.overview import ImageRow, Status, apparent_bytes, image_rows, parts
 from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.verify import Report, VerifyEvent, verify
-from minisandbox.tasks import TaskSet
 from minisandbox.types import parse_size
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
@@ -297,6 +296,8 @@ def _print_report(report: Report, store: Store) -> None:
 
 def run_gc(args: argparse.Namespace) -> int:
     """Remove unused layers, leftovers and, if asked, images."""
+    from minisandbox.tasks import TaskSet  # noqa: PLC0415 - slow to import; only this verb needs it
+
     store = Store.open()
     keep = set(chosen(store, args.keep))
     for tasks in args.keep_tasks:

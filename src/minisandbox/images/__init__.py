@@ -1,60 +1,95 @@
-"""Images: from recipes to stacks of layers that sandboxes are made from."""
+"""Images: from recipes to stacks of layers that sandboxes are made from.
+
+Public names are loaded when first used: to start from an image needs little of what building one does.
+"""
 
 from __future__ import annotations
 
-from minisandbox.images.background import Building
-from minisandbox.images.builder import build
-from minisandbox.images.estimate import Estimate
-from minisandbox.images.failures import Failures
-from minisandbox.images.image import (
-    Image,
-    ImageSize,
-    host_image,
-    image_sizes,
-    list_images,
-    load_image,
-    total_size,
-)
-from minisandbox.images.interpreters import find_interpreter, installed_interpreters
-from minisandbox.images.lock import Difference, Lock, Package, compare_locks, lock_of, read_lock
-from minisandbox.images.pins import Pins, read_pins
-from minisandbox.images.probe import Interpreter
-from minisandbox.images.progress import BuildEvent, Progress, StepState
-from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource, Source
-from minisandbox.images.schedule import Budget, Built, build_all
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Budget",
-    "BuildEvent",
-    "Building",
-    "Built",
-    "Difference",
-    "Estimate",
-    "Failures",
-    "GitSource",
-    "Image",
-    "ImageSize",
-    "Interpreter",
-    "LocalSource",
-    "Lock",
-    "Package",
-    "Pins",
-    "Progress",
-    "Recipe",
-    "SdistSource",
-    "Source",
-    "StepState",
-    "build",
-    "build_all",
-    "compare_locks",
-    "find_interpreter",
-    "host_image",
-    "image_sizes",
-    "installed_interpreters",
-    "list_images",
-    "load_image",
-    "lock_of",
-    "read_lock",
-    "read_pins",
-    "total_size",
-]
+_HOME = {
+    "Budget": "schedule",
+    "BuildEvent": "progress",
+    "Building": "background",
+    "Built": "schedule",
+    "Difference": "lock",
+    "Estimate": "estimate",
+    "Failures": "failures",
+    "GitSource": "recipe",
+    "Image": "image",
+    "ImageSize": "image",
+    "Interpreter": "probe",
+    "LocalSource": "recipe",
+    "Lock": "lock",
+    "Package": "lock",
+    "Pins": "pins",
+    "Progress": "progress",
+    "Recipe": "recipe",
+    "SdistSource": "recipe",
+    "Source": "recipe",
+    "StepState": "progress",
+    "build": "builder",
+    "build_all": "schedule",
+    "compare_locks": "lock",
+    "find_interpreter": "interpreters",
+    "host_image": "image",
+    "image_sizes": "image",
+    "installed_interpreters": "interpreters",
+    "list_images": "image",
+    "load_image": "image",
+    "lock_of": "lock",
+    "read_lock": "lock",
+    "read_pins": "pins",
+    "total_size": "image",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
+
+if TYPE_CHECKING:
+    from minisandbox.images.background import Building as Building
+    from minisandbox.images.builder import build as build
+    from minisandbox.images.estimate import Estimate as Estimate
+    from minisandbox.images.failures import Failures as Failures
+    from minisandbox.images.image import Image as Image
+    from minisandbox.images.image import ImageSize as ImageSize
+    from minisandbox.images.image import host_image as host_image
+    from minisandbox.images.image import image_sizes as image_sizes
+    from minisandbox.images.image import list_images as list_images
+    from minisandbox.images.image import load_image as load_image
+    from minisandbox.images.image import total_size as total_size
+    from minisandbox.images.interpreters import find_interpreter as find_interpreter
+    from minisandbox.images.interpreters import installed_interpreters as installed_interpreters
+    from minisandbox.images.lock import Difference as Difference
+    from minisandbox.images.lock import Lock as Lock
+    from minisandbox.images.lock import Package as Package
+    from minisandbox.images.lock import compare_locks as compare_locks
+    from minisandbox.images.lock import lock_of as lock_of
+    from minisandbox.images.lock import read_lock as read_lock
+    from minisandbox.images.pins import Pins as Pins
+    from minisandbox.images.pins import read_pins as read_pins
+    from minisandbox.images.probe import Interpreter as Interpreter
+    from minisandbox.images.progress import BuildEvent as BuildEvent
+    from minisandbox.images.progress import Progress as Progress
+    from minisandbox.images.progress import StepState as StepState
+    from minisandbox.images.recipe import GitSource as GitSource
+    from minisandbox.images.recipe import LocalSource as LocalSource
+    from minisandbox.images.recipe import Recipe as Recipe
+    from minisandbox.images.recipe import SdistSource as SdistSource
+    from minisandbox.images.recipe import Source as Source
+    from minisandbox.images.schedule import Budget as Budget
+    from minisandbox.images.schedule import Built as Built
+    from minisandbox.images.schedule import build_all as build_all
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its home (PEP 562)."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - costs nothing until a name is used
+
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
