@@ -59,6 +59,7 @@ def test_a_correct_fix_by_an_unusual_route_resolves(task: Task, image: Image, bo
     assert "no_sentinels" not in kinds(graded)
 
 
+@pytest.mark.slow
 def test_the_reference_is_never_flagged(task: Task, image: Image) -> None:
     submission = BUG.replace("-    return a + b\n+    return a - b", "-    return a - b\n+    return a + b")
     graded = grade(task, image, submission.encode())

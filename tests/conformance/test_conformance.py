@@ -30,9 +30,9 @@ def marks(case: Case, implementation: Implementation) -> list[pytest.MarkDecorat
     """Choose where a case runs.
 
     Sync and async sandboxes share most of their code. Without --slow, async ones have only the cases that sync ones
-    cannot have, and cases that do a lot are left out. An ordinary user repeats the sync cases.
+    cannot have; the fake and cases that do a lot are left out. An ordinary user repeats the sync cases.
     """
-    twin = "cancel" not in case.needs and implementation.name.startswith("async")
+    twin = "cancel" not in case.needs and (implementation.name.startswith("async") or not implementation.real)
     once = [pytest.mark.once] * (twin and implementation.real)
     slow = [pytest.mark.slow] * (twin or case.deadline > DEADLINE)
     return [pytest.mark.kernel] * implementation.real + once + slow

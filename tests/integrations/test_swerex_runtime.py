@@ -312,6 +312,7 @@ def test_a_program_that_says_something_else(spec: ImageSpec) -> None:
     run(body())
 
 
+@pytest.mark.slow
 def test_a_program_that_prints_without_end_leaves_time_for_others(spec: ImageSpec) -> None:
     """All that it had printed was searched again for each piece."""
 

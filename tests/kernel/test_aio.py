@@ -56,6 +56,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 # --- many at once ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_five_hundred_commands_at_once(spec: ImageSpec) -> None:
     async def body() -> None:
         async with sandbox(spec, limits=Limits(processes=4096)) as box:

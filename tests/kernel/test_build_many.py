@@ -181,6 +181,7 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_steps_and_the_next_call_goes_on(tmp_path: Path, store: Store, project: Path) -> None:
     def start(seconds: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(store.root), str(project), seconds]

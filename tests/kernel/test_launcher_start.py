@@ -16,6 +16,7 @@ pytestmark = pytest.mark.kernel
 STARTS = 30  # a start that lost a race failed 2 times in 100
 
 
+@pytest.mark.slow
 def test_it_starts_every_time() -> None:
     for _ in range(STARTS):
         shut_down()

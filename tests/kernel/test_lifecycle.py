@@ -318,6 +318,7 @@ def test_sigkill_of_the_launcher_ends_its_sandboxes(spec: ImageSpec, name: bytes
     reaper.reap(reaper.runtime_directory())
 
 
+@pytest.mark.slow
 def test_sigkill_at_any_moment_of_creation(spec: ImageSpec) -> None:
     code = CONTROLLER.partition("daemon =")[0].replace("range(4)", "range(400)")
     for processes in (1, 2, 3, 5, 8, 20):  # the launcher, the zygote, and more and more sandboxes

@@ -191,6 +191,7 @@ def test_without_user_namespaces(tmp_path: Path, bend: str, fix: str) -> None:
     assert "minisandbox doctor" in refused.text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only uid 0 needs the capability")
 def test_root_without_capabilities(tmp_path: Path) -> None:
     said = typed(NO_CAPABILITIES, tmp_path, "doctor")
@@ -211,6 +212,7 @@ def test_what_an_old_kernel_lacks(monkeypatch: pytest.MonkeyPatch, release: str,
     assert (surroundings.kernel().status == "degraded") == ("6.6" in fix)
 
 
+@pytest.mark.slow
 def test_without_network_namespaces(tmp_path: Path) -> None:
     """What makes sandboxes has such a namespace too; it ended without one, and was made anew 500 times a second."""
     said = typed(NO_NETWORK_NAMESPACES, tmp_path, "doctor")
@@ -258,6 +260,7 @@ def test_without_control_groups(tmp_path: Path) -> None:
     assert "cpu" in run.text
 
 
+@pytest.mark.slow
 def test_with_an_overlay_that_refuses_user_namespaces(tmp_path: Path) -> None:
     bend = other_kernel(tmp_path, OLD_OVERLAY)
     said = typed(bend, tmp_path, "doctor")

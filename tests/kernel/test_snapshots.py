@@ -273,6 +273,7 @@ def test_few_files_of_sealed_states_leave_the_limit_of_the_disk_as_it_is(spec: I
         box.exec("head -c 7900K /dev/zero > /testbed/big").check()
 
 
+@pytest.mark.slow
 def test_a_lifetime_goes_on_over_snapshots_and_resets(spec: ImageSpec) -> None:
     with Sandbox.create(spec, limits=Limits(lifetime=6)) as box:
         expires = box.info().expires

@@ -125,6 +125,7 @@ def outcome(store: Store, name: str) -> str:
         return box.exec(OUTCOME, timeout=60).check().stdout
 
 
+@pytest.mark.slow
 def test_an_image_behaves_the_same_wherever_it_travels(store: Store, project: Path, tmp_path: Path) -> None:
     build(Recipe(source=LocalSource(project)), store=store, name="mine")
     before = outcome(store, "mine")
@@ -170,6 +171,7 @@ with Sandbox.create(load_image(Store.open(sys.argv[1]), "mine").spec()) as box:
 """
 
 
+@pytest.mark.slow
 def test_a_sandbox_of_a_frozen_image_thaws_it(store: Store, project: Path) -> None:
     build(Recipe(source=LocalSource(project)), store=store, name="mine")
     before = outcome(store, "mine")

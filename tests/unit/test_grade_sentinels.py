@@ -194,6 +194,7 @@ def test_what_cannot_be_changed_gets_one_more_test(text: bytes) -> None:
     assert f"def {name.removeprefix('t.py::')}():".encode() in made.files["t.py"]
 
 
+@pytest.mark.slow
 def test_our_own_tests_stay_well_formed() -> None:
     for file in sorted(Path(__file__).parent.glob("test_*.py")):
         content = file.read_bytes()

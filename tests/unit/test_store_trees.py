@@ -36,6 +36,7 @@ def test_no_descriptor_leaks(tmp_path: Path) -> None:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.slow
 def test_depth_costs_no_stack(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
@@ -44,6 +45,7 @@ def test_depth_costs_no_stack(tmp_path: Path) -> None:
     assert not root.exists()
 
 
+@pytest.mark.slow
 def test_what_is_deeper_than_a_path_can_say_is_measured(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "beside").mkdir(parents=True)

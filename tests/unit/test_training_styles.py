@@ -64,6 +64,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Sequence[di
     return {style: [json.loads(line) for line in file.read_text().splitlines()] for style, file in files.items()}
 
 
+@pytest.mark.slow
 def test_to_the_letter_what_swe_smith_makes(theirs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
     read = {one.instance_id: one for one in read_examples(DATA / "sweagent_run")}
     for style in ("xml", "ticks"):
@@ -106,6 +107,7 @@ def _told(message: Message) -> tuple[object, ...]:
     return message.role, message.content, calls, message.tool_call_id is None
 
 
+@pytest.mark.slow
 def test_swe_smith_reads_an_export(tmp_path: Path) -> None:
     pytest.importorskip("swesmith")
     (tmp_path / "sft").mkdir()

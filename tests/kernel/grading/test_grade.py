@@ -66,6 +66,7 @@ def test_a_submission_that_fixes_nothing_does_not(smith: Task, smith_image: Imag
     assert "test_add" in graded.log
 
 
+@pytest.mark.slow
 def test_both_forms_are_valid(smith: Task, bench: Task, images: Callable[[Task], Image]) -> None:
     for task in (smith, bench):
         found = validate(task, images(task), runs=2)

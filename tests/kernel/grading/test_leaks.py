@@ -20,6 +20,7 @@ def _with(task: Task, name: str, *commands: str) -> Task:
     return replace(task, instance_id=f"calc__{name}", build=build)
 
 
+@pytest.mark.slow
 def test_an_honest_image_has_nothing(bench: Task, smith: Task, images: Callable[[Task], Image]) -> None:
     for task in (bench, smith):
         assert find_leaks(task, images(task)) == ()

@@ -52,6 +52,7 @@ def image(official: Task, images: Callable[[Task], Image]) -> Image:
     return images(official)
 
 
+@pytest.mark.slow
 def test_the_reference_resolves_and_the_empty_patch_does_not(official: Task, image: Image) -> None:
     reference = grade_reference(official, image)
     assert reference.verdict is Verdict.RESOLVED, reference

@@ -89,6 +89,7 @@ def read(master: int, until: str = "") -> str:
     return data.decode()
 
 
+@pytest.mark.slow
 def test_it_is_drawn_narrowed_and_wiped(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     words, environment = command(smith, smith_image, tmp_path)
     with on_terminal(words, environment, tmp_path, 100) as (process, master):

@@ -68,6 +68,7 @@ def test_an_agent_with_a_model(smith: Task, smith_image: Image) -> None:
 TIMEOUTS = Timeouts(connect=5.0, read=1.0, total=2.0)
 
 
+@pytest.mark.slow
 def test_every_fault_of_a_model_ends_in_the_right_status_with_the_record_complete(
     smith: Task, smith_image: Image, tmp_path: Path
 ) -> None:

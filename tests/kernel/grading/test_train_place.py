@@ -106,6 +106,7 @@ def config(out: Path, deadline: float) -> RlConfig:
     return RlConfig(model="m", tasks=("t",), out=str(out), groups=Groups(tasks=1, size=2), policy=acting)
 
 
+@pytest.mark.slow
 def test_an_agent_that_takes_too_long_is_graded(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     """As with SkyRL: a rollout that is dropped would hide what it costs to take long."""
     made = config(tmp_path, deadline=3.0)
