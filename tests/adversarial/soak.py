@@ -199,7 +199,7 @@ class Soak:
         self.sandboxes = 1
         self.controller = self.start()
         self._ended.pop()
-        groups = {name: directory for name, directory in cgroups.owners(cgroups.find_places()) if name in self._ended}
+        groups = {name: directory for name, directory in cgroups.owners(cgroups.find_roots()) if name in self._ended}
         self.complaints += [f"a control group is left: {directory}" for directory in groups.values()]
         self.complaints += [f"a record is left: {path}" for path in self.left_records()]
         self.end()

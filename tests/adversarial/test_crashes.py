@@ -37,7 +37,7 @@ def holdings() -> dict[str, int]:
         "segments": len(Path("/proc/sysvipc/shm").read_text(encoding="ascii").splitlines()),
         "control groups": sum(
             count(directory)
-            for name, directory in cgroups.owners(cgroups.find_places())
+            for name, directory in cgroups.owners(cgroups.find_roots())
             if name == reaper.owner_name()
         ),
         "records": count(reaper.runtime_directory() / "owners" / reaper.owner_name()),

@@ -43,7 +43,7 @@ def held() -> dict[str, int]:
         "keys": len(Path("/proc/keys").read_text(encoding="ascii", errors="replace").splitlines()),
         "control groups": sum(
             len(os.listdir(directory))
-            for name, directory in cgroups.owners(cgroups.find_places())
+            for name, directory in cgroups.owners(cgroups.find_roots())
             if name == reaper.owner_name()
         ),
         "inotify": sum(link.count("inotify") for pid in mine | {os.getpid()} for link in links(pid)),

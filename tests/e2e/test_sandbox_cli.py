@@ -364,7 +364,7 @@ def groups_apart() -> Iterator[tuple[set[Path], list[str]]]:
     A command looks below the groups that it is in. Where it would look by itself, others may have left some that
     nothing can remove: their processes do not end. Where none can be made, these places have to do, without words.
     """
-    places = cgroups.find_places()
+    places = cgroups.find_roots()
     above = {Path(place) for _, place in places.directories}
     ours = {place / f"test-minisandbox-{os.getpid()}" for place in above}
     inside = {place / "inside" if places.version == 2 else place for place in ours}  # no processes beside groups there

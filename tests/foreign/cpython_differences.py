@@ -37,34 +37,6 @@ IGNORED = {
 
 DIFFERENCES = (
     Difference(
-        "seccomp: splice(2) is refused with EINVAL, since pages in a pipe are in no account of memory",
-        (
-            "test.test_os.FileTests.test_splice",
-            "test.test_os.FileTests.test_splice_offset_in",
-            "test.test_os.FileTests.test_splice_offset_out",
-        ),
-    ),
-    Difference(
-        "seccomp: sendfile(2) is refused with EINVAL, since pages in a pipe are in no account of memory",
-        (
-            "test.test_os.TestSendfile.test_keywords",
-            "test.test_os.TestSendfile.test_send_at_certain_offset",
-            "test.test_os.TestSendfile.test_send_whole_file",
-            *(
-                f"test.test_socket.SendfileUsingSendfileTest.test{name}"
-                for name in (
-                    "Count",
-                    "CountSmall",
-                    "CountWithOffset",
-                    "Offset",
-                    "RegularFile",
-                    "WithTimeout",
-                    "WithTimeoutTriggeredSend",
-                )
-            ),
-        ),
-    ),
-    Difference(
         "mounts: / is an overlay of two file systems: readdir(3) and stat(2) give a directory different inode numbers",
         ("test.test_os.TestScandir.test_attributes",),
     ),

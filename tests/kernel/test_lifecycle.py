@@ -186,7 +186,7 @@ def test_sigkill_of_the_controller_leaves_nothing(spec: ImageSpec, then: str) ->
         until(partial(none_runs, pids))
     assert not mounts_of(spec)
     assert "records" in {one.kind for one in reaper.reap(reaper.runtime_directory()) if one.owner == owner}
-    assert owner not in {name for name, _ in cgroups.owners(cgroups.find_places())}
+    assert owner not in {name for name, _ in cgroups.owners(cgroups.find_roots())}
     assert not [record for record in live_sandboxes() if record.owner == controller]
 
 

@@ -64,7 +64,7 @@ def no_more_processes(pid: int) -> Iterator[None]:
         yield
         resource.prlimit(pid, resource.RLIMIT_NPROC, before)
         return
-    directories = dict(cgroups.find_places().directories)
+    directories = dict(cgroups.find_roots().directories)
     if "pids" not in directories:
         pytest.skip("there is no control group for processes")
     group = Path(directories["pids"], f"{cgroups.PREFIX}test-{os.getpid()}")
@@ -82,7 +82,7 @@ def own_launcher() -> Iterator[None]:
     shut_down()
     yield
     shut_down()
-    for group in {Path(directory) for _, directory in cgroups.find_places().directories}:
+    for group in {Path(directory) for _, directory in cgroups.find_roots().directories}:
         with contextlib.suppress(FileNotFoundError):
             (group / f"{cgroups.PREFIX}test-{os.getpid()}").rmdir()
 

@@ -20,7 +20,6 @@ from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.launch import plan as p
 from minisandbox.launch import zygote
 from minisandbox.launch.jobs.capture import Capture
-from minisandbox.launch.jobs.descendants import status_number
 from minisandbox.launch.jobs.frames import Decoder, FrameError, encode
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.life import Life
@@ -163,13 +162,6 @@ def test_a_mount_of_several_directories_shows_one_over_the_other() -> None:
     attached = {op.path: op.slot for op in plan.operations if isinstance(op, p.Attach)}
     order = [taken[attached[lower]] for lower in shown.lowers if attached.get(lower)]
     assert order == ["/", "/middle", "/bottom"]  # nothing is at /top here: the directory of a file
-
-
-def test_a_number_of_a_process_that_is_gone_or_has_none_is_nothing() -> None:
-    own = f"/proc/{os.getpid()}"
-    assert [status_number(own, name) for name in (b"Pid:", b"None:")] == [os.getpid(), 0]
-    assert status_number(f"{own}/task/{os.getpid()}", b"Tgid:") == os.getpid()
-    assert status_number("/proc/0", b"Pid:") == 0
 
 
 def test_a_descriptor_that_cannot_be_sent_is_closed() -> None:

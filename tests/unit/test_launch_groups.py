@@ -10,13 +10,9 @@ import pytest
 
 from minisandbox.host import fixes, surroundings
 from minisandbox.launch.kernel import syscalls as sc
-from minisandbox.launch.kernel.cgroups import LEAF, Group, Hold, find_places, open_places
+from minisandbox.launch.kernel.cgroups import LEAF, Cgroup, CgroupFds, LimitCounters, enable_controllers, find_roots
 
 SERVICE = "/system.slice/train.service"
-STATISTICS = (
-    "anon 4096\nfile 8192\nkernel 900000\npagetables 70000\nsec_pagetables 0\n"
-    "slab_reclaimable 500000\nslab_unreclaimable 300000\nslab 800000\n"
-)
 
 
 @pytest.fixture
@@ -27,40 +23,20 @@ def counters(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def hold(version: int, directory: Path, *controllers: str) -> Hold:
-    return Group(version, dict.fromkeys(("memory", "pids", *controllers), str(directory))).open()
+def open_files(version: int, directory: Path, *controllers: str) -> CgroupFds:
+    return Cgroup(version, dict.fromkeys(("memory", "pids", *controllers), str(directory))).open()
 
 
-def test_version_2_tells_which_objects_cannot_be_given_back(counters: Path) -> None:
-    (counters / "memory.stat").write_text(STATISTICS, encoding="ascii")
-    objects = hold(2, counters).objects
-    assert objects is not None
-    assert (objects.held(), objects.page_tables()) == (300_000, 70_000)
-    assert objects.emptying == -1
-    objects.give_back()  # there is nothing that would have to be
-
-
-def test_version_1_tells_all_and_can_be_emptied(counters: Path) -> None:
-    (counters / "memory.kmem.usage_in_bytes").write_text("800000\n", encoding="ascii")
-    emptied = counters / "memory.force_empty"
-    emptied.touch()
-    objects = hold(1, counters).objects
-    assert objects is not None
-    assert (objects.held(), objects.page_tables()) == (800_000, 800_000)
-    objects.give_back()
-    assert emptied.read_text(encoding="ascii") == "0"
-
-
-def test_a_kernel_that_does_not_tell_is_not_asked(counters: Path) -> None:
-    """cgroup.memory=nokmem has no such file."""
-    assert hold(1, counters).objects is None
-
-
-def test_a_word_of_the_statistics_that_is_missing_counts_as_nothing(counters: Path) -> None:
-    (counters / "memory.stat").write_text("anon 4096\n", encoding="ascii")
-    objects = hold(2, counters).objects
-    assert objects is not None
-    assert (objects.held(), objects.page_tables()) == (0, None)
+def test_what_was_refused_since_the_last_command_began_is_named(counters: Path) -> None:
+    refusals = LimitCounters(open_files(2, counters), str(counters))
+    refusals.mark()
+    assert refusals.hits() == []
+    (counters / "memory.events").write_text("low 7\noom_kill 1\n", encoding="ascii")
+    assert refusals.hits() == ["memory"]
+    refusals.mark()
+    (counters / "pids.events").write_text("max 2\n", encoding="ascii")
+    refusals.note_memory()
+    assert refusals.hits() == ["memory", "processes"]
 
 
 @pytest.mark.parametrize(("version", "name", "written"), [(1, "cpu.cfs_quota_us", "-1"), (2, "cpu.max", "max")])
@@ -68,31 +44,28 @@ def test_who_ends_has_all_the_processors(counters: Path, version: int, name: str
     """At a hundredth of one, freeing 3 GB took 37 s; both pid 1 and the zygote lift the limit."""
     quota = counters / name
     quota.write_text("", encoding="ascii")
-    hold(version, counters, "cpu").lift_quota()
+    open_files(version, counters, "cpu").lift_quota()
     assert quota.read_text(encoding="ascii") == written
     quota.write_text("", encoding="ascii")
-    Group(version, {"cpu": str(counters)}).lift_quota()
+    Cgroup(version, {"cpu": str(counters)}).lift_quota()
     assert quota.read_text(encoding="ascii") == written
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_without_a_limit_there_is_none_to_lift(counters: Path, version: int) -> None:
     before = sorted(counters.iterdir())
-    hold(version, counters).lift_quota()
-    Group(version, {"memory": str(counters)}).lift_quota()
+    open_files(version, counters).lift_quota()
+    Cgroup(version, {"memory": str(counters)}).lift_quota()
     assert sorted(counters.iterdir()) == before
 
 
 def test_a_worker_keeps_the_counters_alone(counters: Path) -> None:
-    for name in ("memory.stat", "cpu.max"):
-        (counters / name).touch()
-    held = hold(2, counters, "cpu")
-    held.keep_counters()
-    assert held.objects is not None
-    for closed in (held.objects.counter, held.quota):
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(closed)
-    assert [os.fstat(counter).st_size for counter in held.counters] == [17, 17]
+    (counters / "cpu.max").touch()
+    fds = open_files(2, counters, "cpu")
+    fds.close_quota()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fds.quota)
+    assert [os.fstat(counter).st_size for counter in fds.counters] == [17, 17]
 
 
 # --- where groups are made -------------------------------------------------------------------------------------------
@@ -149,13 +122,13 @@ def test_sandboxes_stay_inside_a_services_own_group(version2: Version2) -> None:
     version2.add("/system.slice", "cpu memory pids", "cpu memory pids")
     service = version2.add(SERVICE, "cpu memory pids", "", "41", "42")
     version2.be_in(SERVICE)
-    found = find_places(str(version2.root), str(version2.own))
+    found = find_roots(str(version2.root), str(version2.own))
     assert dict(found.directories) == dict.fromkeys(("memory", "pids", "cpu"), str(service))
-    assert open_places(found) == found
+    assert enable_controllers(found) == found
     assert set((service / "cgroup.subtree_control").read_text().split()) == {"cpu", "memory", "pids"}
     assert (service / LEAF / "cgroup.procs").exists()
     version2.be_in(f"{SERVICE}/{LEAF}")  # where this process is now, and the next one begins
-    assert find_places(str(version2.root), str(version2.own)) == found
+    assert find_roots(str(version2.root), str(version2.own)) == found
 
 
 def test_without_controllers_of_its_own_a_group_has_no_place(version2: Version2) -> None:
@@ -163,7 +136,7 @@ def test_without_controllers_of_its_own_a_group_has_no_place(version2: Version2)
     version2.add("/system.slice", "cpu memory pids", "cpu")
     version2.add(SERVICE, "cpu", "")
     version2.be_in(SERVICE)
-    assert find_places(str(version2.root), str(version2.own)).version == 0
+    assert find_roots(str(version2.root), str(version2.own)).version == 0
 
 
 @pytest.mark.parametrize(

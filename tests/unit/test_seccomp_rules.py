@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,15 +34,14 @@ DOCKER_DENIES = """
     unshare uselib userfaultfd ustat vhangup vserver
 """
 STRICTER = """
-    io_setup landlock_create_ruleset landlock_add_rule landlock_restrict_self
-    adjtimex clock_adjtime epoll_ctl_old epoll_wait_old fanotify_mark listmount memfd_secret modify_ldt
-    name_to_handle_at process_mrelease process_vm_readv process_vm_writev setxattrat statmount sync syncfs
-    vmsplice splice tee sendfile
+    io_setup adjtimex clock_adjtime epoll_ctl_old epoll_wait_old fanotify_mark listmount memfd_secret modify_ldt
+    name_to_handle_at process_mrelease process_vm_readv process_vm_writev statmount sync syncfs
 """
 NEEDED = """
     openat2 pidfd_open pidfd_send_signal prctl kill waitid wait4 memfd_create setresuid setresgid setgroups getxattr
     listxattr sched_yield sched_setaffinity close_range recvmsg sendmsg execve restart_syscall rt_sigreturn ppoll
-    seccomp fchmodat2 mseal cachestat futex_waitv rseq getrandom statx ioctl uname
+    seccomp fchmodat2 mseal cachestat futex_waitv rseq getrandom statx ioctl uname sendfile splice tee vmsplice fcntl
+    setxattr madvise landlock_create_ruleset
 """
 
 
@@ -398,24 +396,21 @@ def test_scheduling_of_pid_1_is_out_of_reach(architecture: str) -> None:
 
 
 @both
-def test_tracing_is_allowed_but_of_pid_1_and_to_stop_at_the_end_is_asked_about(architecture: str) -> None:
+def test_tracing_is_allowed_but_not_to_stop_at_the_end(architecture: str) -> None:
     traceme, attach, seize = 0, 16, 0x4206
     assert ask(architecture, "ptrace", traceme) == "allowed"
     for request in (attach, seize):
         assert ask(architecture, "ptrace", request, 77) == "allowed"
-        assert ask(architecture, "ptrace", request | GARBAGE, 1 | GARBAGE) == "EPERM"
     for request in (21, 0x4200, seize):  # PTRACE_OLDSETOPTIONS, PTRACE_SETOPTIONS
         assert ask(architecture, "ptrace", request, 77, 0, 0x3F) == "allowed"
-        assert ask(architecture, "ptrace", request | GARBAGE, 77, 0, 0x47 | GARBAGE) == "asked"
-    assert ask(architecture, "ptrace", seize, 1, 0, 0x40) == "EPERM"
+        assert ask(architecture, "ptrace", request | GARBAGE, 77, 0, 0x47 | GARBAGE) == "EPERM"
 
 
 @both
 def test_prctl(architecture: str) -> None:
     for option in (1, 4, 15, 22, 24, 36, 38, 47, 0x59616D61):
         assert ask(architecture, "prctl", option) == "allowed"
-    assert ask(architecture, "prctl", 62 | GARBAGE) == "EINVAL"
-    assert ask(architecture, "prctl", 78 | GARBAGE, 1, 16) == "EINVAL"
+    assert ask(architecture, "prctl", 22 | GARBAGE, 2 | GARBAGE) == "EINVAL"  # PR_SET_SECCOMP, a filter
 
 
 @both
@@ -471,13 +466,6 @@ def test_huge_pages_are_refused_and_other_memory_is_not(architecture: str) -> No
 
 
 @both
-def test_pipes_are_not_for_notifications(architecture: str) -> None:
-    plain, notifications = os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECT, os.O_EXCL
-    assert ask(architecture, "pipe2", 0, plain) == "allowed"
-    assert [ask(architecture, "pipe2", 0, notifications | more) for more in (0, plain, GARBAGE)] == ["ENOPKG"] * 3
-
-
-@both
 def test_shared_memory_is_not_locked(architecture: str) -> None:
     locked, unlocked, removed = 11, 12, 0
     assert [ask(architecture, "shmctl", 5, what, 0) for what in (unlocked, removed)] == ["allowed"] * 2
@@ -485,73 +473,9 @@ def test_shared_memory_is_not_locked(architecture: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("name", ["setxattr", "lsetxattr", "fsetxattr"])
-def test_attributes_have_a_largest_size(architecture: str, name: str) -> None:
-    verdicts = [ask(architecture, name, 0, 0, 0, size, 0) for size in (0, 44, 1023, 1024, 1025, 2048, 65536)]
-    assert verdicts == ["allowed"] * 4 + ["ENOSPC"] * 3
-
-
-@both
-def test_supplementary_groups_have_a_largest_number(architecture: str) -> None:
-    verdicts = [ask(architecture, "setgroups", size, 0) for size in (0, 1, 63, 64, 65536, 1 << 31)]
-    assert verdicts == ["allowed"] * 3 + ["EINVAL"] * 3
-
-
-@both
-def test_what_looks_for_no_signal_has_a_largest_size(architecture: str) -> None:
-    verdicts = [ask(architecture, "mincore", 0, size, 0) for size in (0, 4096, (1 << 32) - 1, 1 << 32, 60 << 40)]
-    assert verdicts == ["allowed"] * 3 + ["ENOMEM"] * 2
-
-
-@both
-def test_pages_are_copied_to_sockets(architecture: str) -> None:
-    """What MSG_ZEROCOPY locks counts for the host's user."""
-    assert [ask(architecture, "setsockopt", 3, 1, option) for option in (60, 9)] == ["ENOPROTOOPT", "allowed"]
-
-
-@both
-def test_no_page_leaves_its_account(architecture: str) -> None:
-    assert [ask(architecture, name, 3, 4, 0, 1) for name in ("splice", "tee", "sendfile")] == ["EINVAL"] * 3
-    tcp, zerocopy_receive, info = 6, 35, 11
-    assert [ask(architecture, "getsockopt", 3, tcp, option) for option in (zerocopy_receive, info)] == [
-        "ENOPROTOOPT",
-        "allowed",
-    ]
-
-
-@both
 def test_no_protocol_of_the_kernels_is_put_on_a_connection(architecture: str) -> None:
     tcp, protocol, no_delay = 6, 31, 1
     assert [ask(architecture, "setsockopt", 3, tcp, option) for option in (protocol, no_delay)] == ["ENOENT", "allowed"]
-
-
-@both
-def test_multicast_has_groups_and_no_sources(architecture: str) -> None:
-    allowed, refused = (35, 36, 42, 45), (37, 38, 39, 41, 43, 44, 46, 47, 48)
-    assert {ask(architecture, "setsockopt", 3, 0, option) for option in allowed} == {"allowed"}
-    assert {ask(architecture, "setsockopt", 3, 0, option) for option in refused} == {"ENOPROTOOPT"}
-    assert {ask(architecture, "setsockopt", 3, 41, option) for option in (20, 21, 42, 45)} == {"allowed"}
-    assert {ask(architecture, "setsockopt", 3, 41, option) for option in (43, 44, 46, 47, 48)} == {"ENOPROTOOPT"}
-
-
-@both
-def test_no_file_tells_its_processes_by_signals(architecture: str) -> None:
-    set_flags, o_async, nonblock, fioasync, fionbio = 4, 0o20000, 0o4000, 0x5452, 0x5421
-    assert ask(architecture, "fcntl", 3, set_flags, nonblock) == "allowed"
-    assert ask(architecture, "fcntl", 3, set_flags, o_async | nonblock) == "EINVAL"
-    assert ask(architecture, "fcntl", 3, set_flags | GARBAGE, o_async | GARBAGE) == "EINVAL"
-    assert ask(architecture, "fcntl", 3, 3, o_async) == "allowed"  # asking needs no third argument
-    assert [ask(architecture, "ioctl", 3, request) for request in (fioasync, fionbio)] == ["ignored", "allowed"]
-
-
-@both
-def test_no_file_is_leased(architecture: str) -> None:
-    set_lease, get_lease, notify, get_delegation, set_delegation = 1024, 1025, 1026, 1039, 1040
-    for refused in (set_lease, notify, set_delegation):
-        assert ask(architecture, "fcntl", 3, refused, 0) == "EINVAL"
-        assert ask(architecture, "fcntl", 3, refused | GARBAGE, 0) == "EINVAL"
-    for allowed in (get_lease, get_delegation):
-        assert ask(architecture, "fcntl", 3, allowed) == "allowed"
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
@@ -561,13 +485,11 @@ def test_no_file_is_leased(architecture: str) -> None:
 def test_the_description_names_every_call_once(architecture: str) -> None:
     lines = list(seccomp.describe(architecture))
     numbers = [
-        int(match[1])
-        for line in lines
-        if (match := re.match(r" *(\d+) \w+ +(?:allowed|ignored|by arguments|E\w+) +\S", line))
+        int(match[1]) for line in lines if (match := re.match(r" *(\d+) \w+ +(?:allowed|by arguments|E\w+) +\S", line))
     ]
     assert numbers == sorted(known_calls(architecture))
     assert all(len(line) <= 160 for line in lines)
-    assert sum(line.endswith("- otherwise") for line in lines) == 29
+    assert sum(line.endswith("- otherwise") for line in lines) == 20
 
 
 def test_another_architecture_cannot_be_installed() -> None:

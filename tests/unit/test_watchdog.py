@@ -1,75 +1,136 @@
-"""What the watchdog looks at, and what it leaves: tables of processes as /proc has them, in directories of ours."""
+"""What the watchdog counts, of real processes of this machine, and when it looks."""
 
 from __future__ import annotations
 
-import signal
-import socket
-import time
-from pathlib import Path
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from minisandbox.launch import init, setup, watchdog
-from minisandbox.launch.kernel.ledger import Ledger
-from minisandbox.launch.tracing import Tracing
+from minisandbox.launch import watchdog
+from minisandbox.launch.kernel.cgroups import LimitCounters
 
-KB = 1024
-
-
-def process(place: Path, *, own: int = 0, common: int = 0, share: int | None = None) -> str:
-    """A process that shows so many KB in its table, and so many as its share of them; None: it does not show that."""
-    (place / "fd").mkdir(parents=True)
-    (place / "status").write_text(f"RssAnon:\t{own} kB\nRssFile:\t9 kB\nRssShmem:\t{common} kB\nVmSwap:\t0 kB\n")
-    if share is not None:
-        anonymous, shared = (share, 0) if own else (0, share)
-        table = f"Rss: 9 kB\nPss: 9 kB\nPss_Anon: {anonymous} kB\nPss_Shmem: {shared} kB\n"
-        (place / "smaps_rollup").write_text(f"{table}Anonymous: {own} kB\nSwapPss: 0 kB\n")
-    return str(place)
+MIB = 1 << 20
+HOLD = """
+import os, sys
+held = bytearray(64 << 20)
+held[::4096] = bytes(len(held[::4096]))
+{more}
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
-def test_what_processes_share_counts_once(tmp_path: Path) -> None:
-    places = [process(tmp_path / str(number), own=400, share=100) for number in range(4)]
-    assert watchdog._held(places, 500 * KB) == 400 * KB
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """How often everything was to be ended."""
+    found: list[object] = []
+    monkeypatch.setattr(watchdog, "end_all", found.append)
+    monkeypatch.setattr(watchdog, "_CONFIRMATION", 0.0)
+    monkeypatch.setattr(watchdog, "INTERVAL", 0.0)
+    monkeypatch.setattr(watchdog, "_SHARE", 0)
+    return found
 
 
-def test_who_does_not_show_its_share_counts_as_a_whole(tmp_path: Path) -> None:
-    places = [process(tmp_path / "1", own=400, share=100), process(tmp_path / "2", own=400)]
-    assert watchdog._held(places, 600 * KB) == 500 * KB
+def holding(more: str = "") -> Iterator[int]:
+    """Run a process that holds 64 MiB; yield its pid."""
+    command = [sys.executable, "-c", HOLD.format(more=more)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate(b"")
 
 
-def test_nobody_is_looked_at_who_decides_nothing(tmp_path: Path) -> None:
-    """A process with areas without number takes as long as it likes to be looked at, and holds little."""
-    large = process(tmp_path / "large", common=900, share=900)
-    many = [process(tmp_path / str(number), own=10, share=1) for number in range(20)]
-    assert watchdog._held([*many, large], 500 * KB) == (900 + 20 * 10) * KB, "too much before the small ones"
-    assert watchdog._held([*many, large], 1200 * KB) == (900 + 20 * 10) * KB, "little enough, whatever they share"
+def watch(monkeypatch: pytest.MonkeyPatch, limit: int, *pids: int) -> watchdog.Watchdog:
+    monkeypatch.setattr(watchdog, "every_pid", lambda: [*pids])
+    return watchdog.Watchdog(limit, LimitCounters(None))
 
 
-def test_who_keeps_it_looking_counts_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = [process(tmp_path / str(number), own=400, share=100) for number in range(4)]
-    monkeypatch.setattr(watchdog, "_LONGEST_LOOK", -1.0)
-    assert watchdog._held(places, 500 * KB) == 1600 * KB
+def test_two_looks_in_a_row_that_find_too_much_end_it(ended: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid in holding():
+        looks = watch(monkeypatch, 32 * MIB, pid)
+        looks.look(())
+        assert ended == []
+        looks.look(())
+        assert ended == [()]
 
 
-def test_looks_are_no_more_frequent_than_they_are_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pid 1 has something to do at each end of a process; a look at 200 of them takes 5 ms."""
-    looks: list[object] = []
-    monkeypatch.setattr(watchdog, "enforce", lambda *_: looks.append(time.monotonic()))
-    numbers = {setup.LIFETIME: 0, setup.MEMORY: 1}
-    control, other = socket.socketpair()
-    with control, other:
-        first = init.Init(control, other, numbers, Ledger(None), Tracing(-1))
-        signal.set_wakeup_fd(-1)
-        end = time.monotonic() + 3 * watchdog.INTERVAL
-        while time.monotonic() < end:
-            first._watch_memory()
-    assert 1 <= len(looks) <= 4
-    assert [watchdog.pause_after(cost) for cost in (0.001, 0.005, 0.1)] == [0.05, 0.1, 0.2]
+def test_an_excess_that_passes_ends_nothing(ended: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid in holding():
+        looks = watch(monkeypatch, 32 * MIB, pid)
+        looks.look(())
+        monkeypatch.setattr(watchdog, "every_pid", list)
+        looks.look(())
+        monkeypatch.setattr(watchdog, "every_pid", lambda pid=pid: [pid])
+        looks.look(())
+        assert ended == []
 
 
-def test_who_has_ended_since_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its table was read with the others', and when its share is asked for it is a zombie."""
-    places = [process(tmp_path / "1", own=400, share=200), process(tmp_path / "2", own=300)]
-    tables = iter([(400 * KB, 0), (300 * KB, 0), (0, 0)])
-    monkeypatch.setattr(watchdog, "_whole", lambda place: next(tables))
-    assert watchdog._held(places, 450 * KB) == 200 * KB
+def test_who_is_not_there_at_both_looks_does_not_count(ended: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    for first in holding():
+        for second in holding():
+            looks = watch(monkeypatch, 32 * MIB, first)
+            looks.look(())
+            monkeypatch.setattr(watchdog, "every_pid", lambda pid=second: [pid])
+            looks.look(())
+    assert ended == []
+
+
+def test_what_is_ours_or_below_the_limit_is_left_alone(ended: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid in holding():
+        for ours, limit in (((pid,), 32 * MIB), ((), 256 * MIB)):
+            looks = watch(monkeypatch, limit, pid)
+            for _ in range(4):
+                looks.look(ours)
+    assert ended == []
+
+
+def test_what_processes_share_counts_once(ended: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    more = "for _ in range(3):\n    if os.fork() == 0:\n        sys.stdin.read()\n        os._exit(0)"
+    for pid in holding(more):
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as source:
+            children = [int(word) for word in source.read().split()]
+        assert len(children) == 3
+        looks = watch(monkeypatch, 128 * MIB, pid, *children)
+        for _ in range(2):
+            looks.look(())
+        assert ended == []
+        assert sum(map(watchdog._resident, (pid, *children))) > 128 * MIB, "it was not a quick look that decided"
+
+
+def test_a_child_that_has_its_parents_memory_still_counts_nothing() -> None:
+    """As after vfork(2); but one such child at most, and none of a parent that goes on."""
+    waiting = {
+        1: watchdog._Process(0, True, 50),
+        2: watchdog._Process(1, False, 50),
+        3: watchdog._Process(1, False, 50),
+    }
+    assert len(watchdog._vforked(waiting)) == 1
+    assert watchdog._vforked({**waiting, 1: watchdog._Process(0, False, 50)}) == set()
+    assert watchdog._vforked({1: waiting[1], 2: watchdog._Process(1, False, 49)}) == set()
+
+
+def test_a_process_that_has_ended_holds_nothing() -> None:
+    assert watchdog._read(0) is None
+    assert watchdog._resident(0) == 0
+
+
+def test_looks_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at 200 processes takes 2 ms; pid 1 has something to do at each end of a process."""
+    times = iter([0.0, 0.002, 0.0, 1.0])
+    monkeypatch.setattr("time.process_time", lambda: next(times))
+    looks = watch(monkeypatch, 1 << 40, os.getpid())
+    looks.look(())
+    assert 0.25 < looks.wait() <= 0.3
+    looks.look(())  # it is not time to
+    looks._due = 0.0
+    looks.look(())
+    assert 1.9 < looks.wait() <= watchdog.LONGEST_INTERVAL
+
+
+def test_nobody_but_pid_1_ends_everything() -> None:
+    with pytest.raises(RuntimeError, match="not the first process"):
+        watchdog.end_all(())

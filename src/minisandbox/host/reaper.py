@@ -287,7 +287,7 @@ class Leftover:
 
 def leftovers(runtime: Path) -> Iterator[Leftover]:
     """What dead owners left behind: control groups of all that may be seen, records of this user."""
-    for name, group in cgroups.owners(cgroups.find_places()):
+    for name, group in cgroups.owners(cgroups.find_roots()):
         if is_dead(name):
             yield Leftover(_GROUP, Path(group), name)
     for directory in _owners(runtime):
@@ -306,7 +306,7 @@ def reap_groups(name: str) -> None:
     Args:
         name: see :func:`owner_name`.
     """
-    for owner, directory in cgroups.owners(cgroups.find_places()):
+    for owner, directory in cgroups.owners(cgroups.find_roots()):
         if owner == name:
             cgroups.remove_owner(directory)
 

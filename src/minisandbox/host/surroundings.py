@@ -222,12 +222,12 @@ def control_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup")
         root: where control groups are mounted.
         own: the file that tells this process's groups (cgroups(7)).
     """
-    places = _usable_places(root, own)
-    if places.version:
-        detail = f"version {places.version}, may be used: {', '.join(sorted(places.controllers))}"
-        if "cpu" in places.controllers:
+    roots = _usable_roots(root, own)
+    if roots.version:
+        detail = f"version {roots.version}, may be used: {', '.join(sorted(roots.controllers))}"
+        if "cpu" in roots.controllers:
             return Finding("ok", detail)
-        return Finding("degraded", f"{detail}; without cpu, Limits.cpu is refused", _cpu(places))
+        return Finding("degraded", f"{detail}; without cpu, Limits.cpu is refused", _cpu(roots))
     unified = next((mount for mount in (Path(root), Path(root, "unified")) if _controllers(mount) >= _WANTED), None)
     if unified is not None:
         line = _version_2(unified, Path(own))
@@ -239,13 +239,13 @@ def control_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup")
     return Finding("degraded", f"there are no groups for memory and pids at {root}", line)
 
 
-def _cpu(places: cgroups.Places) -> str:
+def _cpu(roots: cgroups.CgroupRoots) -> str:
     """What to do where groups can limit memory and processes, but not the CPU."""
     if fixes.in_container():
         return _CONTAINER
-    if places.version == 1:
+    if roots.version == 1:
         return _GIVE.format(user=fixes.user_name())
-    directory = Path(places.directories[0][1])
+    directory = Path(roots.directories[0][1])
     if "cpu" in _controllers(directory):
         return _CPU.format(directory=directory)
     return _CPU_OF_USERS if os.geteuid() else _CPU.format(directory=directory.parent)
@@ -264,18 +264,18 @@ def _controllers(group: Path) -> set[str]:
     return set(" ".join(_lines(group / "cgroup.controllers")).split())
 
 
-def _usable_places(root: str, own: str) -> cgroups.Places:
+def _usable_roots(root: str, own: str) -> cgroups.CgroupRoots:
     """Where groups can be made; tried."""
     name = f"{reaper.owner_name()}{reaper.DOCTOR}"  # what outlives us is reclaimed
-    places = cgroups.find_places(root, own)
+    roots = cgroups.find_roots(root, own)
     try:
-        usable = cgroups.open_places(places)
+        usable = cgroups.enable_controllers(roots)
         if usable.version:
-            cgroups.Groups(usable, name)
+            cgroups.OwnerCgroups(usable, name)
     except OSError:
-        return cgroups.Places(0)
+        return cgroups.CgroupRoots(0)
     finally:
-        for _, directory in places.directories:
+        for _, directory in roots.directories:
             cgroups.remove_owner(f"{directory}/{cgroups.PREFIX}{name}")
     return usable
 

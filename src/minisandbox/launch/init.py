@@ -18,17 +18,15 @@ import struct
 import time
 from typing import NoReturn
 
-from . import filelocks, setup, sockets, watchdog
+from . import setup
 from .jobs import worker
-from .jobs.descendants import child_processes, stat_fields, untold_children
+from .jobs.descendants import child_processes
 from .kernel import cgroups, seccomp
 from .kernel import syscalls as sc
 from .kernel.identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
-from .kernel.ledger import Ledger
-from .kernel_memory import KernelMemory
-from .tracing import Tracing
+from .watchdog import Watchdog
 
-_CONTROL, _LIFELINE, _LOCKS = 3, 4, 5
+_CONTROL, _LIFELINE = 3, 4
 HOLD = "/sys/kernel"
 """Where the zygote's mount namespace holds sealed trees: a directory that no sandbox needs anything of."""
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
@@ -36,78 +34,70 @@ _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
 """Children that are collected before anything else is looked at."""
 _LONGEST_WAIT = 3600.0
-_FIRST_LOOK, _LONGEST_PAUSE = 1.0, 16.0
-"""Seconds after which a busy worker is looked at, and at most between two looks; each pause is twice the last."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
-def main(
-    identity: Identity, birth: socket.socket, lifeline: int, locks: int, network: str, group: cgroups.Group | None
-) -> None:
+def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, group: cgroups.Cgroup | None) -> None:
     """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
 
     Args:
         identity: who it is.
         birth: socket to the maker: it maps the ids of this process, and sends the control socket when all is made.
         lifeline: pipe whose other end only the zygote holds.
-        locks: the host's list of file locks (:func:`.filelocks.open_hosts_list`).
         network: ``off`` or ``host``.
         group: the control group that it joins, if there are any.
     """
     sc.overwrite_arguments("minisandbox-init")
-    hosts = _move_descriptors(birth, lifeline, locks)
+    _move_descriptors(birth, lifeline)
     partner = socket.socket(fileno=os.dup(_CONTROL))
     try:
-        hold, watched, lists, tracing = _become(identity, partner, hosts, network, group)
+        fds = _become(identity, partner, network, group)
     except OSError as error:
         partner.send(failure(error))
         partner.recv(1)  # it is read by whoever wants this sandbox
         os._exit(1)
     numbers, door = _await_birth(partner)
     partner.close()
-    Init(socket.SocketType(fileno=_CONTROL), door, numbers, Ledger(hold), tracing, watched, lists).serve()
+    Init(socket.SocketType(fileno=_CONTROL), door, numbers, cgroups.LimitCounters(fds)).serve()
 
 
 def _become(
-    identity: Identity, partner: socket.socket, locks: int, network: str, group: cgroups.Group | None
-) -> tuple[cgroups.Hold | None, sockets.Sockets | None, tuple[int, ...], Tracing]:
+    identity: Identity, partner: socket.socket, network: str, group: cgroups.Cgroup | None
+) -> cgroups.CgroupFds | None:
     """Make namespaces and give up every privilege, long before there is a plan.
 
     Returns:
-        What it keeps of the group, the sockets of a network namespace of its own, the lists of file locks, and what
-        answers the filter's questions.
+        Open files of the group, if there is one.
 
     Raises:
         OSError: the kernel refused.
     """
-    hold = None
+    fds = None
     if group:  # before there is a namespace of groups, which then begins at this one
-        hold = group.open()
+        fds = group.open()
         group.join()
     sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
     with contextlib.suppress(OSError):  # nothing is held yet
         sc.umount(HOLD, sc.MNT_DETACH)  # the copies would keep what is given up while this one waits to be a sandbox
-    watched = None
     if network == "off":
         _raise_loopback()
-        watched = sockets.Sockets()
     else:  # abstract sockets belong to the network namespace; before the first fork, or each worker had its own
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     if network == "off":
-        # connections that no process holds any more, and nobody answers, end after 2 s, not after 100 (tcp(7))
+        # connections that no process holds any more, and nobody answers, end after 2 s, not after 100 (tcp(7)); until
+        # then they keep the network namespace and their data
         sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
     enter_new_namespace(identity, partner, proc)
-    lists = filelocks.open_lists(proc, locks)
     os.close(proc)
     drop_privileges(identity)
     # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
-    tracing = Tracing(seccomp.install(listen=True))
+    seccomp.install()
     seccomp.verify()
     partner.send(BECOME)
-    return hold, watched, lists, tracing
+    return fds
 
 
 def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
@@ -125,19 +115,13 @@ def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketT
     return dict(setup.unpack_numbers(data)), socket.SocketType(fileno=door)
 
 
-def _move_descriptors(birth: socket.socket, lifeline: int, locks: int) -> int:
-    """Put what is kept at known numbers and /dev/null at the standard ones; everything else is closed.
-
-    Returns:
-        The number of the host's list of file locks; -1 if there is none.
-    """
-    given = [birth.detach(), lifeline, *([] if locks == -1 else [locks])]
-    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in given]
+def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
+    """Put what is kept at known numbers and /dev/null at the standard ones; everything else is closed."""
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (birth.detach(), lifeline)]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for number, descriptor in enumerate((null, null, null, *kept)):
         os.dup2(descriptor, number, inheritable=number < _CONTROL)
-    sc.close_range(_CONTROL + len(kept))
-    return -1 if locks == -1 else _LOCKS
+    sc.close_range(_LIFELINE + 1)
 
 
 def _raise_loopback() -> None:
@@ -154,10 +138,7 @@ class Init:
         control: socket on which jobs arrive; its end is the end of the sandbox.
         door: listening socket at which others bring jobs.
         numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.setup` gives them.
-        ledger: what counts the limits that were met.
-        tracing: what answers the filter's questions.
-        watched: the sockets of its network namespace, if that is its own.
-        locks: the lists of file locks.
+        counters: what counts the limits that were met.
     """
 
     def __init__(
@@ -165,28 +146,19 @@ class Init:
         control: socket.SocketType,
         door: socket.SocketType,
         numbers: dict[str, int],
-        ledger: Ledger,
-        tracing: Tracing,
-        watched: sockets.Sockets | None = None,
-        locks: tuple[int, ...] = (),
+        counters: cgroups.LimitCounters,
     ) -> None:
         self._control = control
         self._door = door
         self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._ledger = ledger
-        self._tracing = tracing
-        self._memory = numbers.pop(setup.MEMORY, 0)
-        self._watch_due = 0.0
-        kernel_memory = numbers.pop(setup.KERNEL_MEMORY, 0)
-        objects = ledger.hold.objects if ledger.hold else None
-        self._kernel = KernelMemory(kernel_memory, watched, locks, objects) if kernel_memory else None
+        self._counters = counters
+        memory = numbers.pop(setup.MEMORY, 0)
+        self._watchdog = Watchdog(memory, counters) if memory else None
         self._expects_commands = bool(numbers.pop(setup.EXPECTS_COMMANDS, 0))
         lifetime = numbers.pop(setup.LIFETIME)
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
         self._rlimits = tuple(numbers.items())
         self._workers: set[int] = set()
-        self._looks: dict[int, tuple[float, float]] = {}  # of busy workers: when, and the pause after it
-        self._untold: dict[int, set[int]] = {}  # of busy workers: what of theirs had ended, untold, at the last look
         self._waiting: set[int] = set()
         self._primary = 0
         self._failures = 0
@@ -194,8 +166,7 @@ class Init:
         # SIGCHLD has the zygote's handler, which does nothing: what counts is the byte on the pipe
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._poll = select.poll()
-        questions = () if tracing.listener == -1 else (tracing.listener,)
-        for descriptor in (self._notes, self._wakeup, _LIFELINE, *questions):
+        for descriptor in (self._notes, self._wakeup, _LIFELINE):
             self._poll.register(descriptor, select.POLLIN)
 
     def serve(self) -> None:
@@ -210,14 +181,11 @@ class Init:
             events = dict(self._poll.poll(self._patience()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 self._end()
-            self._watch_memory()
+            if self._watchdog and self._workers - self._waiting:
+                self._watchdog.look(self._workers | {os.getpid()})
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()
-            if self._tracing.listener in events:
-                self._tracing.answer()
-            if self._looks:
-                self._look_at_busy()
             if self._notes in events:
                 self._take_notes(os.read(self._notes, 4096))
             elif (events.get(_CONTROL, 0) | events.get(self._door.fileno(), 0)) & select.POLLIN:
@@ -225,32 +193,18 @@ class Init:
 
     def _end(self, status: int = 0) -> NoReturn:
         """End, and with it every process here."""
-        if self._ledger.hold:
-            self._ledger.hold.lift_quota()
+        if self._counters.fds:
+            self._counters.fds.lift_quota()
         os._exit(status)
-
-    def _watch_memory(self) -> None:
-        ours = self._workers | {os.getpid()}
-        if self._memory and time.monotonic() >= self._watch_due:
-            begun = time.process_time()
-            watchdog.enforce(self._memory, ours, self._ledger)
-            self._watch_due = time.monotonic() + watchdog.pause_after(time.process_time() - begun)
-        if self._kernel and self._workers - self._waiting:
-            self._kernel.enforce(ours, self._ledger)
 
     def _patience(self) -> float | None:
         """Milliseconds that the next wait may take; there is none after the end of the sandbox's lifetime."""
-        busy = self._workers - self._waiting
-        waits = [max(0.0, self._watch_due - time.monotonic())] if self._memory and busy else []
-        if self._kernel and busy:
-            waits.append(self._kernel.wait())
+        waits = [self._watchdog.wait()] if self._watchdog and self._workers - self._waiting else []
         if self._ends_at is not None:
             left = self._ends_at - time.monotonic()
             if left <= 0:
                 self._end()
             waits.append(min(left, _LONGEST_WAIT))
-        if self._looks:
-            waits.append(max(0.0, min(due for due, _ in self._looks.values()) - time.monotonic()))
         return min(waits) * 1000 + 1 if waits else None
 
     def _take_notes(self, notes: bytes) -> None:
@@ -260,37 +214,10 @@ class Init:
                 continue
             if note == worker.IDLE:
                 self._waiting.add(pid)
-                self._looks.pop(pid, None)
             else:
                 self._waiting.discard(pid)
-            if note == worker.BUSY:
-                self._looks[pid] = (time.monotonic() + _FIRST_LOOK, _FIRST_LOOK)
             if note == worker.RETIRED and pid == self._primary:
                 self._primary = 0
-
-    def _look_at_busy(self) -> None:
-        """End workers that wait for a child which was stopped before it became a command, and who hides an end.
-
-        Such a worker is held in the kernel until its child executes something (vfork(2)), and can keep no deadline.
-        That child has the worker's arguments still, and nobody of ours ever stops one. Neither can a worker that is not
-        told of its command's end: whoever has traced that for two looks, and not asked how it ended, is ended.
-        """
-        now = time.monotonic()
-        for pid in [pid for pid, (due, _) in self._looks.items() if due <= now]:
-            pause = min(2 * self._looks[pid][1], _LONGEST_PAUSE)
-            self._looks[pid] = (now + pause, pause)
-            with contextlib.suppress(OSError):  # it has just ended, or no descriptor is left
-                if any(map(_is_held, child_processes(pid))):
-                    os.kill(pid, signal.SIGKILL)  # what it leaves falls to us, and is ended when this one is reaped
-                self._tell_ends(pid, now)
-
-    def _tell_ends(self, pid: int, now: float) -> None:
-        before, untold = self._untold.pop(pid, ()), untold_children(pid)
-        for child, tracer in untold.items():
-            if child in before and tracer not in self._workers:
-                os.kill(tracer, signal.SIGKILL)
-        if untold:
-            self._untold[pid], self._looks[pid] = set(untold), (now + _FIRST_LOOK, _FIRST_LOOK)
 
     def _reap(self) -> None:
         """Collect what has ended; then look for orphans, once: a killed worker can leave thousands of processes."""
@@ -318,8 +245,6 @@ class Init:
         """A child has ended: a worker that was idle for a while, or killed from inside, or an orphan."""
         self._workers.discard(pid)
         self._waiting.discard(pid)
-        self._looks.pop(pid, None)
-        self._untold.pop(pid, None)
         if pid == self._primary:
             self._primary = 0
 
@@ -359,10 +284,9 @@ class Init:
         if pid == 0:
             try:
                 os.close(_LIFELINE)
-                self._tracing.close()
-                if self._ledger.hold:
-                    self._ledger.hold.keep_counters()
-                notes = (self._notes_write, self._ledger)
+                if self._counters.fds:
+                    self._counters.fds.close_quota()
+                notes = (self._notes_write, self._counters)
                 worker.main(self._control, self._door, notes, self._rlimits, primary=primary)
             finally:
                 os._exit(worker.FAILED)
@@ -370,11 +294,3 @@ class Init:
         self._waiting.add(pid)
         if primary:
             self._primary = pid
-
-
-def _is_held(pid: int) -> bool:
-    """Whether a process was stopped while it was a copy of ours."""
-    if stat_fields(pid)[:1] != [b"T"]:
-        return False
-    with open(f"/proc/{pid}/cmdline", "rb") as its, open("/proc/self/cmdline", "rb") as ours:
-        return its.read() == ours.read()

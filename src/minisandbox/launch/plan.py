@@ -224,11 +224,9 @@ class Plan:
         lifetime: milliseconds after which it ends by itself; 0: never.
         expects_commands: whether there will be one at once: pid 1 then has a worker ready for it.
         memory: bytes that pid 1 watches over, where no control group does; 0: none.
-        kernel_memory: bytes of the kernel's that sockets may hold, and that open directories may
-            (:mod:`.kernel_memory`); 0: not limited.
         inotify: inotify instances of its user namespace.
         processes: processes of all its ids together, where no control group counts them.
-        group_limits: (name, amount) for its control group (:meth:`.kernel.cgroups.Group.limit`).
+        group_limits: (name, amount) for its control group (:meth:`.kernel.cgroups.Cgroup.limit`).
     """
 
     operations: tuple[Operation, ...]
@@ -237,7 +235,6 @@ class Plan:
     rlimits: tuple[tuple[str, int], ...] = ()
     lifetime: int = 0
     memory: int = 0
-    kernel_memory: int = 0
     inotify: int = INOTIFY
     processes: int = PROCESSES
     group_limits: tuple[tuple[str, int], ...] = ()
@@ -263,7 +260,6 @@ class Plan:
                 "rlimits": self.rlimits,
                 "lifetime": self.lifetime,
                 "memory": self.memory,
-                "kernel_memory": self.kernel_memory,
                 "expects_commands": self.expects_commands,
             },
             separators=(",", ":"),
@@ -281,9 +277,9 @@ class Plan:
         try:
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
-            lifetime, memory, kernel = int(raw["lifetime"]), int(raw["memory"]), int(raw["kernel_memory"])
+            lifetime, memory = int(raw["lifetime"]), int(raw["memory"])
             hostname, network, expects = str(raw["hostname"]), str(raw["network"]), bool(raw["expects_commands"])
-            return cls(operations, hostname, network, rlimits, lifetime, memory, kernel, expects_commands=expects)
+            return cls(operations, hostname, network, rlimits, lifetime, memory, expects_commands=expects)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from error
 

@@ -25,7 +25,7 @@ from .plan import Plan
 
 PROXY_PORT = 3128
 _BACKLOG = 256
-LIFETIME, MEMORY, KERNEL_MEMORY, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "KERNEL", "COMMANDS"
+LIFETIME, MEMORY, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "COMMANDS"
 _MOST_RIGHTS = 253
 """SCM_MAX_FD (include/net/scm.h)."""
 _MAX_JOB = 1 << 18
@@ -188,10 +188,8 @@ class _Making:
 
 def _numbers(plan: Plan) -> tuple[tuple[str, int], ...]:
     """What pid 1 is told of a plan."""
-    return (
-        *plan.rlimits, (LIFETIME, plan.lifetime), (MEMORY, plan.memory), (KERNEL_MEMORY, plan.kernel_memory),
-        (EXPECTS_COMMANDS, int(plan.expects_commands)),
-    )  # fmt: skip
+    commands = (EXPECTS_COMMANDS, int(plan.expects_commands))
+    return (*plan.rlimits, (LIFETIME, plan.lifetime), (MEMORY, plan.memory), commands)
 
 
 def pack_numbers(numbers: tuple[tuple[str, int], ...]) -> bytes:

@@ -20,8 +20,7 @@ from . import init, zygote
 from .jobs import worker
 from .jobs.descendants import child_processes
 from .kernel import syscalls as sc
-from .kernel.ledger import Ledger
-from .tracing import Tracing
+from .kernel.cgroups import LimitCounters
 
 _CONTROL, _LIFELINE, _DOOR, _FIRST_FREE = 3, 4, 5, 6
 _PATIENCE = 10.0
@@ -63,7 +62,7 @@ def _supervise(control: int, lifeline: int, door: int, numbers: dict[str, int]) 
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     jobs, outside = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=_DOOR)
     jobs.send(json.dumps({"event": "born", "pid": os.getpid()}).encode())
-    init.Init(jobs, outside, numbers, Ledger(None, disk="/"), Tracing(-1)).serve()
+    init.Init(jobs, outside, numbers, LimitCounters(None, disk="/")).serve()
 
 
 def _guard(pid: int, owner: int) -> None:

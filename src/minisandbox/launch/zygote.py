@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
-from . import filelocks, init, setup
+from . import init, setup
 from .kernel import cgroups, seccomp
 from .kernel import syscalls as sc
 from .kernel.identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
@@ -55,9 +55,9 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     try:
         seccomp.assemble()
         sc.join_new_session_keyring()
-        places = _open_places() if owner else cgroups.Places(0)
-        identities, locks = _enter_namespaces(connection, lock_directory, mappers)
-        zygote = _Zygote(connection, controller, identities, locks, _make_groups(places, owner))
+        roots = _find_roots() if owner else cgroups.CgroupRoots(0)
+        identities = _enter_namespaces(connection, lock_directory, mappers)
+        zygote = _Zygote(connection, controller, identities, _make_groups(roots, owner))
     except (OSError, ValueError) as error:
         number, path = getattr(error, "errno", None), getattr(error, "filename", None)
         answer = {"event": "error", "to": 0, "errno": number, "message": str(error), "path": str(path)}
@@ -66,20 +66,20 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     zygote.serve()
 
 
-def _open_places() -> cgroups.Places:
+def _find_roots() -> cgroups.CgroupRoots:
     """Where control groups can be made; before there is a process namespace, from which others cannot be moved."""
     try:
-        return cgroups.open_places(cgroups.find_places())
+        return cgroups.enable_controllers(cgroups.find_roots())
     except OSError:
-        return cgroups.Places(0)
+        return cgroups.CgroupRoots(0)
 
 
-def _make_groups(places: cgroups.Places, owner: str) -> cgroups.Groups | None:
+def _make_groups(roots: cgroups.CgroupRoots, owner: str) -> cgroups.OwnerCgroups | None:
     """Control groups for the sandboxes of an owner, where they can be made."""
-    if not places.version:
+    if not roots.version:
         return None
     try:
-        return cgroups.Groups(places, owner)
+        return cgroups.OwnerCgroups(roots, owner)
     except OSError:  # what permissions promised the kernel may refuse, in a container for instance
         return None
 
@@ -117,11 +117,11 @@ def forbid_imports() -> None:
         finders.clear()
 
 
-def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: list[str]) -> tuple[Identities, int]:
+def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: list[str]) -> Identities:
     """Go on as pid 1 of a process namespace, with a private mount namespace; the first process only waits.
 
     Returns:
-        Who sandboxes can be, and the host's list of file locks.
+        Who sandboxes can be.
     """
     mapped = has_privileges()
     count = RANGE_SIZE if mapped else enter_outer_namespace(mappers)
@@ -133,12 +133,11 @@ def _enter_namespaces(connection: socket.socket, lock_directory: str, mappers: l
         os._exit(0)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
-    locks = filelocks.open_hosts_list()
     identities = Identities(mapped=mapped, count=count, lock_directory=lock_directory)
     # helpers are named by their pids in the new namespace; the first process, which shares the mounts, is not in it
     sc.mount("proc", "/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV)
     sc.overwrite_arguments("minisandbox-zygote")
-    return identities, locks
+    return identities
 
 
 class _Zygote:
@@ -147,20 +146,18 @@ class _Zygote:
         connection: socket.socket,
         controller: int,
         identities: Identities,
-        locks: int,
-        groups: cgroups.Groups | None,
+        groups: cgroups.OwnerCgroups | None,
     ) -> None:
         self._connection = connection
         self._controller = controller
         self._identities = identities
-        self._locks = locks
         self._groups = groups
         self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._lifeline, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        self._live: dict[int, tuple[Identity, cgroups.Group | None]] = {}
+        self._live: dict[int, tuple[Identity, cgroups.Cgroup | None]] = {}
         mapped = identities.mapped
         usr = self._can_idmap("/usr")
         layered = usr or self._can_layer("/usr")
@@ -174,7 +171,7 @@ class _Zygote:
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered}
         if groups:
-            hello["groups"] = {"version": groups.places.version, "controllers": sorted(groups.places.controllers)}
+            hello["groups"] = {"version": groups.roots.version, "controllers": sorted(groups.roots.controllers)}
         connection.send(json.dumps(hello).encode())
 
     def _can_idmap(self, path: str) -> bool:
@@ -363,7 +360,7 @@ class _Zygote:
         """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
         identity = self._identities.make(one_id=wish.one_id, inotify=wish.inotify, processes=wish.nproc)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        group: cgroups.Group | None = None
+        group: cgroups.Cgroup | None = None
         try:
             group = self._groups.make(cpu=wish.limits_cpu) if self._groups else None
             with theirs:
@@ -391,14 +388,14 @@ class _Zygote:
                 os._exit(1)
         return pid
 
-    def _fork_init(self, identity: Identity, birth: socket.socket, network: str, group: cgroups.Group | None) -> int:
+    def _fork_init(self, identity: Identity, birth: socket.socket, network: str, group: cgroups.Cgroup | None) -> int:
         sc.unshare(sc.CLONE_NEWPID)
         try:
             pid = os.fork()
             if pid == 0:
                 try:
                     signal.set_wakeup_fd(-1)
-                    init.main(identity, birth, self._lifeline, self._locks, network, group)
+                    init.main(identity, birth, self._lifeline, network, group)
                 finally:
                     os._exit(70)
             return pid
@@ -421,7 +418,7 @@ class _Embryo:
     pid: int
     identity: Identity
     birth: socket.socket
-    group: cgroups.Group | None
+    group: cgroups.Cgroup | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +466,7 @@ class _Wish:
         """Whether there is a limit of CPU."""
         return any(name == "cpu" for name, _ in self.amounts)
 
-    def limit(self, group: cgroups.Group | None) -> None:
+    def limit(self, group: cgroups.Cgroup | None) -> None:
         """Set the limits.
 
         Raises:

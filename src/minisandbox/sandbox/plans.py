@@ -17,7 +17,6 @@ from minisandbox.types import ImageSpec, Limits, Mount, Network
 LEAST_DISK = 64 << 10
 """Bytes without which nothing can be done over sealed trees."""
 _VIEWER_SCRATCH = 1 << 20
-_LEAST_KERNEL_MEMORY = 64 << 20
 _OWN_PROCESSES = 8
 """Pid 1 and workers, which the kernel counts with the rest."""
 USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -108,7 +107,7 @@ def make_plan(request: Request) -> p.Plan:
     watched = limits.memory if limits.memory is not None and not _grouped(by, "memory") else 0
     return p.Plan(
         operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
-        _kernel_memory(limits), limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
+        limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
     )  # fmt: skip
 
 
@@ -285,11 +284,6 @@ def _name_service(request: Request) -> Iterator[p.File]:
     text = resolver.read_text(encoding="utf-8", errors="replace") if outside and resolver.is_file() else ""
     yield p.File("run/resolv.conf", text)
     yield p.File("run/hosts", _HOSTS.format(name=request.hostname))
-
-
-def _kernel_memory(limits: Limits) -> int:
-    """Bytes of the kernel's memory that nobody is charged for: an eighth of the limit, but enough for servers."""
-    return 0 if limits.memory is None else max(_LEAST_KERNEL_MEMORY, limits.memory // 8)
 
 
 def _grouped(enforcement: Mapping[str, str], name: str) -> bool:

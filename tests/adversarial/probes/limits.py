@@ -20,6 +20,7 @@ from .files import own_file
 from .kernel import LIBC, buffer, call
 
 KIND = "limit"
+LOOK = 1.0  # seconds within which whoever watches looks twice
 BOMB = "it would take the host's"
 MIB = 1 << 20
 SLACK = 8  # processes of our own that a sandbox has besides
@@ -94,7 +95,7 @@ def memory_of_several() -> Finding:
             with contextlib.suppress(BlockingIOError):
                 done += len(os.read(reader, 3))
             if done == 3:
-                time.sleep(0.5)  # whoever watches looks from time to time
+                time.sleep(LOOK)
                 return os.waitpid(-1, os.WNOHANG) == (0, 0)
         return False
 
@@ -118,6 +119,7 @@ def use_memory(take: Callable[[int], mmap.mmap]) -> Finding:
             for offset in range(0, 32 * MIB, 4096):
                 block[offset] = 1
             kept.append(block)
+        time.sleep(LOOK)
         return True
 
     return attempts([(f"{allowed * 3 // 2 // MIB} MiB", in_child(attempt))])
@@ -149,6 +151,7 @@ def memory_that_is_shared() -> Finding:
                 taken.append(number)
                 address = LIBC.shmat(number, None, 0)
                 ctypes.memset(address, 1, 32 * MIB)
+            time.sleep(LOOK)
             return True
         finally:
             for number in taken:
@@ -168,7 +171,7 @@ def memory_that_nobody_maps() -> Finding:
             descriptor = os.memfd_create("probe")
             for _ in range(32):
                 os.write(descriptor, block)
-        time.sleep(0.3)  # whoever watches looks from time to time
+        time.sleep(LOOK)
         return True
 
     return attempts([("written", in_child(attempt))])
@@ -187,7 +190,7 @@ def memory_that_was_let_go() -> Finding:
                 block[offset] = 1
             block.madvise(mmap.MADV_DONTNEED)
             kept.append(block)
-        time.sleep(0.3)  # whoever watches looks from time to time
+        time.sleep(LOOK)
         return all(block[0] == 1 for block in kept)
 
     return attempts([("let go", in_child(attempt))])
@@ -200,7 +203,7 @@ def keep_after_the_end(verb: str, take: Callable[[], Iterator[int]]) -> Finding:
         numbers: list[int] = []
         try:
             numbers.extend(take())
-            time.sleep(0.3)  # whoever watches looks from time to time
+            time.sleep(LOOK)
             return True
         finally:
             for number in numbers:
@@ -276,7 +279,7 @@ def fill_descriptors(pair: Callable[[], tuple[int, int]]) -> Finding:
             if os.waitpid(-1, os.WNOHANG) != (0, 0):
                 return False
             time.sleep(0.05)
-        time.sleep(0.3)  # whoever watches looks from time to time
+        time.sleep(LOOK)
         held = sum(map(int, text.split()))
         return os.waitpid(-1, os.WNOHANG) == (0, 0) and held > allowed * 3 // 2
 

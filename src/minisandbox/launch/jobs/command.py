@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
-from minisandbox.launch.kernel.ledger import FILE_SIZE, PROCESSES, Ledger
+from minisandbox.launch.kernel.cgroups import FILE_SIZE, PROCESSES, LimitCounters
 
 from . import descendants
 from .capture import Capture
@@ -46,12 +46,12 @@ class Leader:
         timed_out: whether its deadline ended it.
         usage: what it used, once it has ended by itself or was killed.
         duration: seconds from its start to its end.
-        ledger: tells which limits it ran into, if anybody keeps one.
+        counters: tell which limits it ran into, if anybody keeps one.
     """
 
     def __init__(self, pid: int, timeout: float | None = None) -> None:
         self.pid = pid
-        self.ledger: Ledger | None = None
+        self.counters: LimitCounters | None = None
         self.status: int | None = None
         self.timed_out = False
         self.usage: resource.struct_rusage | None = None
@@ -150,7 +150,7 @@ class Leader:
     def _hits(self, status: int) -> list[str]:
         """The limits that it ran into; of a file's size there is but the signal, which a shell tells by its status."""
         too_large = status in (signal.SIGXFSZ, 128 + signal.SIGXFSZ << 8)
-        return [*(self.ledger.hits() if self.ledger else ()), *((FILE_SIZE,) if too_large else ())]
+        return [*(self.counters.hits() if self.counters else ()), *((FILE_SIZE,) if too_large else ())]
 
 
 class Command:
@@ -277,9 +277,9 @@ class Command:
         job.send(*self.report(left_running))
         return left_running > 0
 
-    def record_in(self, ledger: Ledger) -> None:
+    def record_in(self, counters: LimitCounters) -> None:
         """Have its report tell which limits it ran into."""
-        self._leader.ledger = ledger
+        self._leader.counters = counters
 
     def outlive(self, wakeup: int) -> None:
         """Keep its background processes reaped and their output flowing, until the last has ended."""
@@ -303,7 +303,7 @@ def serve(job: Job, wakeup: int) -> Command | None:
     except OSError as error:
         job.send(*refusal(error))
         return None
-    command.record_in(job.ledger)
+    command.record_in(job.counters)
     if command.watch(job, wakeup):
         return command
     command.close()

@@ -16,26 +16,13 @@ KILL_PATIENCE = 10.0
 _STOP_PATIENCE = 2.0
 _COLLECTING = 0.5
 """Seconds of collecting, after which a tree that forks is looked for again: to look takes long where there are many."""
-ENDED = (b"Z", b"X")
+_ENDED = (b"Z", b"X")
 """States of a process whose first thread has ended (proc_pid_stat(5))."""
 
 
 def child_processes(pid: int) -> set[int]:
     """The live children of a process, from the parents that /proc names."""
     return set(_children().get(pid, ()))
-
-
-def untold_children(pid: int) -> dict[int, int]:
-    """The children of a process that have ended and that another one traces, with that one.
-
-    Until it asks how they ended, if it ever does, their parent is not told (ptrace(2)).
-    """
-    found = {}
-    for child in every_pid():
-        state, parent, *_ = stat_fields(child) or (b"X", b"0")
-        if state in ENDED and int(parent) == pid:
-            found[child] = status_number(f"/proc/{child}", b"TracerPid:")
-    return {child: tracer for child, tracer in found.items() if tracer not in (0, pid)}
 
 
 def descendants(without: Collection[int] = ()) -> set[int]:
@@ -118,7 +105,7 @@ def has_ended(pid: int, state: bytes) -> bool:
         pid: of the process.
         state: the first of :func:`stat_fields`.
     """
-    if state not in ENDED:
+    if state not in _ENDED:
         return False
     with contextlib.suppress(OSError):
         return len(os.listdir(f"/proc/{pid}/task")) <= 1
@@ -137,31 +124,3 @@ def stat_fields(pid: int) -> list[bytes]:
             return source.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def status_number(place: str, name: bytes) -> int:
-    """A number that the kernel tells of a process or thread (proc_pid_status(5)); 0 where it is gone, or has none.
-
-    Args:
-        place: where it is shown: ``/proc/PID`` or ``/proc/PID/task/TID``.
-        name: the row's, with its colon.
-    """
-    with contextlib.suppress(OSError), open(f"{place}/status", "rb") as source:
-        return next((int(line.split()[1]) for line in source if line.startswith(name)), 0)
-    return 0
-
-
-def may_hold(place: str, ours: Collection[int]) -> bool:
-    """Whether a process or thread that does not show its descriptors may have some of its own.
-
-    One that ends has no memory any more, shows nothing from then on (fs/proc/fd.c), and gives all back. One that ours
-    has just forked is ours still, which waits until it executes something (vfork(2)).
-
-    Args:
-        place: as for :func:`status_number`.
-        ours: processes that hold nothing of that kind.
-    """
-    if not status_number(place, b"VmSize:"):
-        return False
-    parent = status_number(place, b"PPid:")
-    return parent not in ours or stat_fields(parent)[:1] != [b"D"]

@@ -46,7 +46,7 @@ def serve(job: Job, wakeup: int) -> None:
         job.send(header)
         return
     door = socket.socket(fileno=job.door) if job.door >= 0 else None
-    started.leader.ledger = job.ledger
+    started.leader.counters = job.counters
     _Supervisor(started, link, door, wakeup).run()
 
 

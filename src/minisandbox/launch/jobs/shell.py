@@ -241,7 +241,7 @@ class _Shell:
     def __init__(self, job: Job, wakeup: int) -> None:
         self._request = job.request
         self._link = job.link()
-        self._ledger = job.ledger
+        self._counters = job.counters
         self._wakeup = wakeup
         self._cwd = str(job.request["cwd"])
         self._state = b""
@@ -518,11 +518,11 @@ class _Shell:
     ) -> None:
         now = cpu or (self.bash.cpu() if self.bash else run.cpu)
         leader = Leader(0)
-        leader.status, leader.timed_out, leader.ledger = status, run.timed_out, self._ledger
+        leader.status, leader.timed_out, leader.counters = status, run.timed_out, self._counters
         leader.duration = time.monotonic() - run.started if run.started else 0.0
         used = [max(0.0, after - before) for after, before in zip(now, run.cpu, strict=True)]
         header = {**leader.fate(left_running), "usage": [*used, 0]}
-        self._ledger.mark()
+        self._counters.mark()
         header |= {"run": run.number, "replaced": replaced or self._silently_replaced, "cwd": self._cwd}
         self._current, self._silently_replaced = None, False
         captures, self._captures = self._captures, self._new_captures()

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Iterator
 
 from minisandbox.launch.kernel import syscalls as sc
-from minisandbox.launch.kernel.ledger import Ledger
+from minisandbox.launch.kernel.cgroups import LimitCounters
 
 from . import changes, command, files, frames, process, shell
 from .command import Command
@@ -46,12 +46,12 @@ class Job:
         request: the request's header.
         payload: the request's bytes.
         door: descriptor of a listening socket that came with the request's first byte, or -1.
-        ledger: what limits refuse meanwhile.
+        counters: what limits refuse meanwhile.
     """
 
-    def __init__(self, connection: socket.socket, ledger: Ledger) -> None:
+    def __init__(self, connection: socket.socket, counters: LimitCounters) -> None:
         self.connection = connection
-        self.ledger = ledger
+        self.counters = counters
         self.door = -1
         self._decoder = frames.Decoder()
         self._pending: list[tuple[frames.Header, bytes]] = []
@@ -100,7 +100,7 @@ class Job:
 def main(
     control: socket.SocketType,
     door: socket.SocketType,
-    notes: tuple[int, Ledger],
+    notes: tuple[int, LimitCounters],
     rlimits: tuple[tuple[str, int], ...],
     *,
     primary: bool,
@@ -110,27 +110,26 @@ def main(
     Args:
         control: the socket on which jobs arrive; all workers of the sandbox wait on it.
         door: listening socket at which processes other than the owner bring jobs.
-        notes: pipe on which pid 1 is told what this worker does, and the ledger of what was refused.
+        notes: pipe on which pid 1 is told what this worker does, and what counts the refusals of limits.
         rlimits: (name without ``RLIMIT_``, value) pairs for this process and so for every command.
         primary: whether it stays after its first job.
     """
-    pipe, ledger = notes
+    pipe, counters = notes
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     for name, value in rlimits:
         _limit(getattr(resource, f"RLIMIT_{name}"), value)
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-    born = sc.scheduling()
     while True:
-        connection = _take_job(control, door, born)
+        connection = _take_job(control, door)
         _note(pipe, BUSY)
-        ledger.mark()
-        unfinished = _serve(connection, wakeup, pipe, ledger)
+        counters.mark()
+        unfinished = _serve(connection, wakeup, pipe, counters)
         if unfinished is not None:
             _note(pipe, RETIRED)
             unfinished.outlive(wakeup)
-        if unfinished is not None or not primary or sc.scheduling() != born:
+        if unfinished is not None or not primary:
             os._exit(0)
         _note(pipe, IDLE)
 
@@ -146,19 +145,17 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _take_job(control: socket.SocketType, door: socket.SocketType, born: object) -> socket.socket:
+def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.socket:
     """Wait for a job's socket; several workers may wait for the same.
 
     A worker that is not needed for a while ends, so that an idle sandbox is one process; pid 1 forks another in time.
-    So does one whose scheduling is not what it was born with: a command can change that of its worker, and the worker
-    cannot take it back; the next command would run with it, and its deadline would be kept by a process that starves.
     """
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(door, select.POLLIN)
     while True:
         events = dict(poll.poll(_IDLE_PATIENCE * 1000))
-        if not events or sc.scheduling() != born:
+        if not events:
             os._exit(0)
         try:
             if control.fileno() not in events:
@@ -181,14 +178,14 @@ def _accept(door: socket.SocketType) -> int:
     return descriptor
 
 
-def _serve(connection: socket.socket, wakeup: int, notes: int, ledger: Ledger) -> Command | None:
+def _serve(connection: socket.socket, wakeup: int, notes: int, counters: LimitCounters) -> Command | None:
     """Carry out one job; returns its command if processes of it are still running.
 
     A process or a shell stays for as long as it likes: its worker takes no other job, and ends with it.
     """
     with connection:
         try:
-            job = Job(connection, ledger)
+            job = Job(connection, counters)
             verb = job.request.get("verb")
             if verb == "exec":
                 return command.serve(job, wakeup)

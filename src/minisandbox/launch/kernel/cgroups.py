@@ -1,17 +1,21 @@
 """Control groups: how much memory, how many processes and how much CPU a sandbox may use, enforced by the kernel.
 
+The kernel's own accounting is the limit, and its counters say which limit a command met (:class:`LimitCounters`).
+
 Sandboxes always lie inside the group that this process is in, so that the limits of a service or a container hold for
-them too, and no other group is touched (systemd's single-writer rule). Version 2 where that group has the needed
-controllers and may be written, version 1 where its directories may be
-(Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, cgroup-v1/pids.rst). Where neither is so there are no
-groups, and :mod:`.watchdog` does what can be done without.
+them too, and no other group is touched (systemd's single-writer rule). Version 2 is used where that group has the
+needed controllers and may be written, version 1 where its directories may be
+(Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, cgroup-v1/pids.rst). Without either,
+:mod:`minisandbox.launch.watchdog` does what can be done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,27 +25,29 @@ from . import syscalls as sc
 NEEDED = ("memory", "pids")
 OPTIONAL = ("cpu",)
 PREFIX = "minisandbox-"
+LEAF = "others"
+"""The group below ours, in version 2, that our processes are moved to."""
+MEMORY, PROCESSES, DISK, FILE_SIZE = "memory", "processes", "disk", "file_size"
+"""Limits, as results name them."""
 _ROOT = "/sys/fs/cgroup"
 _OWN = "/proc/self/cgroup"
 _PERIOD = 100_000  # microseconds of one round of the CPU limit
 _PATIENCE = 2.0
-LEAF = "others"
-"""The group below ours, in version 2, that our processes are moved to."""
 _ATTEMPTS = 10
 _MEMORY_1 = (("memory.limit_in_bytes", 1), ("memory.memsw.limit_in_bytes", 1), ("memory.kmem.tcp.limit_in_bytes", 8))
-"""What is limited to which part. The last one: version 1 counts TCP's buffers by themselves, if it is told to."""
-_OBJECTS_1 = (("memory.kmem.usage_in_bytes", os.O_RDONLY), ("memory.force_empty", os.O_WRONLY))
-_STATISTICS, _QUOTA_1 = "memory.stat", "cpu.cfs_quota_us"
-_NO_QUOTA = {1: "-1", 2: "max"}
-_COUNTERS = {"memory": (("memory.events", "memory.oom_control"), "oom_kill"), "pids": (("pids.events",), "max")}
+"""Version 1: each file, and which part of the limit it gets. TCP's buffers are only counted if they have a limit."""
+_QUOTA = {1: ("cpu.cfs_quota_us", "-1"), 2: ("cpu.max", "max")}
+"""By version: the file that limits the CPU, and what lifts the limit."""
+_COUNTERS = (("memory", ("memory.events", "memory.oom_control"), "oom_kill"), ("pids", ("pids.events",), "max"))
+_NOTED = struct.Struct("=I")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CgroupRoots:
     """Where groups can be made.
 
     Attributes:
-        version: 2 or 1; 0 where they cannot be made.
+        version: 2 or 1; 0 where no groups can be made.
         directories: by controller, the group below which ours are made; one and the same in version 2.
     """
 
@@ -54,30 +60,30 @@ class Places:
         return frozenset(name for name, _ in self.directories)
 
 
-def find_places(root: str = _ROOT, own: str = _OWN) -> Places:
-    """Look where this process may make groups that limit memory and processes.
+def find_roots(root: str = _ROOT, own: str = _OWN) -> CgroupRoots:
+    """Find where this process may make groups that limit memory and processes.
 
     Args:
         root: where control groups are mounted.
-        own: the file that tells this process's groups (cgroups(7)).
+        own: the file that lists this process's groups (cgroups(7)).
     """
     rows = [line.rstrip("\n").split(":", 2) for line in _lines(own)]
     unified = [path for number, names, path in rows if number == "0" and not names]
     for directory in (own_group(mount, path) for mount in (root, f"{root}/unified") for path in unified):
         available = set(_words(f"{directory}/cgroup.controllers"))
         if available.issuperset(NEEDED) and _writable(directory):
-            return Places(2, tuple((name, directory) for name in (*NEEDED, *OPTIONAL) if name in available))
+            return CgroupRoots(2, tuple((name, directory) for name in (*NEEDED, *OPTIONAL) if name in available))
     found = []
     for _, names, path in rows:
         for name in names.split(","):
             directory = f"{root}/{name}{path}".rstrip("/")
             if name in (*NEEDED, *OPTIONAL) and _writable(directory):
                 found.append((name, directory))
-    return Places(1, tuple(found)) if {name for name, _ in found}.issuperset(NEEDED) else Places(0)
+    return CgroupRoots(1, tuple(found)) if {name for name, _ in found}.issuperset(NEEDED) else CgroupRoots(0)
 
 
 def own_group(mount: str, path: str) -> str:
-    """The directory of this process's group of version 2; that above a leaf that its processes were moved to.
+    """Return the directory of this process's group of version 2, or the one above if that is the leaf.
 
     Args:
         mount: where groups of version 2 are mounted.
@@ -87,36 +93,32 @@ def own_group(mount: str, path: str) -> str:
     return os.path.dirname(directory) if os.path.basename(directory) == LEAF else directory
 
 
-def _writable(directory: str) -> bool:
-    return os.access(directory, os.W_OK | os.X_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
-
-
-def open_places(places: Places) -> Places:
-    """Have groups that are made there get the controllers, and return what they get.
+def enable_controllers(roots: CgroupRoots) -> CgroupRoots:
+    """Give the controllers to groups made below the roots; returns the roots with the controllers that these get.
 
     In version 2 a group that has processes gives none to those below it, so its processes are moved to a leaf first.
-    To be called where every process of the group can be seen.
+    Call this where every process of the group can be seen.
 
     Raises:
         OSError: the kernel refused.
     """
-    if places.version != 2:
-        return places
-    directory = places.directories[0][1]
+    if roots.version != 2:
+        return roots
+    directory = roots.directories[0][1]
     setting = f"{directory}/cgroup.subtree_control"
     given = set(_words(setting))
     if not given.issuperset(NEEDED):
         _enable(directory, setting)
-    if not given.issuperset(places.controllers):
+    if not given.issuperset(roots.controllers):
         with contextlib.suppress(OSError):  # there are realtime processes, for example
-            sc.write_setting(setting, " ".join(f"+{name}" for name in OPTIONAL if name in places.controllers))
+            sc.write_setting(setting, " ".join(f"+{name}" for name in OPTIONAL if name in roots.controllers))
         given = set(_words(setting))
-    return Places(2, tuple(pair for pair in places.directories if pair[0] in given))
+    return CgroupRoots(2, tuple(pair for pair in roots.directories if pair[0] in given))
 
 
 def _enable(directory: str, setting: str) -> None:
     wanted = " ".join(f"+{name}" for name in NEEDED)
-    for _ in range(_ATTEMPTS):  # what is forked meanwhile is moved at the next attempt
+    for _ in range(_ATTEMPTS):  # the next attempt moves what is forked meanwhile
         try:
             sc.write_setting(setting, wanted)
         except OSError as error:
@@ -131,31 +133,31 @@ def _enable(directory: str, setting: str) -> None:
     raise OSError(errno.EBUSY, "processes stay in the control group", directory)
 
 
-class Groups:
-    """The groups of one owner's sandboxes, below a directory that names the owner.
+class OwnerCgroups:
+    """The groups of one owner's sandboxes, below a directory named after the owner.
 
     Args:
-        places: where they are made (:func:`open_places`).
-        owner: what the owner is called: its pid, start time and boot.
+        roots: where they are made (:func:`enable_controllers`).
+        owner: the owner's name: its pid, start time and boot.
 
     Raises:
         OSError: the kernel refused.
     """
 
-    def __init__(self, places: Places, owner: str) -> None:
-        self.places = places
-        self._bases = {name: f"{directory}/{PREFIX}{owner}" for name, directory in places.directories}
+    def __init__(self, roots: CgroupRoots, owner: str) -> None:
+        self.roots = roots
+        self._bases = {name: f"{directory}/{PREFIX}{owner}" for name, directory in roots.directories}
         self._count = 0
         for base in set(self._bases.values()):
             os.mkdir(base, 0o755)
         self._use(NEEDED)
 
     def _use(self, names: Iterable[str]) -> None:
-        if self.places.version == 2:
+        if self.roots.version == 2:
             sc.write_setting(f"{self._bases['memory']}/cgroup.subtree_control", " ".join(f"+{name}" for name in names))
 
-    def make(self, *, cpu: bool = False) -> Group:
-        """A new, empty group without limits.
+    def make(self, *, cpu: bool = False) -> Cgroup:
+        """Make a new, empty group without limits.
 
         Args:
             cpu: whether its CPU will be limited. Only then is it a group for the scheduler too: elsewhere each session
@@ -172,19 +174,19 @@ class Groups:
         directories = {name: f"{base}/{self._count}" for name, base in used.items()}
         for directory in set(directories.values()):
             self._make(directory)
-        return Group(self.places.version, directories)
+        return Cgroup(self.roots.version, directories)
 
     def _make(self, directory: str) -> None:
         try:
             os.mkdir(directory, 0o755)
-        except FileNotFoundError:  # somebody tidied the owner's group away while it was empty (notify_on_release)
+        except FileNotFoundError:  # the owner's group was removed while it was empty (notify_on_release)
             os.mkdir(os.path.dirname(directory), 0o755)
             self._use(NEEDED)
             os.mkdir(directory, 0o755)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Cgroup:
     """The group of one sandbox.
 
     Attributes:
@@ -196,7 +198,7 @@ class Group:
     directories: dict[str, str]
 
     def join(self) -> None:
-        """Have the calling process, and all that it forks from now on, in it."""
+        """Put the calling process, and everything that it forks from now on, into the group."""
         for directory in set(self.directories.values()):
             sc.write_setting(f"{directory}/cgroup.procs", "0")
 
@@ -222,10 +224,10 @@ class Group:
         else:
             directory, quota = self.directories["cpu"], amount * _PERIOD // 1000
             if self.version == 2:
-                sc.write_setting(f"{directory}/cpu.max", f"{quota} {_PERIOD}")
+                sc.write_setting(self._quota(), f"{quota} {_PERIOD}")
             else:
                 sc.write_setting(f"{directory}/cpu.cfs_period_us", str(_PERIOD))
-                sc.write_setting(f"{directory}/{_QUOTA_1}", str(quota))
+                sc.write_setting(self._quota(), str(quota))
 
     def _limit_memory(self, directory: str, amount: int) -> None:
         for name, share in (("memory.max", 1),) if self.version == 2 else _MEMORY_1:
@@ -234,27 +236,20 @@ class Group:
         if self.version == 2 and os.path.exists(f"{directory}/memory.swap.max"):
             sc.write_setting(f"{directory}/memory.swap.max", "0")
 
-    def _open_counters(self) -> list[int]:
-        """Descriptors of the files that count what the limits refused: memory, then processes."""
-        return [_open_first(self.directories[name], files) for name, (files, _) in _COUNTERS.items()]
-
-    def open(self) -> Hold:
-        """What its pid 1 needs of it, which sees none of its directories."""
-        directory = self.directories["memory"]
-        files = ((_STATISTICS, os.O_RDONLY),) if self.version == 2 else _OBJECTS_1
-        known = all(os.path.exists(f"{directory}/{name}") for name, _ in files)
-        objects = Objects(*(_open(f"{directory}/{name}", flags) for name, flags in files)) if known else None
-        quota = _open(self._quota(), os.O_WRONLY) if "cpu" in self.directories else -1
-        return Hold(self._open_counters(), objects, quota, _NO_QUOTA[self.version])
+    def open(self) -> CgroupFds:
+        """Open what the sandbox's pid 1 needs of the group, because it sees none of its directories."""
+        counters = [_open_first(self.directories[controller], files) for controller, files, _ in _COUNTERS]
+        quota = os.open(self._quota(), os.O_WRONLY | os.O_CLOEXEC) if "cpu" in self.directories else -1
+        return CgroupFds(counters, quota, _QUOTA[self.version][1])
 
     def lift_quota(self) -> None:
-        """No longer limit the CPU: what is ended has memory to free first, and would wait for its turn to do so."""
+        """Stop limiting the CPU: processes that end have memory to free first, and would wait for their turn."""
         if "cpu" in self.directories:
             with contextlib.suppress(OSError):  # it is gone
-                sc.write_setting(self._quota(), _NO_QUOTA[self.version])
+                sc.write_setting(self._quota(), _QUOTA[self.version][1])
 
     def _quota(self) -> str:
-        return f"{self.directories['cpu']}/{'cpu.max' if self.version == 2 else _QUOTA_1}"
+        return f"{self.directories['cpu']}/{_QUOTA[self.version][0]}"
 
     def remove(self) -> None:
         """Remove the group, whose processes have ended; the kernel may need a moment to see that."""
@@ -263,83 +258,86 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
-    """The small objects that the kernel holds for a group, such as areas of memory, open files and epoll watches.
-
-    Attributes:
-        counter: descriptor of the file that tells their bytes.
-        emptying: one of the file to which a write gives back all that can be; -1 in version 2, which counts what cannot
-            be given back by itself.
-    """
-
-    counter: int
-    emptying: int = -1
-
-    def held(self) -> int:
-        """Bytes of them; in version 1 with those that can be given back, page tables, stacks and pipes."""
-        return self._told(b"slab_unreclaimable ") or 0
-
-    def page_tables(self) -> int | None:
-        """Bytes of page tables, in version 1 with all the rest; None where it does not tell (before Linux 5.11)."""
-        return self._told(b"pagetables ")
-
-    def _told(self, name: bytes) -> int | None:
-        data = os.pread(self.counter, 1 << 16, 0)
-        if self.emptying != -1:
-            return int(data)
-        return next((int(row.split()[1]) for row in data.splitlines() if row.startswith(name)), None)
-
-    def give_back(self) -> None:
-        """Have the kernel give back what can be; code inside that reads without end can make this last without end."""
-        if self.emptying != -1:
-            with contextlib.suppress(OSError):  # a signal came
-                os.write(self.emptying, b"0")
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
+class CgroupFds:
     """Open files of a group.
 
     Attributes:
-        counters: those that count what the limits refused: memory, then processes.
-        objects: what counts the kernel's small objects; None where the kernel does not tell.
-        quota: the one that limits the CPU; -1 where it is not limited.
+        counters: the files that count what the limits refused: memory, then processes.
+        quota: the file that limits the CPU; -1 where it is not limited.
         no_quota: what to write to it for no limit.
     """
 
     counters: list[int]
-    objects: Objects | None
     quota: int
     no_quota: str
 
-    def keep_counters(self) -> None:
+    def close_quota(self) -> None:
         """Close all but the counters: a worker needs no more."""
-        objects = (self.objects.counter, self.objects.emptying) if self.objects else ()
-        for descriptor in {*objects, self.quota} - {-1}:
-            os.close(descriptor)
+        if self.quota != -1:
+            os.close(self.quota)
 
     def lift_quota(self) -> None:
-        """As :meth:`Group.lift_quota`."""
+        """As :meth:`Cgroup.lift_quota`."""
         if self.quota != -1:
             os.write(self.quota, self.no_quota.encode())
 
+    def refusals(self) -> list[int]:
+        """Count what has been refused so far: memory (processes killed for it), then processes (forks)."""
+        counts = []
+        for descriptor, (_, _, word) in zip(self.counters, _COUNTERS, strict=True):
+            rows = (line.split() for line in os.pread(descriptor, 4096, 0).decode().splitlines())
+            counts.append(next((int(row[1]) for row in rows if row[0] == word), 0))
+        return counts
 
-def read_counters(descriptors: list[int]) -> list[int]:
-    """What has been refused so far: memory (processes killed for it), then processes (forks).
+
+class LimitCounters:
+    """What one sandbox's limits have refused, shared by its pid 1 and its workers.
+
+    A worker marks where the counters stand when a command starts, and reports at its end which limits it met.
 
     Args:
-        descriptors: those of :attr:`Hold.counters`.
+        fds: open files of the control group, or None without one.
+        disk: a directory on the file system that takes the sandbox's writes.
+
+    Attributes:
+        fds: the same.
     """
-    counts = []
-    for descriptor, (_, word) in zip(descriptors, _COUNTERS.values(), strict=True):
-        rows = (line.split() for line in os.pread(descriptor, 4096, 0).decode().splitlines())
-        counts.append(next((int(row[1]) for row in rows if row[0] == word), 0))
-    return counts
+
+    def __init__(self, fds: CgroupFds | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
+        self.fds = fds
+        self._disk = disk
+        self._noted = mmap.mmap(-1, _NOTED.size)  # shared with every process that is forked from here (mmap(2))
+        self._mark = [0, 0]
+
+    def note_memory(self) -> None:
+        """Count that the watchdog ended processes; only pid 1 calls this."""
+        _NOTED.pack_into(self._noted, 0, _NOTED.unpack_from(self._noted)[0] + 1)
+
+    def mark(self) -> None:
+        """Remember where the counters stand."""
+        self._mark = self._counts()
+
+    def hits(self) -> list[str]:
+        """List the limits that refused something since the last mark; a disk that is full now counts."""
+        pairs = zip((MEMORY, PROCESSES), self._mark, self._counts(), strict=True)
+        found = [name for name, before, after in pairs if after > before]
+        return [*found, DISK] if self._is_full() else found
+
+    def _counts(self) -> list[int]:
+        killed, refused = self.fds.refusals() if self.fds else (0, 0)
+        return [killed + _NOTED.unpack_from(self._noted)[0], refused]
+
+    def _is_full(self) -> bool:
+        try:
+            status = os.statvfs(self._disk)
+        except OSError:
+            return False
+        return status.f_blocks > 0 and (status.f_bavail == 0 or status.f_favail == 0)
 
 
-def owners(places: Places) -> Iterator[tuple[str, str]]:
-    """The owners that have groups here, with their directories: a name and a path."""
-    for directory in {directory for _, directory in places.directories}:
+def owners(roots: CgroupRoots) -> Iterator[tuple[str, str]]:
+    """Yield the name and directory of each owner that has groups here."""
+    for directory in {directory for _, directory in roots.directories}:
         with contextlib.suppress(OSError):
             for name in os.listdir(directory):
                 if name.startswith(PREFIX):
@@ -347,11 +345,11 @@ def owners(places: Places) -> Iterator[tuple[str, str]]:
 
 
 def remove_owner(directory: str, patience: float = _PATIENCE) -> None:
-    """Remove the groups of an owner that has ended; those that stay busy are left to the next who looks.
+    """Remove the groups of an owner that has ended; busy ones are left to the next call.
 
     Args:
-        directory: theirs.
-        patience: seconds, for all of them together.
+        directory: the owner's.
+        patience: seconds, for all of the groups together.
     """
     give_up = time.monotonic() + patience
     with contextlib.suppress(FileNotFoundError):
@@ -375,13 +373,13 @@ def _remove(directory: str, give_up: float) -> None:
             return
 
 
+def _writable(directory: str) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
+
+
 def _open_first(directory: str, names: tuple[str, ...]) -> int:
     existing = [name for name in names if os.path.exists(f"{directory}/{name}")]
-    return _open(f"{directory}/{(*existing, names[0])[0]}", os.O_RDONLY)
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC)
+    return os.open(f"{directory}/{(*existing, names[0])[0]}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _lines(path: str) -> list[str]:

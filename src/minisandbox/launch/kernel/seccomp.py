@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from . import seccomp_bpf as bpf
-from .seccomp_rules import ALLOW, ASK, IGNORE, Rule, rules_by_name
+from .seccomp_rules import ALLOW, Rule, rules_by_name
 from .seccomp_tables import NEWEST, known_calls
 from .syscalls import CallError
 
@@ -30,7 +30,6 @@ UNKNOWN = errno.ENOSYS
 # the calls that are made here: seccomp, unshare, clone3
 _NUMBERS = {"x86_64": (317, 272, 435), "aarch64": (277, 97, 435)}
 _SET_MODE_FILTER = 1
-_NEW_LISTENER = 1 << 3
 _ALLOW_SPECULATION = 1 << 2
 """SECCOMP_FILTER_FLAG_SPEC_ALLOW: before Linux 5.16 a filter also switches on SSBD and STIBP, which slow all of a
 program down and guard it against code of its own; later kernels do not, whatever the flag says (seccomp(2))."""
@@ -115,7 +114,7 @@ def _pieces(architecture: str) -> Iterator[tuple[int, bpf.Code]]:
         previous = code
 
 
-def install(architecture: str | None = None, *, listen: bool = False) -> int:
+def install(architecture: str | None = None) -> None:
     """Put the calling thread, and every process and program that comes from it, under the filter, for good.
 
     It needs no_new_privs (prctl(2)), and nothing is undone by execve(2). Other threads stay as they are: the launcher's
@@ -123,11 +122,6 @@ def install(architecture: str | None = None, *, listen: bool = False) -> int:
 
     Args:
         architecture: the one that the caller expects; None is this process's.
-        listen: whether what is to be asked is asked of the caller, who has to answer then (:mod:`.tracing`).
-
-    Returns:
-        The descriptor on which questions come; -1 where there is none: unasked, or a filter that was there before has
-        the one listener that there may be. Then calls that would be asked about get ENOSYS.
 
     Raises:
         ValueError: as :func:`calls`, or this process makes calls of another architecture.
@@ -137,18 +131,12 @@ def install(architecture: str | None = None, *, listen: bool = False) -> int:
         raise ValueError(f"a filter for {architecture} cannot be installed on {machine()}")
     program = assemble()
     argument = _Filter(len(program) // 8, program)
-    usual = _ALLOW_SPECULATION
-    for flags in (usual | _NEW_LISTENER, usual) if listen else (usual,):
-        result = _libc.syscall(_NUMBERS[machine()][0], _SET_MODE_FILTER, flags, ctypes.byref(argument))
-        if result != -1:
-            return int(result) if flags & _NEW_LISTENER else -1
-        if ctypes.get_errno() != errno.EBUSY:
-            break
-    raise CallError(ctypes.get_errno(), "seccomp", "the sandbox's filter")
+    if _libc.syscall(_NUMBERS[machine()][0], _SET_MODE_FILTER, _ALLOW_SPECULATION, ctypes.byref(argument)) != 0:
+        raise CallError(ctypes.get_errno(), "seccomp", "the sandbox's filter")
 
 
 def verify() -> None:
-    """Try two harmless calls whose answers tell that the filter is there.
+    """Try two harmless calls whose answers show that the filter is there.
 
     Raises:
         OSError: a call went through that should not.
@@ -172,8 +160,7 @@ def simulate(
         audit_architecture: by whose convention the call is made; None is the filter's own.
 
     Returns:
-        The verdict: 0 if the call goes through, :data:`.seccomp_rules.IGNORE` if it does nothing,
-        :data:`.seccomp_rules.ASK` if pid 1 decides, else the errno that the caller gets.
+        The verdict: 0 if the call goes through, else the errno that the caller gets.
 
     Raises:
         ValueError: there is no filter for the architecture.
@@ -215,5 +202,5 @@ def _describe_call(call: Call) -> Iterator[str]:
 
 
 def verdict_name(verdict: int) -> str:
-    """A verdict in a word: ``allowed``, ``ignored``, ``asked``, or the name of the errno."""
-    return {ALLOW: "allowed", IGNORE: "ignored", ASK: "asked"}.get(verdict) or errno.errorcode[verdict]
+    """A verdict in a word: ``allowed``, or the name of the errno."""
+    return "allowed" if verdict == ALLOW else errno.errorcode[verdict]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
-from .seccomp_rules import ALLOW, ASK, IGNORE, Clause, Test
+from .seccomp_rules import ALLOW, Clause, Test
 
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
@@ -26,9 +26,7 @@ _FARTHEST = 255  # a conditional jump's offset is a byte
 _LOW = 0xFFFFFFFF
 
 _RETURN_ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW
-_RETURN_ASK = 0x7FC00000  # SECCOMP_RET_USER_NOTIF
 _RETURN_ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
-_RETURNS = {ALLOW: _RETURN_ALLOW, ASK: _RETURN_ASK, IGNORE: _RETURN_ERRNO}
 
 Instruction = tuple[int, int, int, int]
 """code, jt, jf, k: struct sock_filter."""
@@ -37,7 +35,7 @@ Code = list[Instruction]
 
 def decide(verdict: int) -> Code:
     """End with a verdict."""
-    return [(_RETURN, 0, 0, _RETURNS.get(verdict, _RETURN_ERRNO | verdict))]
+    return [(_RETURN, 0, 0, _RETURN_ALLOW if verdict == ALLOW else _RETURN_ERRNO | verdict)]
 
 
 def check_arguments(clauses: Iterable[Clause], verdict: int) -> Code:
@@ -154,14 +152,14 @@ def run(program: bytes, audit_architecture: int, number: int, arguments: Sequenc
             return _verdict(constant)
         else:
             raise ValueError(
-                f"instruction {position - 1} is none that a filter may have: {operation:#x}, {constant:#x}"
+                f"instruction {position - 1} may not be in a filter: {operation:#x}, {constant:#x}"
             )
     raise ValueError("the filter runs past its end")
 
 
 def _verdict(value: int) -> int:
-    if value in (_RETURN_ALLOW, _RETURN_ASK):
-        return ALLOW if value == _RETURN_ALLOW else ASK
-    if value & ~0xFFFF == _RETURN_ERRNO:
-        return value & 0xFFFF or IGNORE
+    if value == _RETURN_ALLOW:
+        return ALLOW
+    if value & ~0xFFFF == _RETURN_ERRNO and value & 0xFFFF:
+        return value & 0xFFFF
     raise ValueError(f"no verdict: {value:#x}")

@@ -72,18 +72,13 @@ _SYS_MOUNT_SETATTR = 442
 _SYS_LANDLOCK_CREATE_RULESET = 444
 _SYS_LANDLOCK_RESTRICT_SELF = 446
 _LANDLOCK_VERSION = 1
-_IPC_RMID = 0
 _SCOPE_ABSTRACT_UNIX_SOCKET = 1
 SCOPED_ABI = 6
 """The first version of Landlock that scopes abstract sockets: that of Linux 6.12."""
 _SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SYS_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
-_SYS_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
-_SYS_IOPRIO_GET = {"x86_64": 252, "aarch64": 31}
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_SCHED_ATTR_SIZE = 56
-"""struct sched_attr with its limits of utilisation."""
 _IOPRIO_WHO_PROCESS = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -360,17 +355,6 @@ def scope_abstract_sockets() -> bool:
     return True
 
 
-def scheduling() -> tuple[bytes, int, frozenset[int]]:
-    """How the kernel lets this process run, to be compared: sched_getattr(2), ioprio_get(2), sched_getaffinity(2)."""
-    machine, disks = os.uname().machine, -1
-    attributes = ctypes.create_string_buffer(_SCHED_ATTR_SIZE)
-    if machine in _SYS_SCHED_GETATTR:
-        size = c_uint(_SCHED_ATTR_SIZE)
-        _checked(_syscall(_SYS_SCHED_GETATTR[machine], c_int(0), attributes, size, c_uint(0)), "sched_getattr", "self")
-        disks = _syscall(_SYS_IOPRIO_GET[machine], c_int(_IOPRIO_WHO_PROCESS), c_int(0))
-    return attributes.raw, disks, frozenset(os.sched_getaffinity(0))
-
-
 def forget_disk_priority() -> None:
     """ioprio_set(2): read and write disks as everybody does who has not asked for anything else."""
     machine = os.uname().machine
@@ -378,12 +362,6 @@ def forget_disk_priority() -> None:
         _checked(
             _syscall(_SYS_IOPRIO_SET[machine], c_int(_IOPRIO_WHO_PROCESS), c_int(0), c_int(0)), "ioprio_set", "self"
         )
-
-
-def remove_kept_memory(kind: str, number: int) -> None:
-    """shmctl(2), msgctl(2), semctl(2): remove a System V object: ``shm``, ``msg`` or ``sem``."""
-    rest = (c_int(0), c_int(_IPC_RMID)) if kind == "sem" else (c_int(_IPC_RMID), None)
-    _checked(getattr(_libc, f"{kind}ctl")(c_int(number), *rest), f"{kind}ctl", number)
 
 
 @cache
