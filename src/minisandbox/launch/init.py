@@ -42,7 +42,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
 
     Args:
         identity: who it is.
-        birth: socket to the maker: it maps the ids of this process, and sends the control socket when all is made.
+        birth: socket to the setup worker, which maps the ids of this process and sends the control socket at the end.
         lifeline: pipe whose other end only the zygote holds.
         network: ``off`` or ``host``.
         group: the control group that it joins, if there are any.

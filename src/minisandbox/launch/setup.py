@@ -1,4 +1,4 @@
-"""A maker: a process beside the zygote that carries out the plans of sandboxes, one after the other.
+"""A setup worker: a process next to the zygote that carries out the plans of sandboxes, one after the other.
 
 It goes into the namespaces of a sandbox's pid 1, which waits there, without privileges, for what it is to serve; makes
 what the plan says; hands over; and leaves. So pid 1 never has a privilege together with a plan, and no process needs to
@@ -65,7 +65,7 @@ def main(jobs: int) -> None:
             refusal = _make_home()
         try:
             data, ancillary, _, _ = source.recvmsg(_MAX_JOB, space, flags | (socket.MSG_DONTWAIT if refusal else 0))
-        except BlockingIOError:  # another maker took the job
+        except BlockingIOError:  # another setup worker took the job
             continue
         if not data:
             os._exit(0)
@@ -81,7 +81,7 @@ def main(jobs: int) -> None:
 def _make_home() -> OSError | None:
     """Enter namespaces to come back to after each sandbox; returns the error where the kernel refuses.
 
-    A maker that ended for it would be replaced without end, and nobody would hear the reason.
+    A setup worker that ended for it would be replaced without end, and nobody would hear the reason.
     """
     sc.close_range(_FIRST_HOME)
     try:
@@ -120,7 +120,7 @@ class _Making:
 
         Args:
             leader: socket to its pid 1, which ends when this is closed without a word.
-            refusal: why this maker has no namespaces of its own, without which it can make none.
+            refusal: why this setup worker has no namespaces of its own, without which it can make none.
         """
         try:
             if refusal:
@@ -150,7 +150,7 @@ class _Making:
                 act_as_owner(self.identity, no_more=True)
                 for number, (_, kind) in enumerate(_VISITED, _FIRST_HOME):
                     sc.setns(number, kind)
-            except OSError as error:  # a maker that is not at home must not make the next one
+            except OSError as error:  # a setup worker that is not at home must not make the next one
                 self._report(error)
                 os._exit(1)
 

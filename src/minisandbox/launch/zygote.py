@@ -28,11 +28,11 @@ from .kernel.identity import RANGE_SIZE, Identities, Identity, enter_outer_names
 from .plan import INOTIFY, PROCESSES
 
 _MAX_MESSAGE = 1 << 18
-_MAKERS = max(2, min(8, len(os.sched_getaffinity(0))))
+_SETUP_WORKERS = max(2, min(8, len(os.sched_getaffinity(0))))
 _QUIET = 5
-"""Milliseconds without a request before the next embryo is made: the sandbox just asked for needs the CPU first."""
+"""Milliseconds without a request before the next spare is made: the sandbox just asked for needs the CPU first."""
 _RETRY = 1000
-"""Milliseconds until makers that the kernel refused to fork are tried again."""
+"""Milliseconds until setup workers that the kernel refused to fork are tried again."""
 
 
 def main(connection: socket.socket, controller: int, settings: list[str]) -> None:
@@ -161,12 +161,12 @@ class _Zygote:
         mapped = identities.mapped
         usr = self._can_idmap("/usr")
         layered = usr or self._can_layer("/usr")
-        self._jobs, self._makers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._makers: set[int] = set()
-        self._fork_makers()
+        self._jobs, self._workers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._workers: set[int] = set()
+        self._fork_workers()
         self._sealed = 0
-        self._usual = _Wish(nproc=0 if groups else PROCESSES)
-        self._spare: _Embryo | None = self._fork(self._usual)
+        self._usual = SpawnOptions(nproc=0 if groups else PROCESSES)
+        self._spare: _Spare | None = self._fork(self._usual)
         self._pause: int | None = None  # until missing processes are made
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered}
@@ -222,12 +222,12 @@ class _Zygote:
         os._exit(0)
 
     def _make_missing(self) -> None:
-        """Make the next embryo and lost makers between requests; on failure the next request reports the reason."""
+        """Make the next spare and lost setup workers; on failure the next request reports the reason."""
         self._pause = None
         with contextlib.suppress(OSError):
             self._spare = self._spare or self._fork(self._usual)
         try:
-            self._fork_makers()
+            self._fork_workers()
         except OSError:
             self._pause = _RETRY
 
@@ -238,8 +238,8 @@ class _Zygote:
                 if self._spare and pid == self._spare.pid:
                     self._spare.birth.close()
                     self._spare, self._pause = None, _QUIET
-                if pid in self._makers:
-                    self._makers.remove(pid)
+                if pid in self._workers:
+                    self._workers.remove(pid)
                     self._pause = _QUIET
                 identity, group = self._live.pop(pid, (None, None))
                 if identity:
@@ -323,48 +323,48 @@ class _Zygote:
     def _answer_create(self, words: list[str], plan: bytes, given: list[int]) -> None:
         if len(given) != 2:  # the controller ran out of descriptors, or the message was cut
             raise ValueError("a request without a control socket and a door")
-        number, *wishes = words
-        pidfd = self._create(_Wish.read(wishes), plan, given)
+        number, *words = words
+        pidfd = self._create(SpawnOptions.read(words), plan, given)
         try:
             socket.send_fds(self._connection, [json.dumps({"event": "forked", "to": int(number)}).encode()], [pidfd])
         finally:
             os.close(pidfd)
 
-    def _create(self, wish: _Wish, plan: bytes, given: list[int]) -> int:
-        """Give an embryo its plan; returns a pidfd of it.
+    def _create(self, options: SpawnOptions, plan: bytes, given: list[int]) -> int:
+        """Give a spare its plan; returns a pidfd of it.
 
         Args:
-            wish: what cannot be changed once it is an embryo, and what of it is limited from outside.
+            options: what cannot be changed once it is a spare, and what of it is limited from outside.
             plan: what it is to become.
             given: the sandbox's end of its control socket, and its door.
         """
-        if not self._makers:
-            self._fork_makers()
-        if self._spare and wish.fits(self._usual, many_ids=self._identities.count > 1):
-            embryo, self._spare, self._pause = self._spare, None, _QUIET
+        if not self._workers:
+            self._fork_workers()
+        if self._spare and options.fits(self._usual, many_ids=self._identities.count > 1):
+            spare, self._spare, self._pause = self._spare, None, _QUIET
         else:
-            embryo = self._fork(wish)
+            spare = self._fork(options)
         trees: list[int] = []
-        with embryo.birth:
+        with spare.birth:
             try:
-                wish.limit(embryo.group)
-                trees.extend(sc.open_tree(f"{init.HOLD}/{number}") for number in wish.sealed)
-                job = setup.pack_job(embryo.pid, embryo.identity, plan)
-                socket.send_fds(self._jobs, [job], [embryo.birth.fileno(), *given, *trees])
-                return os.pidfd_open(embryo.pid)
+                options.limit(spare.group)
+                trees.extend(sc.open_tree(f"{init.HOLD}/{number}") for number in options.sealed)
+                job = setup.pack_job(spare.pid, spare.identity, plan)
+                socket.send_fds(self._jobs, [job], [spare.birth.fileno(), *given, *trees])
+                return os.pidfd_open(spare.pid)
             finally:
                 for tree in trees:
                     os.close(tree)
 
-    def _fork(self, wish: _Wish) -> _Embryo:
+    def _fork(self, options: SpawnOptions) -> _Spare:
         """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
-        identity = self._identities.make(one_id=wish.one_id, inotify=wish.inotify, processes=wish.nproc)
+        identity = self._identities.make(one_id=options.one_id, inotify=options.inotify, processes=options.nproc)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         group: cgroups.Cgroup | None = None
         try:
-            group = self._groups.make(cpu=wish.limits_cpu) if self._groups else None
+            group = self._groups.make(cpu=options.limits_cpu) if self._groups else None
             with theirs:
-                pid = self._fork_init(identity, theirs, wish.network, group)
+                pid = self._fork_init(identity, theirs, options.network, group)
         except OSError:
             ours.close()
             self._identities.give_back(identity)
@@ -372,18 +372,18 @@ class _Zygote:
                 group.remove()
             raise
         self._live[pid] = (identity, group)
-        return _Embryo(pid, identity, ours, group)
+        return _Spare(pid, identity, ours, group)
 
-    def _fork_makers(self) -> None:
-        while len(self._makers) < _MAKERS:
-            self._makers.add(self._fork_maker())
+    def _fork_workers(self) -> None:
+        while len(self._workers) < _SETUP_WORKERS:
+            self._workers.add(self._fork_worker())
 
-    def _fork_maker(self) -> int:
+    def _fork_worker(self) -> int:
         pid = os.fork()
         if pid == 0:
             try:
                 signal.set_wakeup_fd(-1)
-                setup.main(self._makers_end.fileno())
+                setup.main(self._workers_end.fileno())
             finally:
                 os._exit(1)
         return pid
@@ -405,7 +405,7 @@ class _Zygote:
 
 
 @dataclass(frozen=True, slots=True)
-class _Embryo:
+class _Spare:
     """A sandbox before it has its plan.
 
     Attributes:
@@ -422,7 +422,7 @@ class _Embryo:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class SpawnOptions:
     """What a request asks of the zygote itself; the rest is in the plan.
 
     Attributes:
@@ -442,7 +442,7 @@ class _Wish:
     amounts: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def read(cls, words: list[str]) -> _Wish:
+    def read(cls, words: list[str]) -> SpawnOptions:
         """Read ``name=value`` words.
 
         Raises:
@@ -455,8 +455,8 @@ class _Wish:
         amounts = tuple((name, int(amount)) for name, amount in given.items())
         return cls(network, one_id, inotify, nproc, sealed, amounts)
 
-    def fits(self, made: _Wish, *, many_ids: bool) -> bool:
-        """Whether an embryo that was made for another wish will do."""
+    def fits(self, made: SpawnOptions, *, many_ids: bool) -> bool:
+        """Whether a spare that was made for other options will do."""
         ids = (self.one_id, self.nproc) == (made.one_id, made.nproc) or not many_ids
         same = (self.network, self.inotify, self.limits_cpu) == (made.network, made.inotify, made.limits_cpu)
         return same and ids

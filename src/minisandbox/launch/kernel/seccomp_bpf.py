@@ -151,9 +151,7 @@ def run(program: bytes, audit_architecture: int, number: int, arguments: Sequenc
         elif operation == _RETURN:
             return _verdict(constant)
         else:
-            raise ValueError(
-                f"instruction {position - 1} may not be in a filter: {operation:#x}, {constant:#x}"
-            )
+            raise ValueError(f"instruction {position - 1} may not be in a filter: {operation:#x}, {constant:#x}")
     raise ValueError("the filter runs past its end")
 
 

@@ -28,8 +28,8 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in rows}
 
 
-def makers(box: Sandbox) -> set[int]:
-    """The makers beside the zygote that is the parent of a sandbox's first process."""
+def setup_workers(box: Sandbox) -> set[int]:
+    """The setup workers beside the zygote that is the parent of a sandbox's first process."""
     zygote = status(box.info().pid)["PPid"]
     found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -40,14 +40,14 @@ def makers(box: Sandbox) -> set[int]:
     return found
 
 
-def test_makers_that_are_killed_are_replaced(spec: ImageSpec) -> None:
+def test_setup_workers_that_are_killed_are_replaced(spec: ImageSpec) -> None:
     with Sandbox.create(spec) as box:
-        before = makers(box)
+        before = setup_workers(box)
         assert len(before) >= 2
         for pid in before:
             os.kill(pid, signal.SIGKILL)
         give_up = time.monotonic() + 60
-        while len(after := makers(box)) < len(before) or after & before:
+        while len(after := setup_workers(box)) < len(before) or after & before:
             assert time.monotonic() < give_up, (before, after)
             time.sleep(0.02)
         with Sandbox.create(spec) as other:
@@ -90,16 +90,16 @@ def own_launcher() -> Iterator[None]:
 @pytest.mark.usefixtures("own_launcher")
 def test_a_refused_fork_ends_no_sandbox(spec: ImageSpec) -> None:
     with Sandbox.create(spec) as box:
-        before, zygote = makers(box), int(status(box.info().pid)["PPid"])
+        before, zygote = setup_workers(box), int(status(box.info().pid)["PPid"])
         with no_more_processes(zygote):
             for pid in before:
                 os.kill(pid, signal.SIGKILL)
-            until(lambda: not makers(box))
+            until(lambda: not setup_workers(box))
             with pytest.raises(SandboxCreationError, match="temporarily unavailable") as caught:
                 Sandbox.create(spec)
             assert "ulimit -u" in str(caught.value)
             assert box.exec("echo alive").stdout == "alive\n"
-        until(lambda: len(makers(box)) == len(before))  # without a request
+        until(lambda: len(setup_workers(box)) == len(before))  # without a request
         with Sandbox.create(spec) as other:
             assert other.exec("echo made").stdout == "made\n"
         assert box.exec("echo alive").stdout == "alive\n"
@@ -126,7 +126,7 @@ def test_a_killed_spare_is_not_handed_out(spec: ImageSpec) -> None:
             assert other.exec("echo made").stdout == "made\n"
 
 
-def test_a_sandbox_is_made_or_its_creation_fails_whenever_makers_die(spec: ImageSpec) -> None:
+def test_a_sandbox_is_made_or_its_creation_fails_whenever_setup_workers_die(spec: ImageSpec) -> None:
     results: list[str] = []
 
     def create() -> None:
@@ -142,7 +142,7 @@ def test_a_sandbox_is_made_or_its_creation_fails_whenever_makers_die(spec: Image
         for thread in threads:
             thread.start()
         for _ in range(10):
-            for pid in makers(box):
+            for pid in setup_workers(box):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
@@ -154,23 +154,23 @@ def test_a_sandbox_is_made_or_its_creation_fails_whenever_makers_die(spec: Image
         assert box.exec("echo alive").stdout == "alive\n"
 
 
-def test_a_maker_that_fails_makes_the_next_as_if_nothing_had_been(spec: ImageSpec, tmp_path: Path) -> None:
+def test_a_setup_worker_that_fails_makes_the_next_as_if_nothing_had_been(spec: ImageSpec, tmp_path: Path) -> None:
     with Sandbox.create(spec) as box:
-        for _ in range(3 * len(makers(box))):  # each of them, several times
+        for _ in range(3 * len(setup_workers(box))):  # each of them, several times
             with pytest.raises(SandboxCreationError, match="no-such-layer"):
                 Sandbox.create(ImageSpec("x", (*spec.layers, tmp_path / "no-such-layer")))
-        held = [len(os.listdir(f"/proc/{pid}/fd")) for pid in makers(box)] if os.geteuid() == 0 else []
-        for _ in range(2 * len(makers(box))):
+        held = [len(os.listdir(f"/proc/{pid}/fd")) for pid in setup_workers(box)] if os.geteuid() == 0 else []
+        for _ in range(2 * len(setup_workers(box))):
             with Sandbox.create(spec) as other:
                 assert other.exec("hostname; id -u; ls /testbed | wc -l").stdout.split()[1:] == ["0", "0"]
-        assert held == [len(os.listdir(f"/proc/{pid}/fd")) for pid in makers(box)][: len(held)]
+        assert held == [len(os.listdir(f"/proc/{pid}/fd")) for pid in setup_workers(box)][: len(held)]
 
 
-def test_nothing_of_a_maker_is_inside(spec: ImageSpec) -> None:
+def test_nothing_of_a_setup_worker_is_inside(spec: ImageSpec) -> None:
     with Sandbox.create(spec) as box:
         assert box.exec("echo /proc/[0-9]*").stdout.split()[:1] == ["/proc/1"]
         ours = status(box.info().pid)
-        for pid in makers(box):
+        for pid in setup_workers(box):
             assert os.stat(f"/proc/{pid}").st_uid in (0, os.geteuid())
             assert status(pid)["NSpid"].split()[:1] != ours["NSpid"].split()[:1]
             if os.geteuid() == 0:  # nobody else may look
