@@ -19,8 +19,11 @@ from .kernel.cgroups import LimitCounters
 
 INTERVAL, LONGEST_INTERVAL = 0.1, 2.0
 """Seconds between two looks while commands run: at least, and at most."""
-_SHARE = 150
-"""The pause after a look is so many times the processor time that the look took: well under 1 % of a processor."""
+_SHARE, _SHARE_NEAR = 150, 20
+"""The pause after a look is so many times the processor time that the look took; less near the limit.
+
+So looking takes well under 1 % of a processor, and 5 % where resident memory exceeds the limit.
+"""
 _CONFIRMATION = 0.05
 """Seconds until a second look confirms that there is too much."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -68,17 +71,17 @@ class Watchdog:
         begun = time.process_time()
         # children that come and go share their parent's memory: only who is there at both looks counts at the second
         pids = [pid for pid in every_pid() if pid not in ours and (not self._suspects or pid in self._suspects)]
-        too_much = self._is_too_much(pids)
+        near = sum(map(_resident, pids)) > self._limit  # seldom; what follows takes ten times as long
+        too_much = near and self._is_too_much(pids)
         if too_much and self._suspects:
             self._counters.note_memory()  # first: a worker reads it as soon as its command has ended
             end_all(ours)
         self._suspects = frozenset(pids) if too_much and not self._suspects else frozenset()
-        pause = min(max(INTERVAL, _SHARE * (time.process_time() - begun)), LONGEST_INTERVAL)
+        pause = (_SHARE_NEAR if near else _SHARE) * (time.process_time() - begun)
+        pause = min(max(INTERVAL, pause), LONGEST_INTERVAL)
         self._due = time.monotonic() + (_CONFIRMATION if self._suspects else pause)
 
     def _is_too_much(self, pids: Collection[int]) -> bool:
-        if sum(map(_resident, pids)) <= self._limit:  # nearly always; a tenth of the cost of the careful look below
-            return False
         processes = {pid: found for pid in pids if (found := _read(pid))}
         for pid in _vforked(processes):  # until it executes something, its memory is its parent's
             del processes[pid]
