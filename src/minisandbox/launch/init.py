@@ -54,7 +54,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         fds = _become(identity, partner, network, group)
     except OSError as error:
         partner.send(failure(error))
-        partner.recv(1)  # it is read by whoever wants this sandbox
+        partner.recv(1)  # the setup worker reads it when this sandbox is asked for
         os._exit(1)
     numbers, door = _await_birth(partner)
     partner.close()
@@ -262,14 +262,14 @@ class Init:
         self._failures += 1
         if self._failures > _MAX_FAILURES:
             self._end(worker.FAILED)
-        time.sleep(0.02 * self._failures)  # for want of processes or memory: that may pass
+        time.sleep(0.02 * self._failures)  # there are no processes or memory left: that may pass
 
     def _end_orphans(self) -> None:
         """End what fell to pid 1: a worker is the subreaper of its command, so these are a killed worker's.
 
         Their own children fall to pid 1 when they are reaped, and then it is the turn of those.
         """
-        with contextlib.suppress(OSError):  # /proc may not be readable for want of descriptors
+        with contextlib.suppress(OSError):  # without descriptors /proc cannot be read
             for pid in child_processes(os.getpid()) - self._workers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -47,7 +47,7 @@ class Take:
     devices: bool = False
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"take {self.source} as {self.slot} ({'ro' if self.read_only else 'rw'}, owners: {self.owners})"
 
 
@@ -64,7 +64,7 @@ class Given:
     slot: str
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"take sealed tree {self.number} as {self.slot} (ro, owners: image)"
 
 
@@ -79,7 +79,7 @@ class Scratch:
     size: int
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"make a scratch tmpfs of {self.size} bytes"
 
 
@@ -91,7 +91,7 @@ class Directory:
     mode: int = 0o755
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"make directory {self.path} ({self.mode:04o})"
 
 
@@ -112,7 +112,7 @@ class Attach:
     source: str = ""
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"attach {self.slot or self.source} at {self.path}"
 
 
@@ -135,7 +135,7 @@ class Overlay:
     volatile: bool = False
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"mount an overlay of {len(self.lowers)} lower directories at {self.path}"
 
 
@@ -146,7 +146,7 @@ class Devices:
     path: str
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"make devices in {self.path}"
 
 
@@ -165,7 +165,7 @@ class Proc:
     frozen: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"mount proc at {self.path}, {len(self.hidden)} names hidden, {len(self.frozen)} read-only"
 
 
@@ -176,7 +176,7 @@ class Cover:
     paths: tuple[str, ...]
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"cover {len(self.paths)} sockets, FIFOs and closed directories"
 
 
@@ -189,7 +189,7 @@ class File:
     mode: int = 0o644
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"write {self.path}"
 
 
@@ -200,7 +200,7 @@ class Enter:
     path: str
 
     def describe(self) -> str:
-        """Say what it does, for people."""
+        """Describe the operation, for people."""
         return f"make {self.path} the root directory"
 
 
@@ -249,7 +249,7 @@ class Plan:
 
     @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
     def to_json(self) -> bytes:
-        """Serialise; :meth:`from_json` gives back an equal plan."""
+        """Serialise; :meth:`from_json` makes an equal plan of it."""
         return json.dumps(
             {
                 "operations": [

@@ -187,7 +187,7 @@ class _Making:
 
 
 def _numbers(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """What pid 1 is told of a plan."""
+    """Return the numbers of a plan that pid 1 needs."""
     commands = (EXPECTS_COMMANDS, int(plan.expects_commands))
     return (*plan.rlimits, (LIFETIME, plan.lifetime), (MEMORY, plan.memory), commands)
 

@@ -48,7 +48,7 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor per live sandbox
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a sandbox interrupt its pid 1
-    _forget_the_callers_ways()
+    _reset_process_state()
     forbid_imports()
     gc.disable()  # nothing here makes cycles, and a collection would copy every page it touches in each child
     sc.overwrite_arguments("minisandbox-launcher")  # reads /proc, which the first process loses below
@@ -84,11 +84,11 @@ def _make_groups(roots: cgroups.CgroupRoots, owner: str) -> cgroups.OwnerCgroups
         return None
 
 
-def _forget_the_callers_ways() -> None:
-    """What a command can do must not depend on the umask, signals or priorities of whoever made the sandbox.
+def _reset_process_state() -> None:
+    """Reset what a command would inherit from the controller: umask, signals, priorities.
 
-    With realtime priorities one could keep everybody else from the processors, and below a score of 0 (proc(5)) others
-    would be ended for want of memory.
+    With realtime priorities a command could keep all others from the processors; below a score of 0 (proc(5)) others
+    would be ended when memory runs out.
     """
     os.umask(0o022)
     for kind in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE):
@@ -314,7 +314,7 @@ class _Zygote:
             os.close(tree)
 
     def _drop(self, numbers: list[str]) -> None:
-        """Forget trees that nobody needs any more; there is no answer."""
+        """Release trees that the controller no longer needs; there is no answer."""
         for number in numbers:
             with contextlib.suppress(OSError):
                 sc.umount(f"{init.HOLD}/{int(number)}", sc.MNT_DETACH)

@@ -110,7 +110,7 @@ def main(
     Args:
         control: the socket on which jobs arrive; all workers of the sandbox wait on it.
         door: listening socket at which processes other than the owner bring jobs.
-        notes: pipe on which pid 1 is told what this worker does, and what counts the refusals of limits.
+        notes: pipe on which pid 1 hears what this worker does, and what counts the refusals of limits.
         rlimits: (name without ``RLIMIT_``, value) pairs for this process and so for every command.
         primary: whether it stays after its first job.
     """
