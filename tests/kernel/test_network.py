@@ -381,12 +381,12 @@ def test_nothing_of_a_sandbox_stays_in_the_gateway(spec: ImageSpec, site: tuple[
             fetch(second, site[1])
             before = settled(lambda: descriptors(pid))
             assert len(proxies()) == 2
-        until(lambda: descriptors(pid) == before - 3)  # the listening socket, the pidfd, and the socket to its proxy
+        until(lambda: descriptors(pid) == before - 5)  # listener, pidfd, two for reports, its proxy
         until(lambda: proxies() == {proxy})
         for _ in range(5):
             box.reset()
         assert fetch(box, site[1]) == "hello"
-        until(lambda: descriptors(pid) == before - 3)
+        until(lambda: descriptors(pid) == before - 5)
         assert len(proxies() - {proxy}) == 1
         until(lambda: not running(proxy))
         assert gateway_pid() == pid

@@ -1,7 +1,7 @@
-"""What the proxy of sandboxes believes, allows and forwards; pure, nothing here touches a socket.
+"""What the proxy of a sandbox accepts, allows and forwards. Pure: nothing here touches a socket.
 
-A request is taken apart strictly: whatever two programs could read in two ways is refused, so that what is checked here
-is what the server beyond will see (RFC 9112, section 11). What a tunnel begins with: :mod:`.tunnels`.
+Requests are parsed strictly. What two programs could read in two ways is refused, so that the server sees what was
+checked here (RFC 9112, section 11). What a TLS tunnel asks for: :mod:`.sni`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MOST_HEAD = 1 << 16
 MOST_CHUNK_LINE = 1024
 _MOST_LENGTH = 1 << 62
 _LONGEST_NAME = 253
-_DEFAULT_PORTS = (80, 443)
+HTTPS = 443
+_DEFAULT_PORTS = (80, HTTPS)
 
 REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]{0,31}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\x20-\x7e\x80-\xff\t]*)")
@@ -68,7 +69,7 @@ class RefusedError(Exception):
 
     Args:
         why: in one line.
-        told: what of that code inside is told; "" for all.
+        told: the part that code inside may read; "" for all of it.
     """
 
     def __init__(self, why: str, told: str = "") -> None:
@@ -118,12 +119,12 @@ def _host(text: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address."""
+    """Return whether a host is an IP address."""
     return ":" in host or host.rpartition(".")[2].isdecimal()
 
 
 def shown(text: str | bytes) -> str:
-    """What a sandbox sent, fit for one line of a log."""
+    """Return what a sandbox sent in a form that fits one line of a log."""
     printable = ascii(text.decode("latin-1") if isinstance(text, bytes) else text)[1:-1]
     return printable if len(printable) <= 200 else f"{printable[:200]}..."
 
@@ -144,23 +145,17 @@ class Rules:
     private: bool = False
 
     def check_name(self, target: Target) -> None:
-        """Refuse what no pattern names.
+        """Refuse a target that no pattern names.
 
         Raises:
-            RefusedError: none does.
+            RefusedError: no pattern does.
         """
         if not any(_fits(pattern, target) for pattern in self.hosts):
             raise RefusedError(f"{target} is not on this sandbox's allow-list")
 
-    def expects(self, target: Target) -> str:
-        """What a tunnel must carry: ``https``, ``http``, or "" where the caller named the port, and so means it.
-
-        Args:
-            target: what was allowed.
-        """
-        if any(_names_port(pattern) and _fits(pattern, target) for pattern in self.hosts):
-            return ""
-        return "https" if target.port == _DEFAULT_PORTS[1] else "http"
+    def names_port(self, target: Target) -> bool:
+        """Return whether a pattern that allows a target names its port: its tunnels then carry any protocol."""
+        return any(_names_port(pattern) and _fits(pattern, target) for pattern in self.hosts)
 
     def check_address(self, address: str, *, own: bool = False) -> None:
         """Refuse an address that is not a public one, or not one that was opted in to.
@@ -196,7 +191,7 @@ def _fits(pattern: str, target: Target) -> bool:
 
 
 def _kind(address: _Address) -> tuple[str, bool]:
-    """What kind of special address it is ("" for a public one), and whether it is refused even on request.
+    """Return the kind of special address ("" for a public one), and whether it is refused even on request.
 
     The ranges are those of IANA's special-purpose registries; ``ipaddress`` knows others in each version of Python.
     """
@@ -225,7 +220,7 @@ class Request:
     Attributes:
         method: ``CONNECT``, or a method that is passed on.
         target: where it goes.
-        path: what is asked of the server; "" for CONNECT.
+        path: the path and query; "" for CONNECT.
         fields: header fields that are passed on, in order, ``Host`` not among them.
         length: bytes of its body; None for one in chunks.
         version: of the protocol: what a client of 1.0 gets must not come in chunks.
@@ -239,7 +234,7 @@ class Request:
     version: str = "1.1"
 
     def head(self, *, absolute: bool = False) -> bytes:
-        """The head that is sent on.
+        """Return the head that is sent on.
 
         Args:
             absolute: whether the next to read it is a proxy too.
@@ -320,7 +315,7 @@ def _body_length(fields: Sequence[tuple[str, str]], *, new: bool) -> int | None:
 
 
 def _passed_on(fields: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """The fields without those that are for this connection only."""
+    """Return the fields that are not for this connection only."""
     options = {option.strip().lower() for name, value in fields if name == "connection" for option in value.split(",")}
     if options & _FRAMING:
         raise RefusedError("a Connection header that names Host or the body's length")
@@ -329,10 +324,10 @@ def _passed_on(fields: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]
 
 
 def chunk_size(line: bytes) -> int:
-    """The size that a line before a chunk tells.
+    """Return the size that the line before a chunk states.
 
     Raises:
-        RefusedError: it tells none.
+        RefusedError: it states no size.
     """
     match = _CHUNK_SIZE.fullmatch(line)
     if match is None:
@@ -341,13 +336,13 @@ def chunk_size(line: bytes) -> int:
 
 
 def answer(status: str, why: str) -> bytes:
-    """A whole response in one line of text, which the status line has too: many clients show only that."""
+    """Return a response with one line of text, which the status line repeats: many clients show only that."""
     body = f"{why}\n".encode("ascii", "replace")
     head = f"HTTP/1.1 {status} {why}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
     return f"{head}Connection: close\r\n\r\n".encode("ascii", "replace") + body
 
 
-# --- a proxy beyond ours ---------------------------------------------------------------------------------------------
+# --- upstream proxies ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +361,7 @@ class Upstream:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Upstream:
-        """What the usual variables say; the lower case ones come first."""
+        """Read the usual variables; the lower case ones come first."""
 
         def value(*names: str) -> str:
             both = (environ.get(spelled, "") for name in names for spelled in (name, name.upper()))
@@ -375,7 +370,7 @@ class Upstream:
         return cls(value("https_proxy", "all_proxy"), value("http_proxy", "all_proxy"), value("no_proxy"))
 
     def way(self, request: Request) -> Hop | None:
-        """The proxy that a request goes to, or None for the direct way."""
+        """Return the upstream proxy for a request, or None for a direct connection."""
         url = self.tunnel if request.method == "CONNECT" else self.plain
         # this machine's loopback is not the proxy's
         direct = not url or _is_loopback(request.target.host) or self._bypassed(request.target)
@@ -405,12 +400,12 @@ def _bypasses(item: str, target: Target) -> bool:
 
 
 class Hop(NamedTuple):
-    """A proxy beyond ours.
+    """An upstream proxy.
 
     Attributes:
         host: its name or address.
         port: its port.
-        authorization: what we say of ourselves, or "".
+        authorization: value of the Proxy-Authorization header, or "".
     """
 
     host: str
@@ -428,7 +423,9 @@ def parse_hop(url: str) -> Hop:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port or 80
     except ValueError:  # whose text has what may be a part of a password
-        raise ValueError("the proxy's address is none; in passwords, '/', '#' and '@' are %2F, %23 and %40") from None
+        raise ValueError(
+            "the proxy's address is invalid; in passwords, '/', '#' and '@' are %2F, %23 and %40"
+        ) from None
     if parts.scheme.lower() != "http" or not parts.hostname:
         raise ValueError(f"the proxy's address begins with {parts.scheme}://, only http:// is supported")
     authorization = ""
@@ -439,7 +436,7 @@ def parse_hop(url: str) -> Hop:
 
 
 def not_a_tunnel(head: bytes) -> str:
-    """What an answer to CONNECT is that begins none (RFC 9110, section 9.3.6): its status; empty for one that does."""
+    """Return what is wrong with an answer to CONNECT; "" if a tunnel follows it (RFC 9110, section 9.3.6)."""
     status = re.match(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |\r|$)", head)
     if not status or not status[1].startswith(b"2"):
         return status[1].decode() if status else "no HTTP"

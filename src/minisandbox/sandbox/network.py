@@ -1,27 +1,25 @@
-"""The controller's side of the way out: start the gateway, give it sandboxes to serve, hear what was refused."""
+"""The controller's side of allow-lists: start the gateway, give it sandboxes to serve, collect refusals."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import os
+import select
 import socket
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
-from minisandbox.egress import rules
+from minisandbox.egress import proxy, rules
 from minisandbox.errors import HostError, InvalidValue
 from minisandbox.host.descriptors import hold_streams
-from minisandbox.sandbox import companion, rights, wire
+from minisandbox.sandbox import companion, rights
 from minisandbox.types import Network, Refusals
 
 _LOG = logging.getLogger("minisandbox.network")
-# The path of the package goes by stdin: command lines are anybody's to read.
+# The package's path goes by stdin: other users can read command lines.
 _BOOTSTRAP = (
     "import os, socket, sys; path = os.read(0, 65536).decode('utf-8', 'surrogateescape'); "
     "null = os.open('/dev/null', os.O_RDWR); [os.dup2(null, n) for n in (0, 1, 2)]; os.close(null); "
@@ -30,18 +28,14 @@ _BOOTSTRAP = (
 )
 UNUSED = 60.0
 """Seconds without a connection after which a sandbox's proxy ends; the next connection starts another."""
-_EVENTS = {
-    "killed": "sandbox %s: its network proxy was killed: open connections are cut off, the next one starts another",
-    "full": "sandbox %s: it has no network, for its gateway has no file descriptor left (ulimit -n)",
-}
 _LAST = 100
+"""Reasons that are kept of each sandbox's refusals."""
+_MOST_TEXT = 1 << 15
 _PATIENCE = 5.0
-_LONGEST_TELLING = 30.0
-"""Seconds: proxies answer when what they have told was noted, which takes its time on a busy machine."""
 
 
 def check_network(network: Network) -> Network:
-    """Refuse an allow-list that cannot be carried out here as asked.
+    """Check that an allow-list can be carried out on this machine.
 
     Raises:
         InvalidValue: it names an address that would be refused, or this machine's own proxy cannot be used.
@@ -60,10 +54,10 @@ def check_network(network: Network) -> Network:
 
 
 def _upstream() -> rules.Upstream:
-    """The proxies of the caller's environment.
+    """Return the upstream proxies of the caller's environment.
 
     Raises:
-        InvalidValue: they are of a kind that cannot be used.
+        InvalidValue: one is of an unsupported kind.
     """
     upstream = rules.Upstream.of(os.environ)
     for url in filter(None, (upstream.tunnel, upstream.plain)):
@@ -75,15 +69,15 @@ def _upstream() -> rules.Upstream:
 
 
 class Gateway:
-    """The gateway process of this process, started when it is first needed, and again after it was killed."""
+    """The gateway process of this process, started when first needed, and again after it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: _Process | None = None
-        self._refused: dict[str, _Refused] = {}
+        self._refusals: dict[str, _Refusals] = {}
 
     def serve(self, name: str, network: Network, listener: socket.socket, pidfd: int) -> None:
-        """Have a sandbox's way out served until its first process ends.
+        """Have the gateway serve a sandbox until its first process ends.
 
         Args:
             name: its id.
@@ -94,90 +88,111 @@ class Gateway:
         Raises:
             HostError: the gateway could not be started, or asked.
         """
-        request: dict[str, object] = {
-            "verb": "serve", "id": name, "hosts": network.hosts, "private": network.private, "unused": UNUSED,
-            "upstream": [(upstream := _upstream()).tunnel, upstream.plain, upstream.bypass],
+        upstream = _upstream()
+        request = {
+            "id": name, "hosts": network.hosts, "private": network.private, "unused": UNUSED,
+            "upstream": [upstream.tunnel, upstream.plain, upstream.bypass],
         }  # fmt: skip
-        self._refused.setdefault(name, _Refused())
         with self._lock, listener:
+            if (refusals := self._refusals.get(name)) is None:
+                refusals = self._refusals[name] = _Refusals(name)
             for is_last in (False, True):
                 try:
-                    self._running().send(request, listener.fileno(), pidfd)
+                    if self._process is None:
+                        self._process = _Process()
+                    self._process.serve(json.dumps(request).encode(), listener.fileno(), pidfd, refusals)
                     return
-                except TimeoutError:  # of a signal's handler: nothing here has a deadline
+                except TimeoutError:  # raised by a signal handler of the caller: nothing here has a deadline
                     raise
                 except OSError as error:
                     if is_last or not isinstance(error, ConnectionError):
                         raise HostError(f"the network's gateway cannot be reached: {error}") from error
                     self._drop()  # it was killed
 
-    def _running(self) -> _Process:
-        if self._process is None:
-            self._process = _Process(self._note)
-        return self._process
-
     def refusals(self, name: str) -> Refusals:
-        """What was refused to a sandbox so far."""
-        process = self._process
-        if process is not None and name in self._refused:
-            process.catch_up(name)
-        refused = self._refused.get(name) or _Refused()
-        return Refusals(refused.count, tuple(refused.last))
+        """Return what was refused to a sandbox so far."""
+        refusals = self._refusals.get(name)
+        return refusals.collect() if refusals is not None else Refusals()
 
     def forget(self, name: str) -> None:
-        """A sandbox has ended."""
-        self._refused.pop(name, None)
+        """Release what a sandbox that has ended holds here."""
+        with self._lock:
+            if (refusals := self._refusals.pop(name, None)) is not None:
+                if self._process is not None:
+                    self._process.unwatch(refusals)
+                refusals.close()
 
     def close(self) -> None:
-        """End it, and with it every proxy."""
+        """End the gateway, and with it every proxy."""
         with self._lock:
             self._drop()
+            for refusals in self._refusals.values():
+                refusals.close()
+            self._refusals.clear()
 
     def _drop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.close()
 
-    def _note(self, name: str, message: dict[str, Any]) -> None:
-        """Keep and log a refusal."""
-        why, count = str(message["why"]), int(message["count"])
-        if refused := self._refused.get(name):
-            refused.count += count
-            refused.last.extend([why] if why else [])
-        more = count - bool(why)
-        untold = f" ({more} more were refused)" if more else ""
-        _LOG.warning("sandbox %s: refused: %s%s", name, why or "too many to tell", untold)
 
+class _Refusals:
+    """What was refused to one sandbox, in all its lives.
 
-class _Refused:
-    """What was refused to one sandbox."""
+    Its proxies count on an eventfd and send reasons to a socket, before a client inside gets its answer. So both are
+    up to date when they are read; the gateway passes on nothing.
+    """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.last: deque[str] = deque(maxlen=_LAST)
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.RLock()  # a logging handler may ask for the refusals
+        self._count = 0
+        self._last: deque[str] = deque(maxlen=_LAST)
+        self.texts, self.reporters = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        self.counter = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closed = False
+
+    def collect(self) -> Refusals:
+        """Read and log what was reported."""
+        with self._lock:
+            if not self._is_closed:
+                with contextlib.suppress(OSError):
+                    while text := self.texts.recv(_MOST_TEXT).decode("ascii", "replace"):
+                        _LOG.warning("sandbox %s: %s", self._name, text)
+                        if text.startswith(proxy.REFUSED):
+                            self._last.append(text.removeprefix(proxy.REFUSED))
+                with contextlib.suppress(OSError):
+                    self._count += os.eventfd_read(self.counter)
+            return Refusals(self._count, tuple(self._last))
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self.texts.close()
+                self.reporters.close()
+                os.close(self.counter)
 
 
 class _Process:
-    """One gateway process and the thread that hears what it says.
+    """One gateway process, and the thread that logs what it and its proxies report."""
 
-    Args:
-        note: is told of each refusal, and of which sandbox it is.
-    """
-
-    def __init__(self, note: Callable[[str, dict[str, Any]], None]) -> None:
-        self._note = note
+    def __init__(self) -> None:
         hold_streams()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
                 self._process = companion.start(_BOOTSTRAP, theirs)
+            self._epoll = select.epoll()
         except BaseException:  # a Ctrl-C too
             self._connection.close()
             raise
-        self._numbers = itertools.count(1)
-        self._asked: set[int] = set()
-        self._over = self._closing = False
-        self._news = threading.Condition()
+        self._epoll.register(self._connection, select.EPOLLIN)
+        self._watched: dict[int, _Refusals] = {}
+        self._closing = False
         self._thread = threading.Thread(target=self._listen, name="minisandbox-gateway", daemon=True)
         self._thread.start()
 
@@ -186,53 +201,51 @@ class _Process:
         """Its pid."""
         return self._process.pid
 
-    def send(self, message: dict[str, object], *descriptors: int) -> None:
-        """Send a message.
+    def serve(self, request: bytes, listener: int, pidfd: int, refusals: _Refusals) -> None:
+        """Have it serve a sandbox.
 
         Raises:
             OSError: it has ended.
         """
-        rights.send(self._connection, json.dumps(message).encode(), descriptors)
+        descriptors = (listener, pidfd, refusals.reporters.fileno(), refusals.counter)
+        rights.send(self._connection, request, descriptors)
+        number = refusals.texts.fileno()
+        if self._watched.get(number) is not refusals:
+            self._watched[number] = refusals
+            self._epoll.register(number, select.EPOLLIN)
 
-    def catch_up(self, name: str) -> None:
-        """Wait until what was refused so far was noted; where it has ended, nothing more comes."""
-        number = next(self._numbers)
-        self._asked.add(number)
-        with contextlib.suppress(OSError):
-            self.send({"verb": "tell", "id": name, "number": number})
-            with self._news:
-                self._news.wait_for(lambda: number not in self._asked or self._over, _LONGEST_TELLING)
-        self._asked.discard(number)
+    def unwatch(self, refusals: _Refusals) -> None:
+        """Stop logging what is refused to a sandbox."""
+        if self._watched.pop(number := refusals.texts.fileno(), None) is not None:
+            self._epoll.unregister(number)
 
     def _listen(self) -> None:
+        while True:
+            for number, _ in self._epoll.poll():
+                if number != self._connection.fileno():
+                    if (refusals := self._watched.get(number)) is not None:
+                        refusals.collect()
+                elif not self._hear():
+                    return
+
+    def _hear(self) -> bool:
+        """Take a message of the gateway's own; returns whether it is alive."""
         with contextlib.suppress(OSError):
-            while data := self._connection.recv(1 << 16):
-                name, _, message = data.partition(b"\n")
-                with contextlib.suppress(*wire.NONSENSE):  # one proxy's is not the others' end
-                    self._take(name.decode(), json.loads(message))
+            if name := self._connection.recv(_MOST_TEXT):
+                why = "it has no network, for its gateway has no file descriptor left (ulimit -n)"
+                _LOG.warning("sandbox %s: %s", name.decode("ascii", "replace"), why)
+                return True
         if not self._closing:
             _LOG.warning("the network's gateway was killed: what it served has no network any more")
-        with self._news:
-            self._over = True
-            self._news.notify_all()
-
-    def _take(self, name: str, message: dict[str, Any]) -> None:
-        """Take what a sandbox's proxy has refused, or, without a name, what the gateway itself has to say."""
-        if name:
-            self._note(name, message)
-        elif message["event"] == "told":
-            with self._news:
-                self._asked.discard(message["number"])
-                self._news.notify_all()
-        else:
-            _LOG.warning(_EVENTS[message["event"]], message["id"])
+        return False
 
     def close(self) -> None:
         """End it."""
         self._closing = True
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # the thread's call returns, which close(2) alone does not do
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close(2) alone would not
         self._thread.join(_PATIENCE)
         self._connection.close()
+        self._epoll.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             companion.end(self._process)
