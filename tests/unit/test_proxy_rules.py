@@ -323,7 +323,7 @@ def test_this_machines_loopback_is_not_the_proxys(host: str) -> None:
     "url", ["http://me:T0P/S3CRET@h", "http://me:T0P#S3CRET@h", "http://me:T0PS3CRET@[::1", "http://a:T0P\u2100S3@h"]
 )
 def test_a_proxys_address_that_is_none_is_not_told(url: str) -> None:
-    with pytest.raises(ValueError, match="invalid; in passwords") as caught:
+    with pytest.raises(ValueError, match="invalid address of a proxy; in passwords") as caught:
         parse_hop(url)
     assert "T0P" not in str(caught.value)
 

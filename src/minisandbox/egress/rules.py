@@ -424,7 +424,7 @@ def parse_hop(url: str) -> Hop:
         port = parts.port or 80
     except ValueError:  # whose text has what may be a part of a password
         raise ValueError(
-            "the proxy's address is invalid; in passwords, '/', '#' and '@' are %2F, %23 and %40"
+            "invalid address of a proxy; in passwords, '/', '#' and '@' are %2F, %23 and %40"
         ) from None
     if parts.scheme.lower() != "http" or not parts.hostname:
         raise ValueError(f"the proxy's address begins with {parts.scheme}://, only http:// is supported")
