@@ -82,7 +82,7 @@ NO_CGROUPS = ORDINARY + 'sc.mount("tmpfs", "/sys/fs/cgroup", "tmpfs", 0)\n'
 # The interpreter of the trials and the launcher, on a kernel that {change} makes another.
 OTHER_KERNEL = """#!{python} -I
 import os, sys
-sys.path += {path!r}
+sys.path[:0] = {path!r}
 from minisandbox.launch.kernel import syscalls as sc
 {change}
 _, program, *arguments = sys.argv[sys.argv.index("-c") :]
@@ -97,6 +97,14 @@ def fsopen(name):
         raise sc.CallError(1, "fsopen", name)
     return real(name)
 sc.fsopen = fsopen
+"""
+# Nothing below /proc/sys can be written.
+READ_ONLY_SETTINGS = """
+from minisandbox.launch.kernel import identity
+def refuse(*_):
+    raise OSError(30, "Read-only file system")
+real, identity._set_limit = sc.write_setting, refuse
+sc.write_setting = lambda path, *rest: refuse() if path.startswith("sys/") else real(path, *rest)
 """
 # Its overlay takes any option, and fails to be made where it does not know one (before Linux 6.5).
 CREDULOUS_OVERLAY = """
@@ -171,7 +179,7 @@ def path_without_newuidmap(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("bend", "fix"),
     [
-        pytest.param(FILTERED, fixes._CONTAINER, id="refused by a container's filter"),
+        pytest.param(FILTERED, fixes._SECCOMP, id="refused by a container's filter"),
         pytest.param(NO_USER_NAMESPACES, "sudo sysctl -w user.max_user_namespaces=65536", id="switched off"),
         pytest.param(
             APPARMOR,
@@ -224,13 +232,32 @@ def test_without_network_namespaces(tmp_path: Path) -> None:
     assert "No space left on device" in refused.text
 
 
-def test_a_refusal_that_only_a_sandbox_meets(tmp_path: Path) -> None:
+def test_a_filter_that_refuses_names(tmp_path: Path) -> None:
+    """As podman's does without CAP_SYS_ADMIN: a sandbox has the container's host name then, which resolves inside."""
     said = typed(FILTERED_NAMES, tmp_path, "doctor")
-    assert said.status == HostError.exit_code, said.text
-    assert "could not name it: [Errno 1] Operation not permitted" in said.text
-    assert said.fix("real-sandbox") == fixes._CONTAINER
-    assert said.text.splitlines()[-1] == "NOT ready: missing real-sandbox, mode"
-    assert not list(tmp_path.iterdir())
+    assert said.status == 0, said.text
+    run = typed(
+        FILTERED_NAMES, tmp_path / "store", "sandbox", "run", "--", "sh", "-c", "uname -n; getent hosts $(uname -n)"
+    )
+    assert run.status == 0, run.text
+    name, address, *names = run.text.split()
+    assert (name, address) == (os.uname().nodename, "127.0.0.1")
+    assert name in names
+
+
+@pytest.mark.kernel("sandbox")  # what it lacks is all it lacks
+def test_without_a_writable_proc_sys(tmp_path: Path) -> None:
+    """As AppArmor's profile of Docker has it: the system-call filter alone refuses nested user namespaces."""
+    bend = other_kernel(tmp_path, READ_ONLY_SETTINGS)
+    said = typed(bend, tmp_path, "doctor")
+    assert said.status == 0, said.text
+    assert "degraded  no-nesting" in said.text
+    assert "only the system-call filter refuses nested user namespaces" in said.text
+    assert said.fix("no-nesting") == fixes.fix_for("no-nesting")
+    nest = "cat /proc/sys/user/max_user_namespaces; unshare -U true"
+    run = typed(bend, tmp_path / "store", "sandbox", "run", "--", "sh", "-c", nest)
+    assert run.text.split()[0] != "0", "the kernel's own limit is not what refuses"
+    assert "unshare failed: Operation not permitted" in run.text
 
 
 @pytest.mark.kernel("sandbox")  # what it lacks is all it lacks

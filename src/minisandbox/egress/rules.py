@@ -423,9 +423,7 @@ def parse_hop(url: str) -> Hop:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port or 80
     except ValueError:  # whose text has what may be a part of a password
-        raise ValueError(
-            "invalid address of a proxy; in passwords, '/', '#' and '@' are %2F, %23 and %40"
-        ) from None
+        raise ValueError("invalid address of a proxy; in passwords, '/', '#' and '@' are %2F, %23 and %40") from None
     if parts.scheme.lower() != "http" or not parts.hostname:
         raise ValueError(f"the proxy's address begins with {parts.scheme}://, only http:// is supported")
     authorization = ""

@@ -64,13 +64,15 @@ _NEEDED_FOR: dict[str, tuple[str, ...]] = {
     "private-proc": ("sandbox",),
     "devices": ("sandbox",),
     "private-network": ("sandbox",),
-    "no-nesting": ("sandbox",),
+    "no-nesting": ("a second barrier against nested namespaces",),
     "idmap-store": ("sandbox", "root"),
     "idmap-usr": ("a writable /usr",),
     "id-ranges": ("user= and chown, for ordinary users",),
     "seccomp": ("the system-call filter",),
     "pidfd": ("sandbox",),
 }
+# What is tried with files on the store's file system.
+_ON_STORE = frozenset({"overlay-tmpfs", "overlay-store", "idmap-store"})
 # What happens in no user namespace of ours, as root or not: these have reasons of their own to fail.
 _INDEPENDENT = frozenset({"user-namespaces", "seccomp", "pidfd"})
 _TITLE = {"sandbox": "a sandbox", "images": "building images"}
@@ -90,9 +92,10 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
     near = surroundings.nearest_directory(store)
     place = near if surroundings.is_writable(near) else surroundings.nearest_directory(None)
     answer = _run_trials(place)
+    store_check = surroundings_check("store", surroundings.store(near), ("images",))
     checks = [
         surroundings_check("kernel", surroundings.kernel(), ("sandbox",)),
-        *(_judge(name, answer) for name in _NEEDED_FOR),
+        *(_judge(name, answer, store_check) for name in _NEEDED_FOR),
         surroundings_check("cgroups", surroundings.control_groups(), ("limits on memory and CPU",)),
         surroundings_check("rlimits", surroundings.rlimits(), ("many sandboxes at once",)),
         surroundings_check("inotify", surroundings.inotify(), ("programs that watch files",)),
@@ -103,10 +106,11 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
             surroundings_check(name, surroundings.program(name), needs)
             for name, needs in (("bash", ("sandbox",)), ("git", ("sandbox", "images")), ("tar", ("image export",)))
         ),
-        surroundings_check("store", surroundings.store(near), ("images",)),
+        store_check,
     ]
     if make_sandbox is not None:
-        checks.append(_real_sandbox(place, make_sandbox, [*_blocking(checks)]))
+        blocking = [*_blocking(checks)] or [store_check.name] * (store_check.status is Status.MISSING)
+        checks.append(_real_sandbox(place, make_sandbox, blocking))
     return (*checks, _mode(answer, checks))
 
 
@@ -208,7 +212,7 @@ def _no_answer(reason: str) -> Answer:
     return Answer(privileged=False, trials={name: Trial(False, reason, None, tried=False) for name in _NEEDED_FOR})
 
 
-def _judge(name: str, answer: Answer) -> Check:
+def _judge(name: str, answer: Answer, store: Check) -> Check:
     """From a trial to a check: what failed matters more or less by what depends on it in this mode."""
     trial, needed_for = answer.trials[name], _NEEDED_FOR[name]
     if trial.ok:
@@ -220,7 +224,8 @@ def _judge(name: str, answer: Answer) -> Check:
             return Check(name, Status.UNTRIED, "could not be tried without user-namespaces", needed_for)
     vital = {"sandbox", "images"} & set(needed_for) or name == "user-namespaces"
     status = Status.MISSING if vital else Status.DEGRADED
-    return Check(name, status, trial.detail, needed_for, fixes.fix_for(name) if trial.tried else "")
+    fix = store.fix if store.status is Status.MISSING and name in _ON_STORE else fixes.fix_for(name)
+    return Check(name, status, trial.detail, needed_for, fix if trial.tried else "")
 
 
 def _without_user_namespaces(answer: Answer) -> bool:
@@ -228,7 +233,7 @@ def _without_user_namespaces(answer: Answer) -> bool:
     trials = answer.trials
     if trials["user-namespaces"].ok or not trials["user-namespaces"].tried:
         return False
-    return not (answer.privileged and trials["no-nesting"].ok)
+    return not (answer.privileged and (trials["no-nesting"].ok or trials["devices"].ok))
 
 
 def _mode(answer: Answer, checks: Sequence[Check]) -> Check:

@@ -27,9 +27,13 @@ _CAPABILITY = (
     "start the container with --cap-add SETFCAP (Kubernetes: capabilities: {add: [SETFCAP]}), or as an ordinary user"
 )
 _NETWORK = ("user.max_net_namespaces", "0", "65536")
-_CONTAINER = (
-    "start the container with: docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined "
-    "--security-opt apparmor=unconfined ... (Kubernetes: procMount: Unmasked, seccompProfile: Unconfined)"
+_SECCOMP = (
+    "start the container with: docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined ... "
+    "(Kubernetes: seccompProfile and appArmorProfile of type Unconfined)"
+)
+_UNMASKED = (
+    "start the container with: docker run --security-opt systempaths=unconfined ... "
+    "(podman: --security-opt unmask=ALL; Kubernetes: procMount: Unmasked)"
 )
 _KERNEL = "boot a kernel >= {version} (see: uname -r)"
 
@@ -44,7 +48,7 @@ def kernel_version() -> tuple[int, int]:
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
-def fix_for(name: str) -> str:
+def fix_for(name: str) -> str:  # noqa: PLR0911 - one return for each cause
     """The line that would enable what the trial ``name`` missed.
 
     Args:
@@ -53,17 +57,19 @@ def fix_for(name: str) -> str:
     Returns:
         A command line, or what to do where no single command does it.
     """
-    if name in ("user-namespaces", "namespaces", "no-nesting"):
+    if name in ("user-namespaces", "namespaces"):
         return _user_namespaces()
+    if name == "no-nesting" or (name == "private-proc" and in_container()):
+        return _UNMASKED
     if name == "private-network" and read_sysctl(_NETWORK[0]) == _NETWORK[1]:
         return f"sudo sysctl -w {_NETWORK[0]}={_NETWORK[2]}"
-    if name in ("private-proc", "devices", "real-sandbox") and in_container():
-        return _CONTAINER
+    if name in ("devices", "real-sandbox") and in_container():
+        return _SECCOMP
     if name == "id-ranges":
         return _id_ranges()
     if name in ("private-proc", "devices") and kernel_version() < IN_MEMORY:
         return _KERNEL.format(version="6.6")
-    return _FIXED.get(name, _CONTAINER if in_container() else _user_namespaces())
+    return _FIXED.get(name, _SECCOMP if in_container() else _user_namespaces())
 
 
 _FIXED = {
@@ -90,7 +96,7 @@ def _user_namespaces() -> str:
     if os.geteuid() == 0 and not syscalls.capget()[0] & _SETFCAP:
         return _CAPABILITY
     if in_container():
-        return _CONTAINER
+        return _SECCOMP
     return "boot a kernel built with CONFIG_USER_NS, or ask what forbids it: sudo dmesg | tail"
 
 

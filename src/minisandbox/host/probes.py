@@ -314,7 +314,7 @@ def _no_nesting(lab: Lab) -> str:
             sc.unshare(sc.CLONE_NEWUSER)
         except sc.CallError as error:
             return f"a namespace inside a sandbox is refused ({error.strerror})"
-        raise Unfit("a sandbox can make further user namespaces although their number was set to 0")
+        raise Unfit("/proc/sys/user cannot be written here: only the system-call filter refuses nested user namespaces")
 
     return _in_fork(nest)
 

@@ -130,6 +130,10 @@ def landlock() -> Finding:
     return Finding("degraded", detail, "boot Linux 6.12 or newer, with landlock in its lsm= list")
 
 
+_VOLUME = (
+    "start the container with: docker run -v DIRECTORY:/store -e MINISANDBOX_STORE=/store ...  # on ext4, xfs or btrfs"
+)
+
 # --- the store -------------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +150,7 @@ def is_writable(directory: Path) -> bool:
     return os.access(directory, os.W_OK | os.X_OK)
 
 
-def store(directory: Path) -> Finding:
+def store(directory: Path) -> Finding:  # noqa: PLR0911 - one return for each finding
     """The file system on which the store lies, and the room on it."""
     if not is_writable(directory):
         return Finding(
@@ -156,6 +160,8 @@ def store(directory: Path) -> Finding:
     size, _, free = shutil.disk_usage(directory)
     detail = f"{kind}, {free / _GIB:.1f} GiB free at {directory}"
     elsewhere = "export MINISANDBOX_STORE=DIRECTORY  # on "
+    if kind == "overlay" and fixes.in_container():
+        return Finding("missing", f"{detail}; no store can lie on a container's own file system", _VOLUME)
     if not size or kind == "overlay" or is_network(kind):  # proc, sysfs and the like keep no files
         return Finding("missing", f"{detail}; no store can lie there", elsewhere + "a local ext4, xfs or btrfs")
     if kind in _UNFIT_STORES:

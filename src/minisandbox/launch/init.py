@@ -85,9 +85,9 @@ def _become(
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     if network == "off":
-        # connections that no process holds any more, and nobody answers, end after 2 s, not after 100 (tcp(7)); until
-        # then they keep the network namespace and their data
-        sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
+        # connections that no process holds any more, and nobody answers, end after 2 s, not after 100 (tcp(7))
+        with contextlib.suppress(OSError):  # /proc/sys may be read-only in a container
+            sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
     enter_new_namespace(identity, partner, proc)
     os.close(proc)
     drop_privileges(identity)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import HostError, SandboxCreationError
-from minisandbox.host import reaper
+from minisandbox.host import fixes, reaper
 from minisandbox.host.descriptors import hold_streams
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import companion, rendezvous, rights
@@ -35,6 +35,7 @@ _BOOTSTRAP = (
     "zygote.main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), settings)"
 )
 _NAMESPACES = "user namespaces are refused here, or used up"
+_MASKED = "a container engine masks files below /proc, and the kernel then mounts no other /proc"
 _REASONS = {
     errno.ENOSPC: _NAMESPACES,  # these three: unshare(2)
     errno.EUSERS: _NAMESPACES,
@@ -212,11 +213,13 @@ class Launcher:
         if answer["event"] == "error":
             if str(answer.get("path")).startswith(str(self._ranges)):
                 raise reaper.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
+            reason, hint = _REASONS.get(answer["errno"]), _DOCTOR
+            if answer["errno"] == errno.EPERM and fixes.in_container():
+                is_proc = answer["message"].startswith("mount(proc")
+                reason = _MASKED if is_proc else reason
+                hint = f"{fixes.fix_for('private-proc' if is_proc else 'user-namespaces')}; or {_DOCTOR}"
             raise SandboxCreationError(
-                f"no sandbox could be made: {answer['message']}",
-                errno=answer["errno"],
-                reason=_REASONS.get(answer["errno"]),
-                hint=_DOCTOR,
+                f"no sandbox could be made: {answer['message']}", errno=answer["errno"], reason=reason, hint=hint
             )
         return answer
 

@@ -330,7 +330,7 @@ class _Creators:
 
 
 def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -> None:
-    """Enter a new user namespace, in which no further one can be made, as its uid 0.
+    """Enter a new user namespace as its uid 0, and have the kernel refuse further ones in it where that can be set.
 
     Args:
         identity: who to be in it.
@@ -342,12 +342,25 @@ def enter_new_namespace(identity: Identity, partner: socket.socket, proc: int) -
         OSError: the kernel refused.
     """
     _create_namespace(identity)
-    if _set_limit(proc, "max_user_namespaces", 0) != "0":
-        raise OSError(errno.EPERM, "nested user namespaces could not be switched off inside the sandbox")
+    with contextlib.suppress(OSError):  # /proc/sys may be read-only: the system-call filter refuses nesting as well
+        forbid_nesting(proc)
     _limit_inotify(proc, identity.inotify)
     socket.send_fds(partner, [_ENTERED], [proc])
     if partner.recv(16) != _MAPPED:
         raise OSError(errno.EPERM, "the ids of a user namespace could not be mapped")
+
+
+def forbid_nesting(proc: int) -> None:
+    """Have the kernel refuse further user namespaces in this process's own.
+
+    Args:
+        proc: descriptor of a mounted proc.
+
+    Raises:
+        OSError: the setting cannot be written, as in containers with a read-only /proc/sys.
+    """
+    if _set_limit(proc, "max_user_namespaces", 0) != "0":
+        raise OSError(errno.EPERM, "nested user namespaces could not be switched off")
 
 
 def _create_namespace(identity: Identity) -> None:
@@ -370,7 +383,7 @@ def _create_namespace(identity: Identity) -> None:
 
 def _limit_inotify(proc: int, instances: int) -> None:
     """Limit what each id of this process's user namespace can have of inotify."""
-    with contextlib.suppress(FileNotFoundError):  # a kernel without it
+    with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc/sys
         _set_limit(proc, "max_inotify_instances", instances)
         _set_limit(proc, "max_inotify_watches", _WATCHES)
 

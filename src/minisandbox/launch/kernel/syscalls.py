@@ -327,7 +327,8 @@ def join_new_session_keyring() -> None:
     number = _SYS_KEYCTL.get(os.uname().machine)
     if number is not None:
         result = _syscall(number, c_ulong(_KEYCTL_JOIN_SESSION_KEYRING), None, 0, 0, 0)
-        if result < 0 and ctypes.get_errno() != errno.ENOSYS:  # a kernel without keyrings has none to leave
+        # a kernel without keyrings has none to leave; a container's filter refuses keyctl(2) to all processes below too
+        if result < 0 and ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
             _checked(-1, "keyctl", "join session keyring")
 
 
