@@ -29,7 +29,7 @@ if str(ROOT) not in sys.path:
 
 from tests.waiting import locked_bytes  # noqa: E402 - after the path is set
 
-from minisandbox.host import reaper  # noqa: E402 - after the path is set
+from minisandbox.host import reaper, registry  # noqa: E402 - after the path is set
 from minisandbox.images.base import base_entries, write_base  # noqa: E402
 from minisandbox.launch.kernel import cgroups, identity  # noqa: E402
 
@@ -163,7 +163,7 @@ class Soak:
         doomed |= below(*doomed) - ({top} if kind != "controller" else set())
         if kind == "controller":
             self.controller.wait()
-        self.expect_gone(kind, doomed, {pid: reaper.start_time(pid) for pid in doomed})
+        self.expect_gone(kind, doomed, {pid: registry.start_time(pid) for pid in doomed})
         if kind != "minisandbox-init":
             self.end()
 
@@ -171,7 +171,7 @@ class Soak:
         deadline = time.monotonic() + GRACE
         left = doomed
         while left and time.monotonic() < deadline:
-            left = {pid for pid in left if started[pid] is not None and reaper.start_time(pid) == started[pid]}
+            left = {pid for pid in left if started[pid] is not None and registry.start_time(pid) == started[pid]}
             time.sleep(0.01)
         self.complaints += [f"{kind} was killed, and {GRACE:.0f} s later there is {pid}: {title(pid)}" for pid in left]
 
@@ -179,7 +179,7 @@ class Soak:
         command = [sys.executable, "-c", CONTROLLER, str(self.layer), str(self.sandboxes), str(self.dice.random())[2:9]]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True)
-        self._ended.append(reaper.owner_name(process.pid))
+        self._ended.append(registry.owner_name(process.pid))
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n", "the controller did not start"
         return process
@@ -191,7 +191,7 @@ class Soak:
             self.controller.wait()
             if self.controller.stdout is not None:
                 self.controller.stdout.close()
-            self.expect_gone("the last controller", doomed, {pid: reaper.start_time(pid) for pid in doomed})
+            self.expect_gone("the last controller", doomed, {pid: registry.start_time(pid) for pid in doomed})
             self.controller = None
 
     def look_after_the_next_start(self) -> None:
@@ -205,14 +205,14 @@ class Soak:
         self.end()
 
     def left_records(self) -> Iterator[Path]:
-        reaper.reap(reaper.runtime_directory())
-        for path in (reaper.runtime_directory() / "owners").iterdir():
+        reaper.reap(registry.runtime_directory())
+        for path in (registry.runtime_directory() / "owners").iterdir():
             if path.name in self._ended:
                 yield path
 
 
 def held_ranges() -> int:
-    return locked_bytes(reaper.ranges_directory(reaper.runtime_directory()) / identity.LOCKS)
+    return locked_bytes(registry.ranges_directory(registry.runtime_directory()) / identity.LOCKS)
 
 
 def mount_table() -> list[str]:

@@ -13,7 +13,7 @@ from tests import waiting
 from tests.adversarial.soak import below, mount_table
 
 from minisandbox.errors import SandboxGone
-from minisandbox.host import reaper
+from minisandbox.host import registry
 from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox, live_sandboxes
 from minisandbox.types import ImageSpec, Limits
@@ -38,9 +38,9 @@ def holdings() -> dict[str, int]:
         "control groups": sum(
             count(directory)
             for name, directory in cgroups.owners(cgroups.find_roots())
-            if name == reaper.owner_name()
+            if name == registry.owner_name()
         ),
-        "records": count(reaper.runtime_directory() / "owners" / reaper.owner_name()),
+        "records": count(registry.runtime_directory() / "owners" / registry.owner_name()),
     }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_nothing_adds_up_over_many_sandboxes(spec: ImageSpec) -> None:
 
 
 def test_an_owner_whose_pid_belongs_to_somebody_else_now_is_dead() -> None:
-    runtime = reaper.runtime_directory()
+    runtime = registry.runtime_directory()
     stale = runtime / "owners" / f"{os.getpid()}-1"  # alive, but started at another time
     stale.mkdir(parents=True)
     record = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.adversarial.soak import below, mount_table
 
-from minisandbox.host import reaper
+from minisandbox.host import registry
 from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import shut_down
@@ -44,7 +44,7 @@ def held() -> dict[str, int]:
         "control groups": sum(
             len(os.listdir(directory))
             for name, directory in cgroups.owners(cgroups.find_roots())
-            if name == reaper.owner_name()
+            if name == registry.owner_name()
         ),
         "inotify": sum(link.count("inotify") for pid in mine | {os.getpid()} for link in links(pid)),
     }  # fmt: skip

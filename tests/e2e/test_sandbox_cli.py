@@ -25,7 +25,7 @@ from tests.waiting import until
 
 from minisandbox import errors
 from minisandbox.cli import exits
-from minisandbox.host import reaper
+from minisandbox.host import registry
 from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec, Limits
@@ -416,7 +416,7 @@ def is_removed(group: Path) -> bool:
 
 def dead_owner(number: int = 0) -> str:
     """This very process, before the machine was restarted."""
-    pid, started, _, namespace = reaper.owner_name().split("-")
+    pid, started, _, namespace = registry.owner_name().split("-")
     return f"{pid}-{started}-{number:032}-{namespace}"
 
 
@@ -434,7 +434,7 @@ def test_prune(
     dead = dead_owner()
     records = tmp_path / "runtime/owners" / dead
     groups = {place / f"{cgroups.PREFIX}{dead}" for place in places}
-    living = {place / f"{cgroups.PREFIX}{reaper.owner_name()}" for place in places if words}
+    living = {place / f"{cgroups.PREFIX}{registry.owner_name()}" for place in places if words}
     hidden = Path(tempfile.gettempdir(), f"minisandbox-scratch-{dead}-x")
     with Sandbox.create(spec) as box:  # the first of a process removes what dead ones left, as prune does
         records.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from tests.waiting import running, until
 
 from minisandbox.errors import InvalidValue, SandboxCreationError
-from minisandbox.host import reaper
+from minisandbox.host import reaper, registry
 from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox, companion, live_sandboxes, network
 from minisandbox.sandbox.controller import current_controller, shut_down
@@ -181,11 +182,11 @@ print("up", flush=True)
 )
 def test_sigkill_of_the_controller_leaves_nothing(spec: ImageSpec, then: str) -> None:
     with running_controller(spec, then) as (controller, pids):
-        owner = reaper.owner_name(controller)
+        owner = registry.owner_name(controller)
         os.kill(controller, signal.SIGKILL)
         until(partial(none_runs, pids))
     assert not mounts_of(spec)
-    assert "records" in {one.kind for one in reaper.reap(reaper.runtime_directory()) if one.owner == owner}
+    assert "records" in {one.kind for one in reaper.reap(registry.runtime_directory()) if one.owner == owner}
     assert owner not in {name for name, _ in cgroups.owners(cgroups.find_roots())}
     assert not [record for record in live_sandboxes() if record.owner == controller]
 
@@ -273,7 +274,7 @@ def test_an_owner_whose_first_thread_has_ended_keeps_its_sandboxes(spec: ImageSp
         assert owner.stdout is not None
         name = owner.stdout.readline().strip()
         assert name in {one.id for one in live_sandboxes()}
-        assert not {one for one in reaper.reap(reaper.runtime_directory()) if one.owner.startswith(f"{owner.pid}-")}
+        assert not {one for one in reaper.reap(registry.runtime_directory()) if one.owner.startswith(f"{owner.pid}-")}
         with Sandbox.attach(name) as box:
             assert box.exec("echo attached").stdout == "attached\n"
         owner.stdin.write("\n")
@@ -315,7 +316,32 @@ def test_sigkill_of_the_launcher_ends_its_sandboxes(spec: ImageSpec, name: bytes
         (target,) = (pid for pid in pids if cmdline(pid).startswith(name))
         os.kill(target, signal.SIGKILL)
         until(partial(none_runs, pids))
-    reaper.reap(reaper.runtime_directory())
+    reaper.reap(registry.runtime_directory())
+
+
+def test_groups_in_another_memory_group_are_removed(spec: ImageSpec) -> None:
+    """As of a service that was killed, and is started by hand: a dead owner's groups are not next to ours."""
+    places = cgroups.find_roots()
+    if places.version != 1:
+        pytest.skip("needs writable control groups of version 1")
+    elsewhere = Path(dict(places.directories)["memory"], f"elsewhere-{os.getpid()}")
+    elsewhere.mkdir()
+    try:
+        first = f"import os; open({str(elsewhere / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        with running_controller(spec, "time.sleep(600)", first) as (controller, pids):
+            (groups,) = elsewhere.glob(f"{cgroups.PREFIX}*")
+            os.kill(controller, signal.SIGKILL)
+            until(partial(none_runs, pids))
+        reaper.reap(registry.runtime_directory())
+        assert not groups.exists()
+    finally:
+        until(partial(removed, elsewhere))
+
+
+def removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 @pytest.mark.slow
@@ -329,7 +355,7 @@ def test_sigkill_at_any_moment_of_creation(spec: ImageSpec) -> None:
             controller.kill()
             controller.wait()
         until(partial(none_runs, pids))
-    reaper.reap(reaper.runtime_directory())
+    reaper.reap(registry.runtime_directory())
 
 
 def at_least(number: int, pids: set[int]) -> set[int]:
@@ -341,9 +367,9 @@ def none_runs(pids: set[int]) -> bool:
 
 
 @contextmanager
-def running_controller(spec: ImageSpec, then: str) -> Iterator[tuple[int, set[int]]]:
+def running_controller(spec: ImageSpec, then: str, first: str = "") -> Iterator[tuple[int, set[int]]]:
     """A controller in a process of its own with four sandboxes full of stubborn daemons: its pid, and all of theirs."""
-    arguments = [sys.executable, "-c", CONTROLLER.replace("{then}", then), str(spec.layers[0])]
+    arguments = [sys.executable, "-c", first + CONTROLLER.replace("{then}", then), str(spec.layers[0])]
     controller = subprocess.Popen(arguments, stdout=subprocess.PIPE, start_new_session=True)
     assert controller.stdout is not None
     try:

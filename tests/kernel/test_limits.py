@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import SLOW_AS_ROOT
 
 from minisandbox.errors import HostError, InvalidValue, SandboxGone
-from minisandbox.host import reaper
+from minisandbox.host import registry
 from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.controller import current_controller, shut_down
@@ -277,7 +277,7 @@ def test_a_limit_of_the_disk_and_an_upper_on_disk_are_refused_together(spec: Ima
 
 def test_no_group_is_left_behind(spec: ImageSpec) -> None:
     with Sandbox.create(spec):
-        mine = [directory for name, directory in cgroups.owners(cgroups.find_roots()) if name == reaper.owner_name()]
+        mine = [directory for name, directory in cgroups.owners(cgroups.find_roots()) if name == registry.owner_name()]
         assert bool(mine) == dict(current_controller().launcher.enforcement)["memory"].startswith("cgroup")
     shut_down()
     assert not [path for path in mine if Path(path).exists()]

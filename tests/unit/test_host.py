@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import resource
 import socket
@@ -18,22 +19,22 @@ import pytest
 from tests.waiting import locked_bytes, stat_fields, until
 
 from minisandbox.errors import HostError
-from minisandbox.host import doors, reaper, surroundings
+from minisandbox.host import doors, reaper, registry, surroundings
 from minisandbox.images.base import base_entries
 from minisandbox.launch.jobs import descendants
-from minisandbox.launch.kernel import identity
+from minisandbox.launch.kernel import cgroups, identity
 
 
-def _record(number: int) -> reaper.Record:
-    return reaper.Record(f"box-{number}", os.getpid(), "host", time.time(), os.getpid(), "off")
+def _record(number: int) -> registry.Record:
+    return registry.Record(f"box-{number}", os.getpid(), "host", time.time(), os.getpid(), "off")
 
 
 def test_what_is_no_owners_directory_stands_in_nobodys_way(tmp_path: Path) -> None:
-    records = reaper.Records(tmp_path)
+    records = registry.Records(tmp_path)
     records.add(_record(1))
     (tmp_path / "owners/notes.txt").write_text("x", encoding="ascii")
     (tmp_path / "owners/999999999-1/deep").mkdir(parents=True)
-    assert [one.id for one in reaper.live_records(tmp_path)] == ["box-1"]
+    assert [one.id for one in registry.live_records(tmp_path)] == ["box-1"]
     assert not {one.path for one in reaper.reap(tmp_path)} & {*(tmp_path / "owners").iterdir()}
 
 
@@ -43,14 +44,14 @@ def test_a_link_is_no_owners_directory(tmp_path: Path) -> None:
     (tmp_path / "mine/kept.txt").touch()
     (tmp_path / "owners/999999999-1").symlink_to(tmp_path / "mine")
     assert tmp_path / "owners/999999999-1" not in {one.path for one in reaper.reap(tmp_path)}
-    assert not list(reaper.live_records(tmp_path))
+    assert not list(registry.live_records(tmp_path))
     assert (tmp_path / "mine/kept.txt").exists()
 
 
 def test_an_owner_that_ends_while_others_look_stands_in_nobodys_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reaper.Records(tmp_path).add(_record(1))
+    registry.Records(tmp_path).add(_record(1))
     ending = tmp_path / "owners/999999999-1"
 
     def sorted_slowly(*given: Any, **options: Any) -> list[Any]:
@@ -59,8 +60,8 @@ def test_an_owner_that_ends_while_others_look_stands_in_nobodys_way(
             ending.rmdir()
         return found
 
-    monkeypatch.setattr(reaper, "sorted", sorted_slowly, raising=False)
-    for look in (reaper.live_records, reaper.leftovers):
+    monkeypatch.setattr(registry, "sorted", sorted_slowly, raising=False)
+    for look in (registry.live_records, reaper.leftovers):
         ending.mkdir()
         list(look(tmp_path))
         assert not ending.exists()
@@ -70,23 +71,23 @@ def test_directories_are_ones_own_whatever_the_umask(tmp_path: Path, monkeypatch
     monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "a/b"))
     before = os.umask(0)
     try:
-        reaper.Records(reaper.runtime_directory()).add(_record(1))
+        registry.Records(registry.runtime_directory()).add(_record(1))
     finally:
         os.umask(before)
     made = [path for path in tmp_path.rglob("*") if path.is_dir()]
     assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
     (tmp_path / "a/b/owners").chmod(0o777)
     with pytest.raises(HostError, match="owners is not a private directory"):
-        reaper.Records(reaper.runtime_directory())
+        registry.Records(registry.runtime_directory())
 
 
 def test_an_owner_whose_directory_was_cleaned_away_goes_on(tmp_path: Path) -> None:
-    records = reaper.Records(tmp_path)
+    records = registry.Records(tmp_path)
     records.close()
     records.add(_record(2))
-    assert [one.id for one in reaper.live_records(tmp_path)] == ["box-2"]
+    assert [one.id for one in registry.live_records(tmp_path)] == ["box-2"]
     records.remove("box-2")
-    assert list(reaper.live_records(tmp_path)) == []
+    assert list(registry.live_records(tmp_path)) == []
 
 
 def test_a_relative_runtime_directory_is_the_same_from_everywhere(
@@ -94,7 +95,7 @@ def test_a_relative_runtime_directory_is_the_same_from_everywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINISANDBOX_RUNTIME", "here")
-    assert reaper.runtime_directory() == tmp_path / "here"
+    assert registry.runtime_directory() == tmp_path / "here"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="modes keep root from nothing")
@@ -102,7 +103,7 @@ def test_a_runtime_directory_that_keeps_this_user_out(tmp_path: Path, monkeypatc
     (tmp_path / "closed").mkdir(mode=0o500)
     monkeypatch.setenv("MINISANDBOX_RUNTIME", str(tmp_path / "closed/below"))
     with pytest.raises(HostError, match=f"make a runtime directory in {tmp_path}/closed/below") as caught:
-        reaper.runtime_directory()
+        registry.runtime_directory()
     assert "keep this user out" in str(caught.value)
     assert "set MINISANDBOX_RUNTIME" in str(caught.value)
 
@@ -111,7 +112,7 @@ def test_a_quota_that_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def refuse(*_args: object, **_options: object) -> NoReturn:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    records = reaper.Records(tmp_path)
+    records = registry.Records(tmp_path)
     monkeypatch.setattr("os.open", refuse)
     with pytest.raises(HostError, match=r"cannot record sandbox box-1 in .*quota there is used up"):
         records.add(_record(1))
@@ -165,30 +166,32 @@ def owner_directory(runtime: Path, name: str) -> Path:
 
 def name_with(**parts: object) -> str:
     """This process's name as an owner, but for some parts."""
-    own = dict(zip(("pid", "started", "boot", "namespace"), reaper.owner_name().split("-"), strict=True))
+    own = dict(zip(("pid", "started", "boot", "namespace"), registry.owner_name().split("-"), strict=True))
     return "-".join(str(part) for part in {**own, **parts}.values())
 
 
 def test_an_owner_is_named_by_pid_start_and_boot() -> None:
-    pid, started, boot, namespace = reaper.owner_name().split("-")
-    assert (int(pid), int(started)) == (os.getpid(), reaper.start_time(os.getpid()))
+    pid, started, boot, namespace = registry.owner_name().split("-")
+    assert (int(pid), int(started)) == (os.getpid(), registry.start_time(os.getpid()))
     assert boot == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
     pids, times = namespace.split(".")
     assert (os.readlink("/proc/self/ns/pid"), os.readlink("/proc/self/ns/time")) == (f"pid:[{pids}]", f"time:[{times}]")
-    assert reaper.is_alive(reaper.owner_name())
-    assert not reaper.is_dead(reaper.owner_name())
+    assert registry.is_alive(registry.owner_name())
+    assert not registry.is_dead(registry.owner_name())
 
 
 def test_a_boot_that_cannot_be_told_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = reaper.owner_name()
-    assert not reaper.is_dead(name_with(boot="unknown"))
-    monkeypatch.setattr(reaper, "boot_id", lambda: "unknown")
-    assert not reaper.is_dead(mine)
-    assert reaper.is_alive(mine)
-    assert reaper.is_dead("-".join([str(ended_process()), *mine.split("-")[1:]]))
+    mine = registry.owner_name()
+    assert not registry.is_dead(name_with(boot="unknown"))
+    monkeypatch.setattr(registry, "boot_id", lambda: "unknown")
+    assert not registry.is_dead(mine)
+    assert registry.is_alive(mine)
+    assert registry.is_dead("-".join([str(ended_process()), *mine.split("-")[1:]]))
 
 
-ELSEWHERE = "import sys; from minisandbox.host import reaper as r; n = sys.argv[1]; print(r.is_dead(n), r.is_alive(n))"
+ELSEWHERE = (
+    "import sys; from minisandbox.host import registry as r; n = sys.argv[1]; print(r.is_dead(n), r.is_alive(n))"
+)
 
 
 def test_from_another_time_namespace_only_a_restart_tells() -> None:
@@ -196,7 +199,7 @@ def test_from_another_time_namespace_only_a_restart_tells() -> None:
     if subprocess.run([*shifted, "-f", "true"], check=False, capture_output=True).returncode:
         pytest.skip("no time namespace can be made here (unshare -T)")
     for name, said in (
-        (reaper.owner_name(), "False False"),
+        (registry.owner_name(), "False False"),
         (name_with(pid=ended_process()), "False False"),
         (name_with(boot="0" * 32), "True False"),
     ):
@@ -206,11 +209,15 @@ def test_from_another_time_namespace_only_a_restart_tells() -> None:
 
 def test_what_is_hidden_in_proc_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
-        name = reaper.owner_name(process.pid)
+        name = registry.owner_name(process.pid)
         monkeypatch.setattr(descendants, "stat_fields", lambda _: [])  # as where hidepid=2 is set
-        assert (reaper.is_alive(name), reaper.is_dead(name), reaper.has_ended(process.pid)) == (True, False, False)
+        assert (registry.is_alive(name), registry.is_dead(name), registry.has_ended(process.pid)) == (
+            True,
+            False,
+            False,
+        )
         process.communicate()
-    assert (reaper.is_alive(name), reaper.is_dead(name), reaper.has_ended(process.pid)) == (False, True, True)
+    assert (registry.is_alive(name), registry.is_dead(name), registry.has_ended(process.pid)) == (False, True, True)
 
 
 FIRST_THREAD_ENDS = """
@@ -229,17 +236,21 @@ def is_shown_as_ended(pid: int) -> bool:
 
 def test_an_owner_whose_first_thread_has_ended_is_alive_until_all_have(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS], stdin=subprocess.PIPE) as process:
-        name = reaper.owner_name(process.pid)
+        name = registry.owner_name(process.pid)
         until(lambda: is_shown_as_ended(process.pid))
         directory = owner_directory(tmp_path, name)
-        assert (reaper.owner_name(process.pid), reaper.is_alive(name), reaper.is_dead(name)) == (name, True, False)
+        assert (registry.owner_name(process.pid), registry.is_alive(name), registry.is_dead(name)) == (
+            name,
+            True,
+            False,
+        )
         assert directory not in {one.path for one in reaper.reap(tmp_path)}
         assert (directory / "box-1.json").exists()
         assert process.stdin is not None
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie, whose threads have all ended
         assert is_shown_as_ended(process.pid)
-        assert (reaper.is_alive(name), reaper.is_dead(name)) == (False, True)
+        assert (registry.is_alive(name), registry.is_dead(name)) == (False, True)
         assert directory in {one.path for one in reaper.reap(tmp_path)}
 
 
@@ -255,19 +266,36 @@ def test_an_owner_whose_first_thread_has_ended_is_alive_until_all_have(tmp_path:
 )
 def test_what_a_dead_owner_left_is_reclaimed(tmp_path: Path, parts: Callable[[], dict[str, object]]) -> None:
     name = name_with(**parts())
-    live, dead = owner_directory(tmp_path, reaper.owner_name()), owner_directory(tmp_path, name)
+    live, dead = owner_directory(tmp_path, registry.owner_name()), owner_directory(tmp_path, name)
     found = [one for one in reaper.leftovers(tmp_path) if one.kind == "records"]
     assert [(one.path, one.owner) for one in found] == [(dead, name)]
     assert dead in {one.path for one in reaper.reap(tmp_path)}
     assert (live.exists(), dead.exists()) == (True, False)
 
 
+def test_the_groups_of_a_dead_owner_are_removed_wherever_they_lie(tmp_path: Path) -> None:
+    name = name_with(pid=ended_process())
+    dead = owner_directory(tmp_path, name)
+    own, foreign = tmp_path / "memory/elsewhere" / f"minisandbox-{name}", tmp_path / "memory/elsewhere/of-a-service"
+    assert own.name == f"{cgroups.PREFIX}{name}"
+    (own / "box-1").mkdir(parents=True)
+    foreign.mkdir()
+    (dead / "groups").write_text(json.dumps([str(own), str(foreign), str(tmp_path / "gone")]), encoding="ascii")
+    busy = own / "box-1" / "process"
+    busy.touch()  # it cannot be removed, as a group with a process in it
+    assert not {one.path for one in reaper.reap(tmp_path)} & {own, dead}, "the next needs to know where it lies"
+    list(registry.live_records(tmp_path))
+    busy.unlink()
+    assert {one.path for one in reaper.reap(tmp_path)} >= {own, dead}
+    assert foreign.exists()
+
+
 def test_an_owner_in_another_container_is_let_be(tmp_path: Path) -> None:
     name = name_with(pid=ended_process(), namespace=1)
-    records = reaper.Records(tmp_path)
+    records = registry.Records(tmp_path)
     records.add(_record(1))
     records.directory.rename(tmp_path / "owners" / name)  # its pids mean other processes here, or none
-    assert list(reaper.live_records(tmp_path)) == []
+    assert list(registry.live_records(tmp_path)) == []
     assert not {one.owner for one in reaper.reap(tmp_path)} & {name}
     assert (tmp_path / "owners" / name / "box-1.json").exists()
 
@@ -327,7 +355,7 @@ def test_a_range_of_which_a_process_is_left_is_not_given_to_another(tmp_path: Pa
 
 
 def test_root_has_one_place_for_the_locks_of_ranges(tmp_path: Path) -> None:
-    places = {reaper.ranges_directory(tmp_path / name) for name in "ab"}
+    places = {registry.ranges_directory(tmp_path / name) for name in "ab"}
     assert len(places) == (1 if os.access("/run", os.W_OK) else 2)
 
 

@@ -24,7 +24,7 @@ from minisandbox.cli.output import (
 from minisandbox.cli.sandbox_options import Start
 from minisandbox.cli.streams import follow, has_terminal, window
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.host import reaper
+from minisandbox.host import reaper, registry
 from minisandbox.images import host_image, load_image
 from minisandbox.sandbox import Sandbox, live_sandboxes, scratch
 from minisandbox.store import Store
@@ -205,7 +205,7 @@ def run_kill(args: argparse.Namespace) -> int:
 
 def run_prune(args: argparse.Namespace) -> int:
     """Remove and print the leftovers of dead owners; return 1 if some could not be removed."""
-    runtime = reaper.runtime_directory()
+    runtime = registry.runtime_directory()
     found = [*reaper.leftovers(runtime), *scratch.leftovers()]
     stays = 0
     rows: list[dict[str, object]] = []

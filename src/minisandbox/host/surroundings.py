@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minisandbox.launch.kernel import cgroups, syscalls
 
-from . import fixes, reaper
+from . import fixes, registry
 
 _GIB = 1 << 30
 _OLDEST = (5, 12)  # mount_setattr(2), idmapped mounts
@@ -272,7 +272,7 @@ def _controllers(group: Path) -> set[str]:
 
 def _usable_roots(root: str, own: str) -> cgroups.CgroupRoots:
     """Where groups can be made; tried."""
-    name = f"{reaper.owner_name()}{reaper.DOCTOR}"  # what outlives us is reclaimed
+    name = f"{registry.owner_name()}{registry.DOCTOR}"  # what outlives us is reclaimed
     roots = cgroups.find_roots(root, own)
     try:
         usable = cgroups.enable_controllers(roots)

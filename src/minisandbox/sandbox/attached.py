@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from minisandbox.errors import NotFound, OwnerOnly, SandboxGone
-from minisandbox.host import doors, reaper
+from minisandbox.host import doors, registry
 from minisandbox.sandbox.core import info_of, knock_process, unreachable
 from minisandbox.sandbox.life import end_process, readable
 from minisandbox.sandbox.snapshots import Snapshot
@@ -32,7 +32,7 @@ class AttachedCore:
     abandoned = False
     created_in = 0.0
 
-    def __init__(self, directory: Path, record: reaper.Record, pidfd: int) -> None:
+    def __init__(self, directory: Path, record: registry.Record, pidfd: int) -> None:
         self.id = record.id
         workdir = PurePosixPath(record.workdir)
         self.image = ImageSpec(record.image, (), workdir=workdir, base_commit=record.base_commit)
@@ -49,7 +49,7 @@ class AttachedCore:
         Raises:
             NotFound: there is none of that id.
         """
-        for directory, record in reaper.located_records(reaper.runtime_directory()):
+        for directory, record in registry.located_records(registry.runtime_directory()):
             if record.id == sandbox_id:
                 with contextlib.suppress(ProcessLookupError):
                     pidfd = os.pidfd_open(record.pid)
@@ -61,7 +61,7 @@ class AttachedCore:
 
     def _is_same_process(self) -> bool:
         """Whether the pid was still the sandbox's own when it was opened: its record has gone otherwise."""
-        return any(record == self._record for record in reaper.live_records(reaper.runtime_directory()))
+        return any(record == self._record for record in registry.live_records(registry.runtime_directory()))
 
     @property
     def alive(self) -> bool:

@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.host import reaper
+from minisandbox.host import reaper, registry
 from minisandbox.sandbox import scratch
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.network import Gateway
@@ -34,11 +34,11 @@ class Controller:
     """
 
     def __init__(self, gateway: Gateway | None = None) -> None:
-        runtime = reaper.runtime_directory()
+        runtime = registry.runtime_directory()
         reaper.reap(runtime)
         scratch.reap()
         self.pid = os.getpid()
-        self._records = reaper.Records(runtime)
+        self._records = registry.Records(runtime)
         try:
             self.launcher = Launcher(runtime)
         except BaseException:  # a Ctrl-C too: nobody would remove them
@@ -57,7 +57,7 @@ class Controller:
         """A new door there; see :func:`minisandbox.host.doors.make`."""
         return self._records.door(name)
 
-    def add(self, core: Core, record: reaper.Record) -> None:
+    def add(self, core: Core, record: registry.Record) -> None:
         """Record a live sandbox."""
         self._cores.add(core)
         self._records.add(record)

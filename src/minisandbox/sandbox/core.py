@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from minisandbox.errors import HostError, InvalidValue, MiniSandboxError, NotFound, SandboxGone
-from minisandbox.host import doors, reaper
+from minisandbox.host import doors, registry
 from minisandbox.launch.jobs.changes import MOST_CHARACTERS
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
@@ -147,9 +147,9 @@ class Core:
             self._controller.gateway.serve(self.id, self._request.network, self._life.listener, self._life.pidfd)
         self._controller.add(self, self._record(self._life))
 
-    def _record(self, life: Life) -> reaper.Record:
+    def _record(self, life: Life) -> registry.Record:
         lifetime = self.limits.lifetime
-        return reaper.Record(
+        return registry.Record(
             self.id, os.getpid(), self.image.name, self._created, life.pid, self._request.network.mode,
             dict(self._settings.labels), None if lifetime is None else self._began + lifetime,
             str(self.image.workdir), self.image.base_commit, self.environment, self.limits.output,
@@ -220,7 +220,7 @@ class Core:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        for record in reaper.live_records(self._controller.launcher.runtime):
+        for record in registry.live_records(self._controller.launcher.runtime):
             if record.id == self.id:
                 return info_of(record)
         raise self._gone()
@@ -425,7 +425,7 @@ def note_use(image: ImageSpec) -> None:
         stamp(layer, count=layer == layers[-1])
 
 
-def info_of(record: reaper.Record) -> SandboxInfo:
+def info_of(record: registry.Record) -> SandboxInfo:
     """The public part of a record."""
     return SandboxInfo(
         record.id, record.image, record.owner, record.pid, record.created, record.network,

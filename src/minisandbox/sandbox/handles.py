@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Generic, Protocol, TypeVar
 
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError, SandboxGone
-from minisandbox.host import reaper
+from minisandbox.host import registry
 from minisandbox.sandbox import transfers
 from minisandbox.sandbox.arguments import check_path, check_timeout, check_type
 from minisandbox.sandbox.core import info_of
@@ -153,7 +153,7 @@ def live_sandboxes(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxI
         What is known about each, the oldest first.
     """
     wanted = set((labels or {}).items())
-    found = (info_of(record) for record in reaper.live_records(reaper.runtime_directory()))
+    found = (info_of(record) for record in registry.live_records(registry.runtime_directory()))
     return tuple(sorted((one for one in found if wanted <= set(one.labels)), key=lambda one: (one.created, one.id)))
 
 

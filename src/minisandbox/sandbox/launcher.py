@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import HostError, SandboxCreationError
-from minisandbox.host import fixes, reaper
+from minisandbox.host import fixes, reaper, registry
 from minisandbox.host.descriptors import hold_streams
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import companion, rendezvous, rights
@@ -74,13 +74,13 @@ class Launcher:
             )
         hold_streams()
         self.runtime = runtime
-        self._ranges = reaper.ranges_directory(runtime)
+        self._ranges = registry.ranges_directory(runtime)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._forgotten: deque[int] = deque()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else reaper.owner_name()
+            groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else registry.owner_name()
             self._process = companion.start(_BOOTSTRAP, theirs, (str(self._ranges), groups, *_mappers()))
         self._connection.settimeout(_START_TIMEOUT)
         try:
@@ -212,7 +212,7 @@ class Launcher:
         """An answer, unless it is an error."""
         if answer["event"] == "error":
             if str(answer.get("path")).startswith(str(self._ranges)):
-                raise reaper.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
+                raise registry.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
             reason, hint = _REASONS.get(answer["errno"]), _DOCTOR
             if answer["errno"] == errno.EPERM and fixes.in_container():
                 is_proc = answer["message"].startswith("mount(proc")
@@ -234,7 +234,7 @@ class Launcher:
             self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             companion.end(self._process)
-            reaper.reap_groups(reaper.owner_name())
+            reaper.reap_groups(registry.owner_name())
 
 
 def _mappers() -> tuple[str, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import HostError
-from minisandbox.host import reaper
+from minisandbox.host import reaper, registry
 from minisandbox.host.faults import runtime_faults
 from minisandbox.store.trees import remove_tree
 
@@ -49,7 +49,7 @@ def new_scratch() -> Path:
     """
     place = _place() or Path("/tmp")  # noqa: S108 - only told
     with _noting(place), runtime_faults("make a temporary directory", place, ELSEWHERE):
-        return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{reaper.owner_name()}-")).resolve()
+        return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{registry.owner_name()}-")).resolve()
 
 
 def _place() -> Path | None:
@@ -68,7 +68,7 @@ def _noting(place: Path) -> Iterator[None]:
     name = os.fsencode(place)
     with contextlib.ExitStack() as kept:
         with contextlib.suppress(HostError, OSError):
-            notes = reaper.runtime_directory() / _NOTES
+            notes = registry.runtime_directory() / _NOTES
             notes.mkdir(mode=0o700, exist_ok=True)
             with contextlib.suppress(BlockingIOError):
                 kept.enter_context(_locked(notes, fcntl.LOCK_SH))
@@ -90,7 +90,7 @@ def _locked(directory: Path, kind: int) -> Iterator[None]:
 def _noted() -> Iterator[tuple[Path, Path]]:
     """The notes, with the places they tell."""
     with contextlib.suppress(HostError, OSError):
-        for note in sorted((reaper.runtime_directory() / _NOTES).iterdir()):
+        for note in sorted((registry.runtime_directory() / _NOTES).iterdir()):
             with contextlib.suppress(OSError):
                 yield note, Path("/", os.fsdecode(note.read_bytes()))
 
@@ -111,7 +111,7 @@ def leftovers() -> Iterator[ScratchLeftover]:
     for path in (path for place in sorted(places) for path in _made_in(place)):
         owner = path.name.removeprefix(_PREFIX).rpartition("-")[0]
         with contextlib.suppress(OSError):  # it is gone
-            if path.lstat().st_uid == os.geteuid() and reaper.is_dead(owner):
+            if path.lstat().st_uid == os.geteuid() and registry.is_dead(owner):
                 yield ScratchLeftover(_KIND, path, owner)
 
 
@@ -126,7 +126,7 @@ def reap() -> None:
     """Remove them, and the notes of places that have nothing of ours."""
     for leftover in leftovers():
         leftover.remove()
-    with contextlib.suppress(HostError, OSError), _locked(reaper.runtime_directory() / _NOTES, fcntl.LOCK_EX):
+    with contextlib.suppress(HostError, OSError), _locked(registry.runtime_directory() / _NOTES, fcntl.LOCK_EX):
         for note, place in _noted():
             if not _made_in(place):
                 note.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ from typing import Any, Self
 
 import minisandbox
 from minisandbox.errors import HostError, InvalidValue, NotFound, SandboxGone
-from minisandbox.host import doors, reaper
+from minisandbox.host import doors, registry
 from minisandbox.launch.setup import LIFETIME
 from minisandbox.sandbox import fakefiles, scratch
 from minisandbox.sandbox.aio import AsyncSandbox
@@ -92,7 +92,7 @@ class _Life:
 
     def over(self, seconds: float) -> bool:
         """Whether the supervisor has ended, or does within so many seconds."""
-        return self._pidfd < 0 or reaper.start_time(self.pid) is None or readable(self._pidfd, seconds)
+        return self._pidfd < 0 or registry.start_time(self.pid) is None or readable(self._pidfd, seconds)
 
     def open_job(self) -> socket.socket:
         """A connected stream socket of a new job."""
@@ -207,9 +207,9 @@ class FakeCore:
             self._lives.append(_Life(door, numbers))
         self._expires = None if lifetime is None else time.time() + lifetime
 
-    def record(self) -> reaper.Record:
+    def record(self) -> registry.Record:
         """What others need to know to attach."""
-        return reaper.Record(
+        return registry.Record(
             self.id, self._pid, self.image.name, self._created, self._lives[-1].pid, "off",
             dict(self._settings.labels), self._expires, str(self.image.workdir), self.image.base_commit,
             self.environment, self.limits.output,

@@ -21,7 +21,7 @@ from tests.unit.training_tools import saved_tokenizer
 from tests.waiting import until
 
 from minisandbox.errors import BuildError, InvalidValue, ModelRefused, TrainingError
-from minisandbox.host import reaper
+from minisandbox.host import reaper, registry
 from minisandbox.images import Image
 from minisandbox.models import client
 from minisandbox.models.testing import ScriptedServer
@@ -304,11 +304,11 @@ def test_rollouts_over_ray_itself(config: SandboxTrainConfig, tmp_path: Path, mo
 
 def wait_for_others_to_end() -> None:
     """Remove what Ray's workers leave: it kills them and their launchers, whose control groups stay until one looks."""
-    runtime = reaper.runtime_directory()
+    runtime = registry.runtime_directory()
 
     def are_gone() -> bool:
         reaper.reap(runtime)
-        return set(os.listdir(runtime / "owners")) <= {reaper.owner_name()}
+        return set(os.listdir(runtime / "owners")) <= {registry.owner_name()}
 
     until(are_gone)
     reaper.reap(runtime)

@@ -1,0 +1,305 @@
+"""Who owns live sandboxes, and who is alive.
+
+An owner is a process, named by its pid, its start time, the machine's boot and its namespaces of pids and of time: a
+pid alone may already belong to somebody else, after a restart both numbers come again, and in a container they are its
+own. Each owner keeps a directory with one record per live sandbox and the paths of its control groups. The owner
+removes both, or :mod:`.reaper` does once it is dead. A range of host ids is held by a lock, which the kernel drops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minisandbox.errors import HostError
+from minisandbox.host import doors
+from minisandbox.host.faults import ELSEWHERE, runtime_fault, runtime_faults
+from minisandbox.launch.jobs import descendants
+from minisandbox.launch.kernel import cgroups
+
+_START_TIME = 19  # from the state on (proc_pid_stat(5): field 22)
+DOCTOR = ".doctor"
+"""Ends the name of a control group that is made only to see whether one can be."""
+_MACHINES = Path("/run/minisandbox")
+_UNKNOWN = "unknown"
+_GROUPS = "groups"
+"""Name of the file that lists an owner's control groups."""
+
+
+def runtime_directory() -> Path:
+    """The private directory for this user's live records, made if missing.
+
+    ``$MINISANDBOX_RUNTIME``, or ``minisandbox`` in ``$XDG_RUNTIME_DIR``, or ``/run/minisandbox`` where this user may
+    write there, or one in ``/tmp``.
+
+    Raises:
+        HostError: it cannot be made, belongs to somebody else, or others may write to it.
+    """
+    chosen = os.environ.get("MINISANDBOX_RUNTIME")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if chosen:
+        path = Path(chosen).absolute()  # the launcher works elsewhere
+    elif runtime and os.access(runtime, os.W_OK) and os.stat(runtime).st_uid == os.geteuid():
+        path = Path(runtime, "minisandbox")
+    elif os.access("/run", os.W_OK):
+        path = _MACHINES
+    else:
+        path = Path(f"/tmp/minisandbox-{os.geteuid()}")  # noqa: S108 - checked below: ours alone, or refused
+    return _private(path)
+
+
+def ranges_directory(runtime: Path) -> Path:
+    """Where the locks of id ranges lie: one place for all processes of root, whatever their runtime directories.
+
+    The ids are the machine's: two sandboxes with the same would share what the kernel counts by user.
+
+    Raises:
+        HostError: it cannot be made, belongs to somebody else, or others may write to it.
+    """
+    return _private(_MACHINES, "") / "ids" if os.access("/run", os.W_OK) else runtime / "ids"
+
+
+def ranges_fault(place: Path, error: OSError) -> HostError:
+    """What to raise where the locks of id ranges could not be made.
+
+    Args:
+        place: of :func:`ranges_directory`.
+        error: what the kernel said.
+    """
+    return runtime_fault("make locks of id ranges", place, error, "" if place.is_relative_to(_MACHINES) else ELSEWHERE)
+
+
+def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime directory") -> Path:
+    with runtime_faults(what, path, elsewhere):
+        for directory in (*reversed(path.parents), path):  # whatever the umask: others could put things of theirs there
+            if not directory.exists():
+                directory.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise HostError(
+            f"{path} is not a private directory of this user",
+            reason="it is no directory, belongs to another user, or others may write to it",
+            hint=f"remove it, or {elsewhere}" if elsewhere else "remove it",
+        )
+    return path
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is none, or it has ended in all its threads."""
+    fields = descendants.stat_fields(pid)
+    return None if not fields or descendants.has_ended(pid, fields[0]) else int(fields[_START_TIME])
+
+
+def has_ended(pid: int) -> bool:
+    """Whether there is no such process, or it has ended in all its threads; also where /proc hides it (hidepid)."""
+    if descendants.stat_fields(pid):
+        return start_time(pid) is None
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except (ProcessLookupError, OverflowError):
+        return True
+    return False
+
+
+def boot_id() -> str:
+    """What the kernel calls the time since this machine was started (random(4)), without dashes."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+    except OSError:  # hidden in some containers; a restart then only shows by pids and start times
+        return _UNKNOWN
+
+
+def owner_name(pid: int | None = None) -> str:
+    """What a process is called as an owner: its pid, when it started, in which boot, and whose these numbers are.
+
+    Args:
+        pid: which process; this one if None.
+    """
+    number = os.getpid() if pid is None else pid
+    return f"{number}-{start_time(number)}-{boot_id()}-{_namespaces()}"
+
+
+def is_alive(owner: str) -> bool:
+    """Whether the owner of that name, or the doctor that it runs, can be seen at work from here."""
+    return not is_dead(owner) and owner.removesuffix(DOCTOR).endswith(f"-{_namespaces()}")
+
+
+def is_dead(owner: str) -> bool:
+    """Whether there is certainly no owner of that name; of one in other namespaces only a restart tells."""
+    parts = owner.removesuffix(DOCTOR).split("-")
+    if len(parts) != 4 or not (parts[0].isascii() and parts[0].isdigit()):
+        return True
+    pid, started, boot, namespaces = parts
+    if boot != boot_id() and _UNKNOWN not in (boot, boot_id()):  # one that cannot be read proves nothing
+        return True
+    if namespaces != _namespaces():
+        return False
+    return has_ended(int(pid)) or str(start_time(int(pid))) not in (started, "None")
+
+
+def _namespaces() -> str:
+    pids = os.readlink("/proc/thread-self/ns/pid").strip("pid:[]")
+    try:
+        return f"{pids}.{os.readlink('/proc/thread-self/ns/time').strip('time:[]')}"
+    except FileNotFoundError:  # a kernel without CONFIG_TIME_NS
+        return pids
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One live sandbox.
+
+    Attributes:
+        id: its name.
+        owner: pid of the process that owns it.
+        image: name of its image.
+        created: seconds since the epoch.
+        pid: host pid of its first process.
+        network: ``off``, ``allow`` or ``host``.
+        labels: what its maker calls it.
+        expires: seconds since the epoch when it ends by itself, or None.
+        workdir: where its commands start.
+        base_commit: the commit that its patches compare with.
+        environment: what its commands find.
+        output: bytes kept of each of a command's streams.
+        enforcement: what holds the limits that depend on the machine.
+    """
+
+    id: str
+    owner: int
+    image: str
+    created: float
+    pid: int
+    network: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    expires: float | None = None
+    workdir: str = "/"
+    base_commit: str = "HEAD"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    output: int = 1 << 20
+    enforcement: Mapping[str, str] = field(default_factory=dict)
+
+
+class Records:
+    """The records of this process's own sandboxes.
+
+    Args:
+        runtime: the runtime directory.
+
+    Raises:
+        HostError: their directory cannot be made.
+    """
+
+    def __init__(self, runtime: Path) -> None:
+        self.directory = runtime / "owners" / owner_name()
+        what = "make a directory for records of sandboxes"
+        self._make(what)
+        name = f"{cgroups.PREFIX}{self.directory.name}"
+        groups = sorted({f"{directory}/{name}" for _, directory in cgroups.find_places().directories})
+        with runtime_faults(what, self.directory):
+            (self.directory / _GROUPS).write_text(json.dumps(groups), encoding="utf-8", errors="surrogateescape")
+
+    def _make(self, what: str) -> None:
+        # that of a long-lived owner may be gone: cleaners of /tmp remove what nobody has touched for days
+        _private(self.directory.parent, what=what)
+        with runtime_faults(what, self.directory):
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+
+    def add(self, record: Record) -> None:
+        """Make a sandbox visible to ``sandbox ls``.
+
+        Raises:
+            HostError: its record cannot be written.
+        """
+        row = {name: getattr(record, name) for name in Record.__slots__}
+        what = f"record sandbox {record.id}"
+        self._make(what)
+        with runtime_faults(what, self.directory):
+            private = os.open(self.directory / f"{record.id}.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(private, "w", encoding="utf-8", errors="surrogateescape") as out:
+                out.write(json.dumps(row))
+
+    def door(self, name: str) -> socket.socket:
+        """A new door beside the records; see :func:`.doors.make`."""
+        self._make(f"make the socket {name}")
+        return doors.make(self.directory, name)
+
+    def remove(self, sandbox_id: str) -> None:
+        """Forget a sandbox and its doors. What cannot be removed goes with what else a dead owner leaves."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.directory / f"{sandbox_id}.json")
+        doors.remove(self.directory, sandbox_id)
+
+    def close(self) -> None:
+        """Remove the owner's directory."""
+        remove_directory(self.directory)
+
+
+def live_records(runtime: Path) -> Iterator[Record]:
+    """The live sandboxes of every process of this user; what dead owners left is removed on the way."""
+    for _, record in located_records(runtime):
+        yield record
+
+
+def located_records(runtime: Path) -> Iterator[tuple[Path, Record]]:
+    """The live sandboxes with the directories that hold their doors."""
+    for directory in owner_directories(runtime):
+        if is_dead(directory.name) and not control_groups(directory):
+            remove_directory(directory)
+        for path in sorted(directory.glob("*.json")) if is_alive(directory.name) else ():
+            with contextlib.suppress(
+                FileNotFoundError, ValueError, TypeError, RecursionError
+            ):  # being written, or gone
+                record = Record(**json.loads(path.read_text(encoding="utf-8")))
+                if not has_ended(record.pid):
+                    yield directory, record
+
+
+def control_groups(directory: Path) -> tuple[Path, ...]:
+    """Return the control groups of an owner that are still there, wherever they lie.
+
+    Args:
+        directory: the owner's.
+    """
+    try:
+        paths = json.loads((directory / _GROUPS).read_text(encoding="utf-8", errors="surrogateescape"))
+        found = [Path(path) for path in paths]
+    except (FileNotFoundError, TypeError, ValueError, RecursionError):
+        return ()
+    return tuple(path for path in found if path.name == f"{cgroups.PREFIX}{directory.name}" and path.is_dir())
+
+
+def owner_directories(runtime: Path) -> list[Path]:
+    """The directories of owners' records; nothing that leads elsewhere, or was put there by another user."""
+    try:
+        found = sorted((runtime / "owners").iterdir())
+    except FileNotFoundError:
+        return []
+    return [path for path in found if _is_own_directory(path)]
+
+
+def _is_own_directory(path: Path) -> bool:
+    """Whether it is a directory of this user; what its owner has just removed is none any more."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove an owner's directory, which holds nothing but records; a racing remover is welcome.
+
+    Whatever else may lie there must not keep this user from making sandboxes.
+    """
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            path.unlink(missing_ok=True)
+        directory.rmdir()
