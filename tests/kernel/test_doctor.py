@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import SandboxCreationError
-from minisandbox.host import doctor, fixes, surroundings
+from minisandbox.host import doctor, environment, fixes
 from minisandbox.host.doctor import Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ ASK = """
 import json, os, sys
 from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.launch.kernel.identity import enter_outer_namespace
-from minisandbox.host import doctor, fixes, surroundings
+from minisandbox.host import doctor, fixes, environment
 from pathlib import Path
 {before}
 checks = doctor.run_checks(Path(sys.argv[1]))
@@ -190,9 +190,9 @@ def test_the_command(tmp_path: Path) -> None:
 def test_what_the_machine_shares_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"fs.file-max": "100000", "kernel.core_pattern": "|/usr/share/apport/apport -p%p"}
     monkeypatch.setattr(fixes, "read_sysctl", settings.get)
-    files, cores = surroundings.file_max(), surroundings.core_pattern()
+    files, cores = environment.file_max(), environment.core_pattern()
     assert (files.status, cores.status) == ("degraded", "degraded")
     assert "fs.file-max" in files.fix
     assert "/usr/share/apport/apport" in cores.detail
     settings.update({"fs.file-max": str(2**63 - 1), "kernel.core_pattern": "core"})
-    assert (surroundings.file_max().status, surroundings.core_pattern().status) == ("ok", "ok")
+    assert (environment.file_max().status, environment.core_pattern().status) == ("ok", "ok")

@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 from minisandbox.errors import HostError, SandboxCreationError
-from minisandbox.host import fixes, surroundings
+from minisandbox.host import environment, fixes
 
 pytestmark = pytest.mark.kernel("user-namespaces")
 
@@ -217,7 +217,7 @@ def test_what_an_old_kernel_lacks(monkeypatch: pytest.MonkeyPatch, release: str,
     monkeypatch.setattr("platform.release", lambda: release)
     monkeypatch.setattr(fixes, "in_container", lambda: False)
     assert fix in fixes.fix_for("private-proc")
-    assert (surroundings.kernel().status == "degraded") == ("6.6" in fix)
+    assert (environment.kernel().status == "degraded") == ("6.6" in fix)
 
 
 @pytest.mark.slow
@@ -280,7 +280,7 @@ def test_without_subordinate_ids(tmp_path: Path) -> None:
 def test_without_control_groups(tmp_path: Path) -> None:
     said = typed(NO_CGROUPS, tmp_path, "doctor")
     assert "there are no groups for memory and pids at /sys/fs/cgroup" in said.text
-    assert said.fix("cgroups") in (surroundings._MOUNT, surroundings._CONTAINER)
+    assert said.fix("cgroups") in (environment._MOUNT, environment._CONTAINER)
     assert said.status == 0, said.text
     run = typed(NO_CGROUPS, tmp_path / "store", "sandbox", "run", "--limit", "cpu=0.5", "--", "true")
     assert run.status == HostError.exit_code, run.text
@@ -324,7 +324,7 @@ def test_version_2_that_was_not_delegated(tmp_path: Path, monkeypatch: pytest.Mo
     root, own = group_tree(
         tmp_path, {"own": "0::/user.slice/session-1.scope\n", "cgroup.controllers": "cpu memory pids\n"}
     )
-    found = surroundings.control_groups(root, own)
+    found = environment.control_groups(root, own)
     assert (found.status, found.fix.split()[0]) == ("degraded", "systemd-run")
 
 
@@ -339,7 +339,7 @@ def test_version_2_of_our_own_with_processes_that_cannot_be_moved(
         tmp_path,
         {"own": "0::/\n", "cgroup.controllers": "cpu memory pids\n", "cgroup.procs": "", "cgroup.subtree_control": ""},
     )
-    found = surroundings.control_groups(root, own)
+    found = environment.control_groups(root, own)
     assert found.status == "degraded"
     assert f"d={root}; mkdir -p $d/others" in found.fix
     assert "echo +memory +pids +cpu > $d/cgroup.subtree_control" in found.fix
@@ -348,6 +348,6 @@ def test_version_2_of_our_own_with_processes_that_cannot_be_moved(
 def test_version_1_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixes, "in_container", lambda: False)
     files = {"own": "2:memory:/elsewhere\n1:pids:/elsewhere\n", "memory/cgroup.procs": "", "pids/cgroup.procs": ""}
-    found = surroundings.control_groups(*group_tree(tmp_path, files))
+    found = environment.control_groups(*group_tree(tmp_path, files))
     assert (found.status, "version 1" in found.detail) == ("degraded", True)
     assert "sudo mkdir -p $d" in found.fix

@@ -19,7 +19,7 @@ import pytest
 from tests.waiting import locked_bytes, stat_fields, until
 
 from minisandbox.errors import HostError
-from minisandbox.host import doors, reaper, registry, surroundings
+from minisandbox.host import environment, listeners, reaper, registry
 from minisandbox.images.base import base_entries
 from minisandbox.launch.jobs import descendants
 from minisandbox.launch.kernel import cgroups, identity
@@ -119,16 +119,16 @@ def test_a_quota_that_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_file_system_of_a_directory() -> None:
-    assert surroundings.file_system(Path("/proc/self")) == "proc"
-    assert surroundings.file_system(Path("/")) not in {"unknown", "proc"}
+    assert environment.file_system(Path("/proc/self")) == "proc"
+    assert environment.file_system(Path("/")) not in {"unknown", "proc"}
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs", "overlay"])
 def test_a_network_file_system_is_no_place_for_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(surroundings, "file_system", lambda _: kind)
-    finding = surroundings.store(tmp_path)
+    monkeypatch.setattr(environment, "file_system", lambda _: kind)
+    finding = environment.store(tmp_path)
     assert finding.status == "missing"
     assert kind in finding.detail
     assert "MINISANDBOX_STORE" in finding.fix
@@ -160,7 +160,7 @@ def owner_directory(runtime: Path, name: str) -> Path:
     directory = runtime / "owners" / name
     directory.mkdir(parents=True)
     (directory / "box-1.json").write_text("{}", encoding="ascii")
-    doors.make(directory, doors.name_of("box-1")).close()
+    listeners.make(directory, listeners.name_of("box-1")).close()
     return directory
 
 
@@ -306,7 +306,7 @@ def test_few_processes_for_a_user_are_told(monkeypatch: pytest.MonkeyPatch, uid:
     limits = {resource.RLIMIT_NOFILE: (1 << 20, 1 << 20), resource.RLIMIT_NPROC: (most, most)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
     monkeypatch.setattr(os, "getuid", lambda: uid)
-    found = surroundings.rlimits()
+    found = environment.rlimits()
     assert found.status == status
     assert ("nproc" in (found.fix or "")) is (status == "degraded")
 
@@ -360,16 +360,16 @@ def test_root_has_one_place_for_the_locks_of_ranges(tmp_path: Path) -> None:
 
 
 def test_a_door_that_nobody_opens_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "_PATIENCE", 0.2)
+    monkeypatch.setattr(listeners, "_PATIENCE", 0.2)
     waiting = []
-    with doors.make(tmp_path, "box.door") as door:
+    with listeners.make(tmp_path, "box.door") as door:
         with contextlib.suppress(BlockingIOError):
             while True:
-                waiting.append(doors.knock(tmp_path, "box.door", wait=False))
+                waiting.append(listeners.connect(tmp_path, "box.door", wait=False))
         with pytest.raises(TimeoutError, match="nobody has opened"):
-            doors.knock(tmp_path, "box.door")
+            listeners.connect(tmp_path, "box.door")
         door.accept()[0].close()
-        waiting.append(doors.knock(tmp_path, "box.door"))
+        waiting.append(listeners.connect(tmp_path, "box.door"))
         assert waiting[-1].getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
     for connection in waiting:
         connection.close()

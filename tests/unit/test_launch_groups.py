@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.host import fixes, surroundings
+from minisandbox.host import environment, fixes
 from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.launch.kernel.cgroups import LEAF, Cgroup, CgroupFds, LimitCounters, enable_controllers, find_roots
 
@@ -152,6 +152,6 @@ def test_the_doctor_tells_of_a_group_that_gives_no_cpu(
     """Limits.cpu was refused there, with a hint to the doctor, who called it ok."""
     version2.add("/scope", available, "memory pids")
     version2.be_in("/scope")
-    found = surroundings.control_groups(str(version2.root), str(version2.own))
+    found = environment.control_groups(str(version2.root), str(version2.own))
     assert (found.status, "Limits.cpu is refused" in found.detail) == (status, status == "degraded")
     assert fix in found.fix

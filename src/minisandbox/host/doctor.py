@@ -14,7 +14,7 @@ from pathlib import Path
 import minisandbox
 from minisandbox.errors import MiniSandboxError
 
-from . import fixes, surroundings
+from . import environment, fixes
 
 _BOOTSTRAP = (
     "import sys; path, _, store = sys.stdin.buffer.read().decode('utf-8', 'surrogateescape').partition('\\0'); "
@@ -89,21 +89,21 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
     Returns:
         The checks, in a fixed order; the last is the mode in which sandboxes would run here.
     """
-    near = surroundings.nearest_directory(store)
-    place = near if surroundings.is_writable(near) else surroundings.nearest_directory(None)
+    near = environment.nearest_directory(store)
+    place = near if environment.is_writable(near) else environment.nearest_directory(None)
     answer = _run_trials(place)
-    store_check = surroundings_check("store", surroundings.store(near), ("images",))
+    store_check = environment_check("store", environment.store(near), ("images",))
     checks = [
-        surroundings_check("kernel", surroundings.kernel(), ("sandbox",)),
+        environment_check("kernel", environment.kernel(), ("sandbox",)),
         *(_judge(name, answer, store_check) for name in _NEEDED_FOR),
-        surroundings_check("cgroups", surroundings.control_groups(), ("limits on memory and CPU",)),
-        surroundings_check("rlimits", surroundings.rlimits(), ("many sandboxes at once",)),
-        surroundings_check("inotify", surroundings.inotify(), ("programs that watch files",)),
-        surroundings_check("file-max", surroundings.file_max(), ("many open files at once",)),
-        surroundings_check("core-pattern", surroundings.core_pattern(), ("crashes kept away from the host",)),
-        surroundings_check("landlock", surroundings.landlock(), ("Network.host() out of reach of abstract sockets",)),
+        environment_check("cgroups", environment.control_groups(), ("limits on memory and CPU",)),
+        environment_check("rlimits", environment.rlimits(), ("many sandboxes at once",)),
+        environment_check("inotify", environment.inotify(), ("programs that watch files",)),
+        environment_check("file-max", environment.file_max(), ("many open files at once",)),
+        environment_check("core-pattern", environment.core_pattern(), ("crashes kept away from the host",)),
+        environment_check("landlock", environment.landlock(), ("Network.host() out of reach of abstract sockets",)),
         *(
-            surroundings_check(name, surroundings.program(name), needs)
+            environment_check(name, environment.program(name), needs)
             for name, needs in (("bash", ("sandbox",)), ("git", ("sandbox", "images")), ("tar", ("image export",)))
         ),
         store_check,
@@ -126,7 +126,7 @@ def _real_sandbox(place: Path, make_sandbox: Callable[[Path], None], blocking: l
     return Check("real-sandbox", Status.OK, "made, used and removed", ("sandbox",))
 
 
-def surroundings_check(name: str, finding: surroundings.Finding, needed_for: tuple[str, ...]) -> Check:
+def environment_check(name: str, finding: environment.Finding, needed_for: tuple[str, ...]) -> Check:
     """Make a check of what was read, not tried."""
     return Check(name, Status(finding.status), finding.detail, needed_for, finding.fix)
 

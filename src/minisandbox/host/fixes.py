@@ -21,6 +21,7 @@ _APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"  # Ubuntu from 23.10 
 _PROFILE = (
     "printf 'abi <abi/4.0>,\\nprofile minisandbox {program} flags=(unconfined) {{ userns, }}\\n' | "
     "sudo tee /etc/apparmor.d/minisandbox && sudo apparmor_parser -r /etc/apparmor.d/minisandbox"
+    "  # or for every program, until the next restart: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
 )
 _SETFCAP = 1 << 31
 _CAPABILITY = (

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import HostError
-from minisandbox.host import doors
-from minisandbox.host.faults import ELSEWHERE, runtime_fault, runtime_faults
+from minisandbox.host import listeners
+from minisandbox.host.os_errors import ELSEWHERE, runtime_os_error, runtime_os_errors
 from minisandbox.launch.jobs import descendants
 from minisandbox.launch.kernel import cgroups
 
@@ -72,11 +72,13 @@ def ranges_fault(place: Path, error: OSError) -> HostError:
         place: of :func:`ranges_directory`.
         error: what the kernel said.
     """
-    return runtime_fault("make locks of id ranges", place, error, "" if place.is_relative_to(_MACHINES) else ELSEWHERE)
+    return runtime_os_error(
+        "make locks of id ranges", place, error, "" if place.is_relative_to(_MACHINES) else ELSEWHERE
+    )
 
 
 def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime directory") -> Path:
-    with runtime_faults(what, path, elsewhere):
+    with runtime_os_errors(what, path, elsewhere):
         for directory in (*reversed(path.parents), path):  # whatever the umask: others could put things of theirs there
             if not directory.exists():
                 directory.mkdir(mode=0o700, exist_ok=True)
@@ -204,13 +206,13 @@ class Records:
         self._make(what)
         name = f"{cgroups.PREFIX}{self.directory.name}"
         groups = sorted({f"{directory}/{name}" for _, directory in cgroups.find_places().directories})
-        with runtime_faults(what, self.directory):
+        with runtime_os_errors(what, self.directory):
             (self.directory / _GROUPS).write_text(json.dumps(groups), encoding="utf-8", errors="surrogateescape")
 
     def _make(self, what: str) -> None:
         # that of a long-lived owner may be gone: cleaners of /tmp remove what nobody has touched for days
         _private(self.directory.parent, what=what)
-        with runtime_faults(what, self.directory):
+        with runtime_os_errors(what, self.directory):
             self.directory.mkdir(mode=0o700, exist_ok=True)
 
     def add(self, record: Record) -> None:
@@ -222,21 +224,21 @@ class Records:
         row = {name: getattr(record, name) for name in Record.__slots__}
         what = f"record sandbox {record.id}"
         self._make(what)
-        with runtime_faults(what, self.directory):
+        with runtime_os_errors(what, self.directory):
             private = os.open(self.directory / f"{record.id}.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(private, "w", encoding="utf-8", errors="surrogateescape") as out:
                 out.write(json.dumps(row))
 
     def door(self, name: str) -> socket.socket:
-        """A new door beside the records; see :func:`.doors.make`."""
+        """A new door beside the records; see :func:`.listeners.make`."""
         self._make(f"make the socket {name}")
-        return doors.make(self.directory, name)
+        return listeners.make(self.directory, name)
 
     def remove(self, sandbox_id: str) -> None:
-        """Forget a sandbox and its doors. What cannot be removed goes with what else a dead owner leaves."""
+        """Forget a sandbox and its listeners. What cannot be removed goes with what else a dead owner leaves."""
         with contextlib.suppress(OSError):
             os.unlink(self.directory / f"{sandbox_id}.json")
-        doors.remove(self.directory, sandbox_id)
+        listeners.remove(self.directory, sandbox_id)
 
     def close(self) -> None:
         """Remove the owner's directory."""
@@ -250,7 +252,7 @@ def live_records(runtime: Path) -> Iterator[Record]:
 
 
 def located_records(runtime: Path) -> Iterator[tuple[Path, Record]]:
-    """The live sandboxes with the directories that hold their doors."""
+    """The live sandboxes with the directories that hold their listeners."""
     for directory in owner_directories(runtime):
         if is_dead(directory.name) and not control_groups(directory):
             remove_directory(directory)

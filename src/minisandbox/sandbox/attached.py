@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from minisandbox.errors import NotFound, OwnerOnly, SandboxGone
-from minisandbox.host import doors, registry
+from minisandbox.host import listeners, registry
 from minisandbox.sandbox.core import info_of, knock_process, unreachable
 from minisandbox.sandbox.life import end_process, readable
 from minisandbox.sandbox.snapshots import Snapshot
@@ -85,7 +85,7 @@ class AttachedCore:
         if self._pidfd < 0:
             raise SandboxGone(f"sandbox {self.id}: this handle was closed")
         try:
-            return doors.knock(self._directory, doors.name_of(self.id), wait=wait)
+            return listeners.connect(self._directory, listeners.name_of(self.id), wait=wait)
         except BlockingIOError:
             raise
         except OSError as error:
@@ -122,7 +122,7 @@ class AttachedCore:
         """
         if not self.alive:
             raise self._gone()
-        return doors.make(self._directory, doors.name_of(self.id, process_id))
+        return listeners.make(self._directory, listeners.name_of(self.id, process_id))
 
     def connect_process(self, process_id: str) -> socket.socket:
         """Reach a process by its door.
@@ -140,7 +140,7 @@ class AttachedCore:
         """
         if not self.alive:
             raise self._gone()
-        return doors.process_ids(self._directory, self.id)
+        return listeners.process_ids(self._directory, self.id)
 
     def snapshot(self) -> Snapshot:
         """Refused.

@@ -54,7 +54,7 @@ class Controller:
         return self._records.directory
 
     def door(self, name: str) -> socket.socket:
-        """A new door there; see :func:`minisandbox.host.doors.make`."""
+        """A new door there; see :func:`minisandbox.host.listeners.make`."""
         return self._records.door(name)
 
     def add(self, core: Core, record: registry.Record) -> None:

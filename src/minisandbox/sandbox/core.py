@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from minisandbox.errors import HostError, InvalidValue, MiniSandboxError, NotFound, SandboxGone
-from minisandbox.host import doors, registry
+from minisandbox.host import listeners, registry
 from minisandbox.launch.jobs.changes import MOST_CHARACTERS
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
@@ -125,7 +125,7 @@ class Core:
         Args:
             plan: what it is, where that is known already.
         """
-        door = self._controller.door(doors.name_of(self.id))
+        door = self._controller.door(listeners.name_of(self.id))
         with door:
             plan = plan or self._plan()
             if not self._asked:  # its lifetime counts from here: pid 1 begins later, and ends it after it is over here
@@ -244,7 +244,7 @@ class Core:
         """
         if not self.alive:
             raise self._gone()
-        return self._controller.door(doors.name_of(self.id, process_id))
+        return self._controller.door(listeners.name_of(self.id, process_id))
 
     def connect_process(self, process_id: str) -> socket.socket:
         """Reach a process by its door.
@@ -262,7 +262,7 @@ class Core:
         """
         if not self.alive:
             raise self._gone()
-        return doors.process_ids(self._controller.directory, self.id)
+        return listeners.process_ids(self._controller.directory, self.id)
 
     # --- its state ---------------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Core:
         """Begin the next life; where that fails the sandbox is over."""
         self._life = None
         self._trees = trees
-        doors.remove(self._controller.directory, self.id)
+        listeners.remove(self._controller.directory, self.id)
         try:
             self._begin()
             self._finish()
@@ -444,7 +444,7 @@ def knock_process(directory: Path, sandbox_id: str, process_id: str) -> socket.s
     if not process_id or "/" in process_id:
         raise missing
     try:
-        return doors.knock(directory, doors.name_of(sandbox_id, process_id))
+        return listeners.connect(directory, listeners.name_of(sandbox_id, process_id))
     except OSError as error:
         raise unreachable(missing, error) from error
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minisandbox.errors import HostError
 from minisandbox.host import reaper, registry
-from minisandbox.host.faults import runtime_faults
+from minisandbox.host.os_errors import runtime_os_errors
 from minisandbox.store.trees import remove_tree
 
 _PREFIX = "minisandbox-scratch-"
@@ -48,7 +48,7 @@ def new_scratch() -> Path:
         HostError: it cannot be made.
     """
     place = _place() or Path("/tmp")  # noqa: S108 - only told
-    with _noting(place), runtime_faults("make a temporary directory", place, ELSEWHERE):
+    with _noting(place), runtime_os_errors("make a temporary directory", place, ELSEWHERE):
         return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{registry.owner_name()}-")).resolve()
 
 

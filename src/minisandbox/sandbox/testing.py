@@ -33,7 +33,7 @@ from typing import Any, Self
 
 import minisandbox
 from minisandbox.errors import HostError, InvalidValue, NotFound, SandboxGone
-from minisandbox.host import doors, registry
+from minisandbox.host import listeners, registry
 from minisandbox.launch.setup import LIFETIME
 from minisandbox.sandbox import fakefiles, scratch
 from minisandbox.sandbox.aio import AsyncSandbox
@@ -203,7 +203,7 @@ class FakeCore:
         numbers = {"CORE": 0, "NOFILE": self.limits.open_files, LIFETIME: int((lifetime or 0) * 1000)}
         if self.limits.file_size is not None:
             numbers["FSIZE"] = self.limits.file_size
-        with doors.make(self._place / "doors", doors.name_of(self.id), scratch.ELSEWHERE) as door:
+        with listeners.make(self._place / "doors", listeners.name_of(self.id), scratch.ELSEWHERE) as door:
             self._lives.append(_Life(door, numbers))
         self._expires = None if lifetime is None else time.time() + lifetime
 
@@ -271,7 +271,7 @@ class FakeCore:
 
     def process_door(self, process_id: str) -> socket.socket:
         """A listening socket for a process that outlives its handle."""
-        return doors.make(self._place / "doors", doors.name_of(self.id, process_id), scratch.ELSEWHERE)
+        return listeners.make(self._place / "doors", listeners.name_of(self.id, process_id), scratch.ELSEWHERE)
 
     def connect_process(self, process_id: str) -> socket.socket:
         """Reach a process by its door; NotFound if there is none."""
@@ -280,7 +280,7 @@ class FakeCore:
     def processes(self) -> tuple[str, ...]:
         """The ids of processes that outlive their handles."""
         self._living()
-        return doors.process_ids(self._place / "doors", self.id)
+        return listeners.process_ids(self._place / "doors", self.id)
 
     def changes(self, below: PurePosixPath, timeout: float | None, most: int = 0) -> tuple[Change, ...]:  # noqa: ARG002 - few here
         """What differs in the workdir from the image, at a path and below it."""
@@ -316,7 +316,7 @@ class FakeCore:
 
     def _go_on(self) -> None:
         self._lives.clear()
-        doors.remove(self._place / "doors", self.id)
+        listeners.remove(self._place / "doors", self.id)
         self._start()
 
     def let_go(self) -> None:

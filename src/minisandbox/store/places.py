@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from minisandbox.errors import StoreError
-from minisandbox.host.surroundings import file_system, is_network
+from minisandbox.host.environment import file_system, is_network
 from minisandbox.store.durable import sync_directory
 
 

@@ -1,4 +1,4 @@
-"""Doors: listening sockets by which other processes of this user reach a sandbox or a process of it.
+"""Listening sockets by which other processes of this user reach a sandbox or a process of it.
 
 They lie in the private directory of the sandbox's owner. A path of a socket has at most 107 bytes (unix(7)), so
 directories are named through descriptors.
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from minisandbox.host.faults import ELSEWHERE, runtime_faults
+from minisandbox.host.os_errors import ELSEWHERE, runtime_os_errors
 
 _BACKLOG = 256
 _PATIENCE = 60.0
@@ -22,12 +22,12 @@ _PATIENCE = 60.0
 
 
 def name_of(sandbox_id: str, process_id: str = "") -> str:
-    """What the door of a sandbox, or of a process of it, is called."""
+    """Return the name of the listener of a sandbox, or of a process of it."""
     return f"{sandbox_id}.{process_id}.door" if process_id else f"{sandbox_id}.door"
 
 
 def make(directory: Path, name: str, elsewhere: str = ELSEWHERE) -> socket.socket:
-    """A new door: a non-blocking listening socket.
+    """Make a non-blocking listening socket.
 
     Args:
         directory: where it will lie.
@@ -37,7 +37,7 @@ def make(directory: Path, name: str, elsewhere: str = ELSEWHERE) -> socket.socke
     Raises:
         HostError: it cannot be made there.
     """
-    with runtime_faults(f"make the socket {name}", directory, elsewhere):
+    with runtime_os_errors(f"make the socket {name}", directory, elsewhere):
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             with _named(directory) as place:
@@ -49,8 +49,8 @@ def make(directory: Path, name: str, elsewhere: str = ELSEWHERE) -> socket.socke
     return door
 
 
-def knock(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
-    """Connect to a door.
+def connect(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
+    """Connect to a listener.
 
     Args:
         directory: where it lies.
@@ -60,7 +60,7 @@ def knock(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
     Raises:
         BlockingIOError: too many others wait (connect(2): EAGAIN), and this one may not.
         TimeoutError: nobody has opened for a minute.
-        OSError: there is none, or nobody behind it any more.
+        OSError: it does not exist, or its owner has ended.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -85,7 +85,7 @@ def _timeval(seconds: float) -> bytes:
 
 
 def process_ids(directory: Path, sandbox_id: str) -> tuple[str, ...]:
-    """The processes of a sandbox behind whose doors somebody listens."""
+    """Return the processes of a sandbox that have a live listener."""
     prefix, suffix = f"{sandbox_id}.", ".door"
     listening = _listening_names()
     return tuple(
@@ -102,13 +102,13 @@ def _files(directory: Path, prefix: str, suffix: str) -> list[str]:
 
 
 def _listening_names() -> set[str]:
-    """The last parts of the paths of every bound unix socket here (proc_net(5)); knocking would be taken as a visit."""
+    """The last parts of the paths of every bound unix socket here (proc_net(5)); a connection would count as a visit."""
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:
         return {line.rstrip("\n").rpartition("/")[2] for line in table}
 
 
 def remove(directory: Path, sandbox_id: str) -> None:
-    """Remove the doors of a sandbox and its processes, as far as that can be done."""
+    """Remove the listeners of a sandbox and its processes, as far as that can be done."""
     for name in (name_of(sandbox_id), *_files(directory, f"{sandbox_id}.", ".door")):
         with contextlib.suppress(OSError):
             os.unlink(directory / name)

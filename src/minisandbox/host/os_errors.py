@@ -24,7 +24,7 @@ _OWN_LIMITS = (errno.EMFILE, errno.ENFILE)
 
 
 @contextmanager
-def runtime_faults(what: str, path: Path, elsewhere: str = ELSEWHERE) -> Iterator[None]:
+def runtime_os_errors(what: str, path: Path, elsewhere: str = ELSEWHERE) -> Iterator[None]:
     """Turn an ``OSError`` of the body into a :class:`HostError` that says what failed; our own errors pass.
 
     Args:
@@ -40,11 +40,11 @@ def runtime_faults(what: str, path: Path, elsewhere: str = ELSEWHERE) -> Iterato
     except MiniSandboxError:
         raise
     except OSError as error:
-        raise runtime_fault(what, path, error, elsewhere) from error
+        raise runtime_os_error(what, path, error, elsewhere) from error
 
 
-def runtime_fault(what: str, path: Path, error: OSError, elsewhere: str = ELSEWHERE) -> HostError:
-    """The error of :func:`runtime_faults`, for what the kernel said."""
+def runtime_os_error(what: str, path: Path, error: OSError, elsewhere: str = ELSEWHERE) -> HostError:
+    """The error of :func:`runtime_os_errors`, for what the kernel said."""
     said = error.strerror or str(error)
     if error.errno in _OWN_LIMITS:
         hint = "close sandboxes that are not needed, or raise the limit on open files (ulimit -n)"
