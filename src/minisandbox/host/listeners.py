@@ -102,7 +102,7 @@ def _files(directory: Path, prefix: str, suffix: str) -> list[str]:
 
 
 def _listening_names() -> set[str]:
-    """The last parts of the paths of every bound unix socket here (proc_net(5)); a connection would count as a visit."""
+    """Return the last parts of the paths of all bound unix sockets (proc_net(5)): to connect would count as a visit."""
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:
         return {line.rstrip("\n").rpartition("/")[2] for line in table}
 
