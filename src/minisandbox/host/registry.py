@@ -205,7 +205,7 @@ class Records:
         what = "make a directory for records of sandboxes"
         self._make(what)
         name = f"{cgroups.PREFIX}{self.directory.name}"
-        groups = sorted({f"{directory}/{name}" for _, directory in cgroups.find_places().directories})
+        groups = sorted({f"{directory}/{name}" for _, directory in cgroups.find_roots().directories})
         with runtime_os_errors(what, self.directory):
             (self.directory / _GROUPS).write_text(json.dumps(groups), encoding="utf-8", errors="surrogateescape")
 
