@@ -24,7 +24,7 @@ TIMES_OF_DAY = {
     "cli/image_freeze.py", "cli/image_store.py", "cli/quickstart.py", "cli/sandbox.py", "host/probes.py",
     "images/builder.py", "images/failures.py", "images/image.py", "images/listing.py", "images/repair.py",
     "models/engine/server.py", "models/refusals.py", "rollouts/database.py", "rollouts/state.py",
-    "rollouts/rundir.py", "sandbox/core.py", "sandbox/testing.py", "store/collect.py", "store/results.py",
+    "rollouts/rundir.py", "sandbox/core.py", "testing.py", "store/collect.py", "store/results.py",
     "store/rundir.py", "store/store.py",
 }  # fmt: skip
 YEAR = 365 * 86400.0

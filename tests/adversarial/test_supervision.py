@@ -15,7 +15,7 @@ from minisandbox.errors import SandboxGone
 from minisandbox.launch.jobs.frames import Header, encode
 from minisandbox.sandbox import Sandbox, live_sandboxes, wire
 from minisandbox.sandbox.controller import current_controller
-from minisandbox.sandbox.wire import ExecCall
+from minisandbox.sandbox.protocol.wire import ExecCall
 from minisandbox.types import ImageSpec, Limits, Outcome
 
 pytestmark = pytest.mark.kernel

@@ -26,7 +26,7 @@ from tests.conformance.contract import Case, Steps
 
 from minisandbox.errors import SandboxGone
 from minisandbox.sandbox import AsyncSandbox, Files, Process, Sandbox, Shell
-from minisandbox.sandbox.testing import AsyncFakeSandbox, FakeSandbox
+from minisandbox.testing import AsyncFakeSandbox, FakeSandbox
 from minisandbox.types import ImageSpec, SandboxInfo
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from tests.waiting import running_with, until
 from minisandbox.errors import FileAccessError
 from minisandbox.images.base import base_entries, write_base
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox._sync.shell import Shell
 from minisandbox.sandbox.snapshots import Snapshot
-from minisandbox.sandbox.sync_shell import Shell
-from minisandbox.sandbox.testing import FakeSandbox
+from minisandbox.testing import FakeSandbox
 from minisandbox.types import FileType, ImageSpec, Outcome
 
 SEQUENCES = int(os.environ.get("MINISANDBOX_FUZZ_SEQUENCES", "40"))

@@ -12,8 +12,8 @@ from typing import Self
 from tests.waiting import PATIENCE
 
 from minisandbox.sandbox import Sandbox
-from minisandbox.sandbox.processes import ProcessChannel, ShellChannel
-from minisandbox.sandbox.wire import environment_for
+from minisandbox.sandbox.protocol.channels import ProcessChannel, ShellChannel
+from minisandbox.sandbox.protocol.wire import environment_for
 from minisandbox.types import ExecResult, Output, ShellResult
 
 

@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE
 
 from minisandbox.errors import InvalidValue, SandboxGone, WaitTimeout
 from minisandbox.sandbox import AsyncProcess, AsyncSandbox, AsyncShell, live_sandboxes
-from minisandbox.sandbox.lines import MOST_UNREAD
+from minisandbox.sandbox.protocol.connection import MOST_UNREAD
 from minisandbox.types import ExecResult, ImageSpec, Limits, Outcome, Output, Terminal
 
 pytestmark = pytest.mark.kernel
@@ -43,7 +43,7 @@ async def runs(box: AsyncSandbox, command: str) -> bool:
 
 
 async def are_waiting(handle: AsyncProcess | AsyncShell, tasks: int) -> bool:
-    return len(handle._line._waiting) >= tasks
+    return len(handle._connection._waiting) >= tasks
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:

@@ -12,8 +12,8 @@ import pytest
 from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import InvalidValue
-from minisandbox.sandbox import Process, Sandbox, live_sandboxes, rights
-from minisandbox.sandbox.lines import MOST_UNREAD
+from minisandbox.sandbox import Process, Sandbox, fd_passing, live_sandboxes
+from minisandbox.sandbox.protocol.connection import MOST_UNREAD
 from minisandbox.types import ExecResult, ImageSpec, Outcome, Output
 
 pytestmark = pytest.mark.kernel
@@ -65,13 +65,13 @@ def test_an_abandoned_sandbox_is_collected_in_the_midst_of_a_request(
         cycle: list[object] = [Sandbox.create(snapshot, labels={"test": "cycle"})]
         cycle.append(cycle)
     asked: list[object] = []
-    send = rights.send
+    send = fd_passing.send
 
     def collect_first(*given: Any) -> None:
         asked.append(gc.collect())
         send(*given)
 
-    monkeypatch.setattr(rights, "send", collect_first)
+    monkeypatch.setattr(fd_passing, "send", collect_first)
     del cycle
     Later(lambda: Sandbox.create(spec).stop()).result()
     assert asked
@@ -98,7 +98,7 @@ def test_an_interrupt_leaves_a_shell_usable(box: Sandbox) -> None:
 
 def test_an_interrupt_of_a_wait_leaves_the_process(box: Sandbox) -> None:
     with box.start("echo before; read line; echo after; exit 3") as process:
-        interrupt_when(lambda: process._line._listening)
+        interrupt_when(lambda: process._connection._listening)
         with pytest.raises(KeyboardInterrupt):
             process.wait()
         process.write("\n")
@@ -110,7 +110,7 @@ def test_readers_share_the_pieces_and_waiters_take_none(box: Sandbox) -> None:
     with box.start("read line; for i in $(seq 2000); do echo $i; done; exit 3") as process:
         readers = [Later(lambda: output(process)) for _ in range(2)]
         waiters = [Later(process.wait) for _ in range(3)]
-        until(lambda: process._line._listening)
+        until(lambda: process._connection._listening)
         process.write("\n")
         results = {waiter.result() for waiter in waiters}
         seen = [reader.result() for reader in readers]
@@ -122,7 +122,7 @@ def test_readers_share_the_pieces_and_waiters_take_none(box: Sandbox) -> None:
 def test_closing_under_a_waiter(box: Sandbox) -> None:
     process = box.start("sleep 93")
     waiter = Later(process.wait)
-    until(lambda: process._line._listening)
+    until(lambda: process._connection._listening)
     process.close()
     result = waiter.result()
     assert isinstance(result, ExecResult)

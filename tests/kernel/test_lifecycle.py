@@ -20,7 +20,7 @@ from tests.waiting import running, until
 from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.host import reaper, registry
 from minisandbox.launch.kernel import cgroups
-from minisandbox.sandbox import Sandbox, companion, live_sandboxes, network
+from minisandbox.sandbox import Sandbox, helper_process, live_sandboxes, network
 from minisandbox.sandbox.controller import current_controller, shut_down
 from minisandbox.types import ImageSpec, Network
 
@@ -432,7 +432,7 @@ def test_a_stopped_process_of_ours_ends_with_its_owner(
     spec: ImageSpec, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sees nothing any more, and would be left behind."""
-    monkeypatch.setattr(companion, "_PATIENCE", 0.2)
+    monkeypatch.setattr(helper_process, "_PATIENCE", 0.2)
     monkeypatch.setattr(network, "_PATIENCE", 0.2)
     with Sandbox.create(spec, network=Network.allow("packages.example.org")):
         controller = current_controller()

@@ -20,7 +20,7 @@ from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.controller import current_controller, shut_down
 from minisandbox.sandbox.launcher import NO_GROUPS
-from minisandbox.sandbox.life import Life
+from minisandbox.sandbox.run import SandboxRun
 from minisandbox.types import ImageSpec, Limits, MiB, Outcome
 
 pytestmark = pytest.mark.kernel
@@ -311,13 +311,13 @@ def test_the_end_of_a_lifetime_is_told(spec: ImageSpec) -> None:
 def test_the_end_of_a_lifetime_is_told_where_its_maker_was_slow(
     spec: ImageSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready = Life.await_ready
+    ready = SandboxRun.await_ready
 
-    def late(life: Life) -> None:
+    def late(life: SandboxRun) -> None:
         ready(life)
         time.sleep(1.2)
 
-    monkeypatch.setattr(Life, "await_ready", late)
+    monkeypatch.setattr(SandboxRun, "await_ready", late)
     with (
         Sandbox.create(spec, limits=Limits(lifetime=1)) as box,
         pytest.raises(SandboxGone, match=r"lifetime of 1 s is over"),

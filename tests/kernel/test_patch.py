@@ -13,10 +13,10 @@ import pytest
 
 from minisandbox.errors import CommandFailed, FileAccessError
 from minisandbox.launch.jobs.frames import Header
-from minisandbox.sandbox import Sandbox, handles
+from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.comparing import ChangesCall
-from minisandbox.sandbox.drive import converse
-from minisandbox.sandbox.sync_drive import carry_out
+from minisandbox.sandbox.io_sync import carry_out, converse
+from minisandbox.sandbox.protocol import patching
 from minisandbox.store.trees import remove_tree
 from minisandbox.types import ImageSpec, Mount, Outcome
 
@@ -74,13 +74,13 @@ def clean(spec: ImageSpec, tmp_path: Path) -> Iterator[Sandbox]:
 def patch_of(box: Sandbox, limit: int | None = None) -> bytes:
     """The patch: what git says that looks at what was written is what it says that looks at everything."""
     patch = box.patch(limit=limit)
-    assert patch == carry_out(box._core, handles.make_patch(box._core, None, None, base=None, limit=None, timeout=60))
+    assert patch == carry_out(box._core, patching.make_patch(box._core, None, None, base=None, limit=None, timeout=60))
     return patch
 
 
 def written(box: Sandbox) -> tuple[set[str], set[str]] | None:
     """What git looks at for a patch: paths that are there, paths that are gone."""
-    found = handles.find_written(box._core, None, base=None, timeout=None)
+    found = patching.find_written(box._core, None, base=None, timeout=None)
     return None if found is None else (set(found.there), set(found.gone))
 
 
@@ -152,7 +152,7 @@ def test_a_patch_larger_than_the_limit_is_an_error(repo: Sandbox) -> None:
 
 def test_who_is_interrupted_can_let_go_of_a_patch_at_any_call(repo: Sandbox) -> None:
     for carried_out in range(3):
-        operation = handles.make_patch(repo._core, None, None, base=None, limit=None, timeout=None)
+        operation = patching.make_patch(repo._core, None, None, base=None, limit=None, timeout=None)
         for _ in range(carried_out):
             with repo._core.open_job() as connection:
                 converse(next(operation), connection)
@@ -343,8 +343,8 @@ def test_git_looks_at_everything_below_mounts_of_other_repositories_and_of_other
         assert b"sub/file" in patch_of(box)
         box.reset(box.snapshot())
     commit = clean.exec("echo 2 > new; git add new; git commit -qm two; git rev-parse HEAD").check().stdout.strip()
-    assert handles.find_written(clean._core, "/testbed", base=commit, timeout=None) is None
-    assert handles.find_written(clean._core, "/tmp", base=None, timeout=None) is None
+    assert patching.find_written(clean._core, "/testbed", base=commit, timeout=None) is None
+    assert patching.find_written(clean._core, "/tmp", base=None, timeout=None) is None
     assert clean.patch(base=commit) == b""
     assert b"+2" in clean.patch("/testbed")
     with Sandbox.attach(clean.id) as attached:

@@ -128,8 +128,8 @@ def other_kernel(directory: Path, change: str) -> str:
     interpreter.chmod(0o755)
     return (
         f"import os; sys.executable = {str(interpreter)!r}\n"
-        "from minisandbox.sandbox import interpreter\n"  # it is a script
-        "interpreter.find = lambda path: interpreter.Start(path, (path,), os.memfd_create('none'))\n"
+        "from minisandbox.sandbox import helper_process\n"  # it is a script
+        "helper_process.sealed_loader = lambda path: helper_process.Loader(path, (path,), os.memfd_create('none'))\n"
     )
 
 

@@ -18,7 +18,7 @@ from tests.waiting import PATIENCE, running_with, settled, until
 
 from minisandbox.errors import FileAccessError, InvalidValue, NotFound
 from minisandbox.sandbox import Sandbox
-from minisandbox.sandbox.processes import Lifetime, ProcessChannel
+from minisandbox.sandbox.protocol.channels import Lifetime, ProcessChannel
 from minisandbox.types import ImageSpec, Limits, Outcome, Terminal
 
 pytestmark = pytest.mark.kernel

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from minisandbox.errors import FileAccessError, InvalidValue
-from minisandbox.sandbox import Sandbox, transfers
-from minisandbox.sandbox.sync_drive import carry_out
-from minisandbox.sandbox.wire import Operation
+from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.io_sync import carry_out
+from minisandbox.sandbox.protocol import file_operations
+from minisandbox.sandbox.protocol.wire import Operation
 from minisandbox.store.trees import remove_tree
 from minisandbox.types import ImageSpec, Limits, Mount, Transfer
 
@@ -29,11 +30,11 @@ def do(box: Sandbox) -> Do:
 
 
 def up(local: Path, path: str) -> Operation[Transfer]:
-    return transfers.upload(local, path, cwd="/")
+    return file_operations.upload(local, path, cwd="/")
 
 
 def down(path: str, local: Path, limit: int | None = 1 << 30) -> Operation[Transfer]:
-    return transfers.download(path, local, cwd="/", limit=limit)
+    return file_operations.download(path, local, cwd="/", limit=limit)
 
 
 def descriptors() -> int:
@@ -307,9 +308,9 @@ def test_too_deep_to_copy_is_said(do: Do, box: Sandbox, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/tmp/" + "a/" * 3000, "/tmp/" + "b" * 256, "/tmp/" + "c" * 5000])
 def test_paths_that_are_too_long_are_errors(do: Do, box: Sandbox, tmp_path: Path, path: str) -> None:
     for operation in (
-        transfers.stat(path, cwd="/"), transfers.write(path, cwd="/", mode=None, source=[b""]),
-        transfers.make_directory(path, cwd="/"), transfers.remove(path, cwd="/"), up(tmp_path, path),
-        transfers.move("/tmp", path, cwd="/"), down(path, tmp_path / "x"),
+        file_operations.stat(path, cwd="/"), file_operations.write(path, cwd="/", mode=None, source=[b""]),
+        file_operations.make_directory(path, cwd="/"), file_operations.remove(path, cwd="/"), up(tmp_path, path),
+        file_operations.move("/tmp", path, cwd="/"), down(path, tmp_path / "x"),
     ):  # fmt: skip
         with pytest.raises(FileAccessError, match="too long") as caught:
             do(operation)
@@ -348,8 +349,9 @@ def test_places_that_are_read_only(spec: ImageSpec, tmp_path: Path) -> None:
     (source / "sub/a").write_text("a")
     with Sandbox.create(spec, mounts=(Mount(source, PurePosixPath("/given")),)) as box:
         for operation in (
-            up(source, "/given"), transfers.remove("/given/sub", cwd="/", recursive=True),
-            transfers.move("/given/sub", "/tmp/x", cwd="/"), transfers.make_directory("/given/new", cwd="/"),
+            up(source, "/given"), file_operations.remove("/given/sub", cwd="/", recursive=True),
+            file_operations.move("/given/sub", "/tmp/x", cwd="/"),
+            file_operations.make_directory("/given/new", cwd="/"),
         ):  # fmt: skip
             with pytest.raises(FileAccessError, match="/given") as caught:
                 carry_out(box._core, operation)

@@ -10,9 +10,9 @@ from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import FileAccessError, InvalidValue
 from minisandbox.sandbox import Sandbox
-from minisandbox.sandbox.drive import converse
-from minisandbox.sandbox.processes import ProcessChannel
-from minisandbox.sandbox.wire import ExecCall, environment_for
+from minisandbox.sandbox.io_sync import converse
+from minisandbox.sandbox.protocol.channels import ProcessChannel
+from minisandbox.sandbox.protocol.wire import ExecCall, environment_for
 from minisandbox.types import ExecResult, Outcome, Terminal
 
 pytestmark = pytest.mark.kernel

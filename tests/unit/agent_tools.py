@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from minisandbox.agents import FORMATS, Action, AgentLimits, AgentOptions, BashAgent, Ending, Record, Session
 from minisandbox.models import Completion, FinishReason, Message, Model, Request, Sampling, TokenUsage
-from minisandbox.sandbox.testing import AsyncFakeSandbox
 from minisandbox.tasks import Task
+from minisandbox.testing import AsyncFakeSandbox
 
 T = TypeVar("T")
 Reply = Message | str | Completion | BaseException | float

@@ -13,7 +13,7 @@ import pytest
 
 from minisandbox.errors import InvalidValue
 from minisandbox.sandbox import AsyncSandbox, Sandbox
-from minisandbox.sandbox.testing import AsyncFakeSandbox, FakeSandbox
+from minisandbox.testing import AsyncFakeSandbox, FakeSandbox
 from minisandbox.types import ImageSpec, Limits, Mount
 
 Cases = list[tuple[dict[str, Any], str]]

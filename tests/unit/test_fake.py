@@ -14,12 +14,12 @@ from tests.conformance.contract import a_while
 from tests.waiting import PATIENCE, running, running_with, until
 
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.sandbox.testing import FakeSandbox
+from minisandbox.testing import FakeSandbox
 from minisandbox.types import ImageSpec, Mount, Network
 
 OWNER = """
 import sys, time
-from minisandbox.sandbox.testing import FakeSandbox
+from minisandbox.testing import FakeSandbox
 box = FakeSandbox.create()
 long = sys.argv[1]
 box.exec(f"setsid sleep {long} >/dev/null 2>&1 & sleep {long} >/dev/null 2>&1 &")

@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE, running, stat_fields, until
 
 from minisandbox.egress.gateway import KILLED
 from minisandbox.errors import HostError
-from minisandbox.sandbox import companion, network
+from minisandbox.sandbox import helper_process, network
 from minisandbox.types import Network
 
 REFUSED = b"CONNECT elsewhere:443 HTTP/1.1\r\n\r\n"
@@ -55,7 +55,7 @@ class Gateway:
     def __init__(self, prepare: str = "") -> None:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = companion.start(
+            self.process = helper_process.start(
                 network._BOOTSTRAP.replace("gateway.main(", prepare + "gateway.main("), theirs
             )
         self.connection.settimeout(PATIENCE)
@@ -231,7 +231,7 @@ def test_what_cannot_be_sent_costs_no_other_sandbox_its_gateway(monkeypatch: pyt
             made.serve(*given[0])
             assert made._process is not None
             pid = made._process.pid
-            monkeypatch.setattr("minisandbox.sandbox.rights.send", refuse)
+            monkeypatch.setattr("minisandbox.sandbox.fd_passing.send", refuse)
             with pytest.raises(HostError, match=f"cannot be reached: .*{os.strerror(number)}"):
                 made.serve(*given[1])
             monkeypatch.undo()

@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "store": ("launch", "host"),
     "sandbox": ("launch", "egress", "host", "store"),
     "images": ("sandbox", "store", "host", "launch"),
+    "testing": ("sandbox", "store", "host", "launch"),
     "pool": ("sandbox", "images", "store", "host"),
     "tasks": ("images",),
     "grade": ("tasks", "images", "sandbox", "pool", "store"),

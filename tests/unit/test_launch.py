@@ -22,8 +22,8 @@ from minisandbox.launch import zygote
 from minisandbox.launch.jobs.capture import Capture
 from minisandbox.launch.jobs.frames import Decoder, FrameError, encode
 from minisandbox.sandbox.launcher import Launcher
-from minisandbox.sandbox.life import Life
 from minisandbox.sandbox.plans import Request, make_plan
+from minisandbox.sandbox.run import SandboxRun
 from minisandbox.types import ImageSpec, Limits, Mount, Network, parse_size
 
 
@@ -195,7 +195,7 @@ def test_what_a_signals_handler_raises_does_not_say_that_a_sandbox_is_late() -> 
         def recvmsg(self, *_: object) -> NoReturn:
             raise TimeoutError("an alarm")
 
-    made = Life.__new__(Life)
+    made = SandboxRun.__new__(SandboxRun)
     made._name, made._control = "box", Interrupted()  # type: ignore[assignment] # all that is asked of it
     with pytest.raises(TimeoutError, match="an alarm"):
         made._receive()

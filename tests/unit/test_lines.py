@@ -11,10 +11,10 @@ import pytest
 from tests.waiting import PATIENCE
 
 from minisandbox.launch.jobs.frames import STDIN_CREDIT
-from minisandbox.sandbox.handles import SandboxCore
-from minisandbox.sandbox.lines import GRACE, Line, Queue
-from minisandbox.sandbox.processes import ProcessChannel
-from minisandbox.sandbox.sync_lines import SyncLine
+from minisandbox.sandbox.backend import SandboxCore
+from minisandbox.sandbox.io_sync import SharedConnection
+from minisandbox.sandbox.protocol.channels import ProcessChannel
+from minisandbox.sandbox.protocol.connection import GRACE, Queue
 
 
 def receive_all(connection: socket.socket) -> None:
@@ -28,20 +28,19 @@ def test_who_listens_sends_what_an_interrupted_writer_left() -> None:
         "cat", id="p", env={}, cwd="/", timeout=None, user=None, pty=None, lifetime="handle", output=1
     )
     ours, theirs = socket.socketpair()
-    line = Line(cast("SandboxCore", None), channel, ours, "process p")
-    shared = SyncLine(line)
+    shared = SharedConnection(cast("SandboxCore", None), channel, ours, "process p")
     reader = threading.Thread(target=receive_all, args=(theirs,), daemon=True)
     with theirs, ours:
-        line.begin()
+        shared.begin()
         channel.write(b"x" * STDIN_CREDIT)
-        line.send()
-        assert line.unsent
+        shared.send()
+        assert shared.unsent
         reader.start()
         deadline = time.monotonic() + PATIENCE
         with shared.lock:
-            while line.unsent:
+            while shared.unsent:
                 assert shared.wait(deadline), "it was never sent"
-        line.close()
+        shared.close()
         reader.join(PATIENCE)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import HostError
-from minisandbox.sandbox import interpreter
+from minisandbox.sandbox import helper_process
 
 TELL = "import os; print(os.readlink('/proc/self/exe'))"
 REAL = os.path.realpath(sys.executable)
@@ -29,7 +29,7 @@ def short() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-def run(start: interpreter.Start, *words: str) -> str:
+def run(start: helper_process.Loader, *words: str) -> str:
     done = subprocess.run(
         [start.words[0], *words], executable=start.program, pass_fds=(start.descriptor,), capture_output=True,
         text=True, check=True,
@@ -38,8 +38,8 @@ def run(start: interpreter.Start, *words: str) -> str:
 
 
 @contextmanager
-def found(path: str) -> Iterator[interpreter.Start]:
-    start = interpreter.find(path)
+def found(path: str) -> Iterator[helper_process.Loader]:
+    start = helper_process.sealed_loader(path)
     try:
         yield start
     finally:
@@ -48,7 +48,7 @@ def found(path: str) -> Iterator[interpreter.Start]:
 
 def copied_loader(place: Path) -> str:
     """The path of the loader, of which a copy lies at a place."""
-    loader = interpreter._loader(REAL)
+    loader = helper_process._loader(REAL)
     assert loader is not None
     shutil.copy(loader, place)
     return loader
@@ -83,10 +83,10 @@ def test_a_static_program_is_executed_itself(short: Path) -> None:
 def test_what_is_no_program_is_named(tmp_path: Path) -> None:
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\n", encoding="ascii")
-    with pytest.raises(HostError, match="is no program of 64 bits"):
-        interpreter.find(str(script))
+    with pytest.raises(HostError, match="is not a 64-bit program"):
+        helper_process.sealed_loader(str(script))
     with pytest.raises(HostError, match="cannot read"):
-        interpreter.find(str(tmp_path / "missing"))
+        helper_process.sealed_loader(str(tmp_path / "missing"))
 
 
 def test_a_kernel_that_refuses_copies_is_named(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,4 +97,4 @@ def test_a_kernel_that_refuses_copies_is_named(short: Path, monkeypatch: pytest.
     copied_loader(static)
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(HostError, match="memfd_noexec"):
-        interpreter.find(str(static))
+        helper_process.sealed_loader(str(static))

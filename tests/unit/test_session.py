@@ -12,7 +12,7 @@ from minisandbox.agents import AgentLimits, Create, LimitReached, Session
 from minisandbox.agents.session import KEPT_OUTPUT
 from minisandbox.errors import InvalidValue
 from minisandbox.models import Message, Sampling
-from minisandbox.sandbox.testing import AsyncFakeSandbox
+from minisandbox.testing import AsyncFakeSandbox
 
 
 def test_a_pending_answer_is_cut_off_when_the_time_is_over() -> None:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.launch.jobs.frames import Decoder, Header, encode
-from minisandbox.sandbox import transfers
-from minisandbox.sandbox.hosttrees import leaves_tree
-from minisandbox.sandbox.wire import Operation
+from minisandbox.sandbox.protocol import file_operations
+from minisandbox.sandbox.protocol.host_trees import leaves_tree
+from minisandbox.sandbox.protocol.wire import Operation
 from minisandbox.types import FileInfo, FileType, SandboxUsage, Transfer
 
 Frame = Header | tuple[Header, bytes]
@@ -77,7 +77,7 @@ TREE: list[Frame] = [
 
 
 def read_into(sink: io.BytesIO) -> Operation[int]:
-    return transfers.read("f", cwd="/", limit=LIMIT, sink=sink)
+    return file_operations.read("f", cwd="/", limit=LIMIT, sink=sink)
 
 
 def every_cut(data: bytes) -> Iterator[list[bytes]]:
@@ -103,20 +103,20 @@ def test_a_list_in_any_pieces() -> None:
         FileInfo(PurePosixPath("/w/d/l"), FileType.SYMLINK, 1, 0o777, 0.0, 0, 0, "t"),
     )
     for pieces in every_cut(data):
-        assert answer(transfers.list_directory("d", cwd="/w"), *pieces) == expected
+        assert answer(file_operations.list_directory("d", cwd="/w"), *pieces) == expected
 
 
 def test_a_usage_in_any_pieces() -> None:
     data = as_bytes([{"event": "usage", "cpu": 0.5, "memory": 1, "disk": 2, "processes": 3}])
     for pieces in every_cut(data):
-        assert answer(transfers.usage(), *pieces) == SandboxUsage(0.5, 1, 2, 3)
+        assert answer(file_operations.usage(), *pieces) == SandboxUsage(0.5, 1, 2, 3)
 
 
 def test_a_tree_in_any_pieces(tmp_path: Path) -> None:
     data = as_bytes(TREE)
     for number, pieces in enumerate(every_cut(data)):
         local = tmp_path / f"{number}"
-        came = answer(transfers.download("t", local, cwd="/", limit=LIMIT), *pieces)
+        came = answer(file_operations.download("t", local, cwd="/", limit=LIMIT), *pieces)
         assert came == Transfer(2, 10, (("p", "a FIFO"), ("d/gone", "gone")))
         assert (local / "f").read_bytes() == EXPECTED
         assert os.readlink(local / "l") == "d/g"
@@ -130,7 +130,7 @@ def test_a_tree_in_any_pieces(tmp_path: Path) -> None:
 def test_a_file_arrives_at_once(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("old")
     frames: list[Frame] = [{"event": "file", "name": "", "mode": 0o4600, "mtime": 5}, *CONTENT, {"event": "eof"}]
-    operation = transfers.download("t", tmp_path / "f", cwd="/", limit=None)
+    operation = file_operations.download("t", tmp_path / "f", cwd="/", limit=None)
     call = next(operation)
     call.feed(as_bytes(frames))
     assert (tmp_path / "f").read_text() == "old"
@@ -145,12 +145,12 @@ def test_a_file_arrives_at_once(tmp_path: Path) -> None:
 def test_whoever_leaves_early_leaves_nothing(tmp_path: Path) -> None:
     open_files = os.listdir("/proc/self/fd")
     for count in range(len(TREE)):
-        operation = transfers.download("t", tmp_path / "t", cwd="/", limit=LIMIT)
+        operation = file_operations.download("t", tmp_path / "t", cwd="/", limit=LIMIT)
         next(operation).feed(as_bytes(TREE[:count]))
         operation.close()
         assert os.listdir(tmp_path) == []
         with pytest.raises(SandboxGone, match="cut off"):
-            answer(transfers.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes(TREE[:count]))
+            answer(file_operations.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes(TREE[:count]))
         assert os.listdir(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == len(open_files)
 
@@ -165,7 +165,9 @@ def test_an_error_after_half_a_tree(tmp_path: Path) -> None:
     }
     for count in range(len(TREE)):
         with pytest.raises(FileAccessError, match="cannot download t/f: larger than 9 bytes") as caught:
-            answer(transfers.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes([*TREE[:count], error]))
+            answer(
+                file_operations.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes([*TREE[:count], error])
+            )
         assert (caught.value.path, caught.value.errno) == ("t/f", errno.EFBIG)
         assert os.listdir(tmp_path) == []
 
@@ -239,7 +241,7 @@ HOSTILE_TREES: list[list[Frame]] = [
 def test_hostile_trees(tmp_path: Path, number: int) -> None:
     (tmp_path / "in").mkdir()
     with pytest.raises(SandboxGone, match=r"malformed"):
-        answer(transfers.download("t", tmp_path / "in/t", cwd="/", limit=LIMIT), as_bytes(HOSTILE_TREES[number]))
+        answer(file_operations.download("t", tmp_path / "in/t", cwd="/", limit=LIMIT), as_bytes(HOSTILE_TREES[number]))
     assert os.listdir(tmp_path) == ["in"]
     assert os.listdir(tmp_path / "in") == []
 
@@ -249,35 +251,35 @@ def test_dates_that_no_file_here_can_have(tmp_path: Path) -> None:
     for number, mtime in enumerate((1 << 70, -(1 << 70))):
         file: Header = {**FILE, "mtime": mtime}
         frames: list[Frame] = [ROOT, file, {"event": "eof"}, {"event": "up"}, {"event": "end"}]
-        answer(transfers.download("t", tmp_path / f"{number}", cwd="/", limit=LIMIT), as_bytes(frames))
+        answer(file_operations.download("t", tmp_path / f"{number}", cwd="/", limit=LIMIT), as_bytes(frames))
         assert (tmp_path / f"{number}/f").read_bytes() == b""
 
 
 def test_endless_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisandbox.sandbox.hosttrees.MOST_ENTRIES", 100)
+    monkeypatch.setattr("minisandbox.sandbox.protocol.host_trees.MOST_ENTRIES", 100)
     for event in ("directory", "skip", "link"):
         frames = [ROOT, *(an_entry(event, f"{number}", detail="/x") for number in range(101))]
         with pytest.raises(SandboxGone, match="more entries"):
-            answer(transfers.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes(frames))
+            answer(file_operations.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes(frames))
     assert os.listdir(tmp_path) == []
 
 
 def test_endless_names_of_what_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisandbox.sandbox.hosttrees._MOST_SKIPPED", 1000)
+    monkeypatch.setattr("minisandbox.sandbox.protocol.host_trees._MOST_SKIPPED", 1000)
     frames = [ROOT, *(an_entry("skip", f"{number:0255}") for number in range(5))]
     with pytest.raises(FileAccessError, match="too many"):
-        answer(transfers.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes(frames))
+        answer(file_operations.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes(frames))
 
 
 def test_endless_depth(tmp_path: Path) -> None:
     frames = [ROOT, *([an_entry("directory", "d")] * 4000)]
     with pytest.raises(FileAccessError, match="deep"):
-        answer(transfers.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes(frames))
+        answer(file_operations.download("t", tmp_path / "t", cwd="/", limit=LIMIT), as_bytes(frames))
     assert os.listdir(tmp_path) == []
 
 
 def test_the_destination_appears_meanwhile(tmp_path: Path) -> None:
-    operation = transfers.download("t", tmp_path / "t", cwd="/", limit=LIMIT)
+    operation = file_operations.download("t", tmp_path / "t", cwd="/", limit=LIMIT)
     next(operation).feed(as_bytes(TREE))
     (tmp_path / "t").mkdir()
     with pytest.raises(FileExistsError, match="meanwhile"):
@@ -290,7 +292,7 @@ def test_the_place_of_the_copy_is_held(tmp_path: Path) -> None:
     """Its directory is open: moving it away or putting a link in its place changes nothing."""
     (tmp_path / "in").mkdir()
     (tmp_path / "victim").mkdir()
-    operation = transfers.download("t", tmp_path / "in/t", cwd="/", limit=LIMIT)
+    operation = file_operations.download("t", tmp_path / "in/t", cwd="/", limit=LIMIT)
     call = next(operation)
     call.feed(as_bytes(TREE[:3]))
     (tmp_path / "in").rename(tmp_path / "moved")
@@ -343,21 +345,21 @@ HOSTILE_ENTRIES: list[object] = [
 def test_hostile_entries(number: int) -> None:
     page: Frame = {"event": "entries", "entries": [HOSTILE_ENTRIES[number]]}
     with pytest.raises(SandboxGone, match=r"malformed"):
-        answer(transfers.list_directory("/", cwd="/"), as_bytes([page, {"event": "end"}]))
+        answer(file_operations.list_directory("/", cwd="/"), as_bytes([page, {"event": "end"}]))
     if HOSTILE_ENTRIES[number] != ["", *ENTRY[1:]]:
         with pytest.raises(SandboxGone, match=r"malformed"):
-            answer(transfers.stat("/", cwd="/"), as_bytes([page]))
+            answer(file_operations.stat("/", cwd="/"), as_bytes([page]))
 
 
 def test_a_list_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(file_operations, "MOST_ENTRIES", 10)
     page: Frame = {"event": "entries", "entries": [ENTRY] * 6}
     with pytest.raises(SandboxGone, match="more entries"):
-        answer(transfers.list_directory("/", cwd="/"), as_bytes([page, page]))
+        answer(file_operations.list_directory("/", cwd="/"), as_bytes([page, page]))
     with pytest.raises(SandboxGone, match="more entries"):
-        answer(transfers.stat("/", cwd="/"), as_bytes([page]))
+        answer(file_operations.stat("/", cwd="/"), as_bytes([page]))
     with pytest.raises(SandboxGone, match=r"malformed"):
-        answer(transfers.stat("/", cwd="/"), as_bytes([{"event": "entries", "entries": []}]))
+        answer(file_operations.stat("/", cwd="/"), as_bytes([{"event": "entries", "entries": []}]))
 
 
 @pytest.mark.parametrize(
@@ -370,22 +372,22 @@ def test_a_list_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hostile_usage(usage: Header) -> None:
     honest: Header = {"event": "usage", "cpu": 0.5, "memory": 1, "disk": 2, "processes": 3}
     with pytest.raises(SandboxGone, match=r"malformed"):
-        answer(transfers.usage(), as_bytes([{**honest, **usage}]))
+        answer(file_operations.usage(), as_bytes([{**honest, **usage}]))
 
 
 VERBS: dict[str, Callable[[Path], Operation[Any]]] = {
-    "read": lambda _: transfers.read("p", cwd="/", limit=LIMIT, sink=io.BytesIO()),
-    "write": lambda _: transfers.write("p", cwd="/", mode=None, source=[b"x"]),
-    "list": lambda _: transfers.list_directory("p", cwd="/"),
-    "stat": lambda _: transfers.stat("p", cwd="/"),
-    "exists": lambda _: transfers.exists("p", cwd="/"),
-    "mkdir": lambda _: transfers.make_directory("p", cwd="/"),
-    "remove": lambda _: transfers.remove("p", cwd="/"),
-    "move": lambda _: transfers.move("p", "q", cwd="/"),
-    "upload": lambda here: transfers.upload(here, "p", cwd="/"),
-    "upload file": lambda here: transfers.upload(here / "file", "p", cwd="/"),
-    "download": lambda here: transfers.download("p", here / "new", cwd="/", limit=LIMIT),
-    "usage": lambda _: transfers.usage(),
+    "read": lambda _: file_operations.read("p", cwd="/", limit=LIMIT, sink=io.BytesIO()),
+    "write": lambda _: file_operations.write("p", cwd="/", mode=None, source=[b"x"]),
+    "list": lambda _: file_operations.list_directory("p", cwd="/"),
+    "stat": lambda _: file_operations.stat("p", cwd="/"),
+    "exists": lambda _: file_operations.exists("p", cwd="/"),
+    "mkdir": lambda _: file_operations.make_directory("p", cwd="/"),
+    "remove": lambda _: file_operations.remove("p", cwd="/"),
+    "move": lambda _: file_operations.move("p", "q", cwd="/"),
+    "upload": lambda here: file_operations.upload(here, "p", cwd="/"),
+    "upload file": lambda here: file_operations.upload(here / "file", "p", cwd="/"),
+    "download": lambda here: file_operations.download("p", here / "new", cwd="/", limit=LIMIT),
+    "usage": lambda _: file_operations.usage(),
 }
 
 
@@ -426,7 +428,7 @@ def test_any_frames_stay_where_they_belong(
             ({"event": event, "name": name, "mode": number, "mtime": 0, "size": number, "detail": detail}, payload)
         )
     try:
-        answer(transfers.download("t", here / "in/t", cwd="/", limit=LIMIT), as_bytes(frames))
+        answer(file_operations.download("t", here / "in/t", cwd="/", limit=LIMIT), as_bytes(frames))
     except (SandboxGone, FileAccessError):
         assert os.listdir(here / "in") == []
     else:
@@ -456,7 +458,7 @@ def test_which_links_are_kept(target: str, depth: int, kept: bool) -> None:
 
 
 def test_what_is_written_goes_in_pieces() -> None:
-    frames = asked(transfers.write("f", cwd="/w", mode=0o600, source=[b"a" * 2_500_000, b"", b"b"]))
+    frames = asked(file_operations.write("f", cwd="/w", mode=0o600, source=[b"a" * 2_500_000, b"", b"b"]))
     assert frames[0][0] == {"verb": "write", "path": "f", "cwd": "/w", "mode": 0o600, "mtime": None}
     assert frames[-1][0] == {"event": "end"}
     assert max(len(payload) for _, payload in frames) <= 1 << 20
@@ -470,7 +472,7 @@ def test_a_tree_is_sent_in_order(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as sparse:
         sparse.truncate(1 << 40)
     os.mkfifo(tmp_path / "p")
-    frames = asked(transfers.upload(tmp_path, "t", cwd="/"))
+    frames = asked(file_operations.upload(tmp_path, "t", cwd="/"))
     assert frames[0][0]["verb"] == "take_tree"
     events = [str(header["event"]) for header, _ in frames[1:]]
     assert sorted(events[: events.index("directory")]) == ["eof", "file", "hole", "link"]
@@ -481,12 +483,12 @@ def test_a_tree_is_sent_in_order(tmp_path: Path) -> None:
 
 def test_arguments_that_cannot_be_used(tmp_path: Path) -> None:
     operations: list[Operation[Any]] = [
-        transfers.stat("a\0b", cwd="/"),
-        transfers.move("a", "\ud800", cwd="/"),
-        transfers.make_directory("a", cwd="/", mode=0o10000),
-        transfers.write("a", cwd="/", mode=True, source=[]),
-        transfers.upload(tmp_path, "a", cwd="/", mode=0o644),
-        transfers.download("a", Path("/"), cwd="/", limit=None),
+        file_operations.stat("a\0b", cwd="/"),
+        file_operations.move("a", "\ud800", cwd="/"),
+        file_operations.make_directory("a", cwd="/", mode=0o10000),
+        file_operations.write("a", cwd="/", mode=True, source=[]),
+        file_operations.upload(tmp_path, "a", cwd="/", mode=0o644),
+        file_operations.download("a", Path("/"), cwd="/", limit=None),
     ]
     for operation in operations:
         with pytest.raises(InvalidValue):

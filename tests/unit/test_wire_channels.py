@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from minisandbox.errors import FileAccessError, InvalidValue, NotFound, SandboxGone
 from minisandbox.launch.jobs import frames
 from minisandbox.launch.jobs.frames import STDIN_CREDIT
-from minisandbox.sandbox.processes import Lifetime, ProcessChannel, ShellChannel
-from minisandbox.sandbox.wire import ExecCall, environment_for
+from minisandbox.sandbox.protocol.channels import Lifetime, ProcessChannel, ShellChannel
+from minisandbox.sandbox.protocol.wire import ExecCall, environment_for
 from minisandbox.types import ExecResult, Outcome, Output, ShellResult, Terminal
 
 EXIT: frames.Header = {

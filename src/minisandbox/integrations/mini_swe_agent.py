@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError, MissingExtra
 from minisandbox.sandbox import Sandbox
-from minisandbox.sandbox.wire import encoded
+from minisandbox.sandbox.protocol.wire import encoded
 from minisandbox.types import ExecResult, Outcome
 
 try:

@@ -1,6 +1,6 @@
 """The supervisor of a sandbox without the sandbox: pid 1's loop and the workers as ordinary processes of this machine.
 
-It isolates nothing. It is for :mod:`minisandbox.sandbox.testing`, whose fake is served by the very code that serves a
+It isolates nothing. It is for :mod:`minisandbox.testing`, whose fake is served by the very code that serves a
 real sandbox. In the place of the kernel, which ends a process namespace with its first process, a guard ends everything
 that descends from the fake when the loop or the fake's owner has ended.
 """

@@ -21,7 +21,7 @@ from minisandbox.rollouts.jobs import STAGES, Job
 from minisandbox.rollouts.rundir import Config, RunDirectory
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.summary import Summary
-from minisandbox.sandbox.aio_drive import in_thread
+from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.tasks import Task
 
 DRAIN = 60.0
@@ -220,7 +220,7 @@ class Batch:
             await self._crew.close()
         finally:
             self._writer.close()
-            await in_thread(close)
+            await call_blocking(close)
 
     def stop_with(self, error: Exception) -> None:
         """Start no more rollouts, let running ones finish, however long they take, then raise the error."""

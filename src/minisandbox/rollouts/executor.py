@@ -27,8 +27,8 @@ from minisandbox.rollouts.rollout import finish, make_box, unreached, work
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.state import RolloutState
 from minisandbox.sandbox import AsyncSandbox
-from minisandbox.sandbox.aio_drive import in_thread
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
+from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Failure
 
@@ -158,7 +158,7 @@ class Executor:
         finally:
             for threads in (self._builders, self._graders, self._packer):
                 threads.close()
-            await in_thread(end)
+            await call_blocking(end)
 
     # --- images ------------------------------------------------------------------------------------------------------
 

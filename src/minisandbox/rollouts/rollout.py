@@ -27,8 +27,8 @@ from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.setup import Setup
 from minisandbox.rollouts.state import RolloutState
 from minisandbox.sandbox import AsyncSandbox
-from minisandbox.sandbox.aio_drive import in_thread
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
+from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Failure, Trajectory
 from minisandbox.types import Limits
@@ -114,7 +114,7 @@ async def rollout_async(
     try:
         return await asyncio.wrap_future(grading)
     except asyncio.CancelledError:
-        await in_thread(end)
+        await call_blocking(end)
         raise
 
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minisandbox.sandbox.handles import live_sandboxes
+from minisandbox.sandbox._sync.files import Files
+from minisandbox.sandbox._sync.process import Process
+from minisandbox.sandbox._sync.sandbox import Sandbox
+from minisandbox.sandbox._sync.shell import Shell
+from minisandbox.sandbox.attached import live_sandboxes
 from minisandbox.sandbox.snapshots import Snapshot
-from minisandbox.sandbox.sync import Sandbox
-from minisandbox.sandbox.sync_files import Files
-from minisandbox.sandbox.sync_processes import Process
-from minisandbox.sandbox.sync_shell import Shell
 
 if TYPE_CHECKING:
-    from minisandbox.sandbox.aio import AsyncSandbox as AsyncSandbox
-    from minisandbox.sandbox.aio_files import AsyncFiles as AsyncFiles
-    from minisandbox.sandbox.aio_processes import AsyncProcess as AsyncProcess
-    from minisandbox.sandbox.aio_shell import AsyncShell as AsyncShell
+    from minisandbox.sandbox._async.files import AsyncFiles as AsyncFiles
+    from minisandbox.sandbox._async.process import AsyncProcess as AsyncProcess
+    from minisandbox.sandbox._async.sandbox import AsyncSandbox as AsyncSandbox
+    from minisandbox.sandbox._async.shell import AsyncShell as AsyncShell
 
 _LATER = {
-    "AsyncFiles": "aio_files",
-    "AsyncProcess": "aio_processes",
-    "AsyncSandbox": "aio",
-    "AsyncShell": "aio_shell",
+    "AsyncFiles": "_async.files",
+    "AsyncProcess": "_async.process",
+    "AsyncSandbox": "_async.sandbox",
+    "AsyncShell": "_async.shell",
 }
-"""What needs asyncio, which costs more to import than all the rest."""
+"""Names whose modules import asyncio, which costs more to import than all the rest."""
 
 __all__ = [
     "AsyncFiles",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from minisandbox.errors import NotFound, OwnerOnly, SandboxGone
 from minisandbox.host import listeners, registry
 from minisandbox.sandbox.core import info_of, knock_process, unreachable
-from minisandbox.sandbox.life import end_process, readable
+from minisandbox.sandbox.run import end_process, readable
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.types import ImageSpec, Limits, Refusals, SandboxInfo
 
@@ -56,7 +57,7 @@ class AttachedCore:
                     core = cls(directory, record, pidfd)
                     if core._is_same_process():
                         return core
-                    core.let_go()
+                    core.leave()
         raise NotFound(f"no sandbox {sandbox_id!r} is live", hint="'minisandbox sandbox ls' lists those of this user")
 
     def _is_same_process(self) -> bool:
@@ -189,7 +190,7 @@ class AttachedCore:
             hint="ask for it where the sandbox was created",
         )
 
-    def let_go(self) -> None:
+    def leave(self) -> None:
         """What leaving a ``with`` block does: close this handle; the sandbox goes on."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
@@ -204,8 +205,22 @@ class AttachedCore:
         if self._pidfd < 0:
             return
         end_process(self._pidfd, self.id)
-        self.let_go()
+        self.leave()
 
     def __del__(self) -> None:
         """Close the handle."""
-        self.let_go()
+        self.leave()
+
+
+def live_sandboxes(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
+    """Every live sandbox of this user, whoever owns it.
+
+    Args:
+        labels: only those that have all of these labels.
+
+    Returns:
+        What is known about each, the oldest first.
+    """
+    wanted = set((labels or {}).items())
+    found = (info_of(record) for record in registry.live_records(registry.runtime_directory()))
+    return tuple(sorted((one for one in found if wanted <= set(one.labels)), key=lambda one: (one.created, one.id)))

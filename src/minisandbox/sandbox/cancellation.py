@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from minisandbox.errors import MiniSandboxError
-from minisandbox.sandbox.sync import Sandbox
+from minisandbox.sandbox._sync.sandbox import Sandbox
 
 
 class CancelledError(Exception):

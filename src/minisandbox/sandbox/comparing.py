@@ -14,12 +14,12 @@ from pathlib import PurePosixPath
 from minisandbox.errors import FileAccessError, SandboxGone
 from minisandbox.launch.jobs import frames
 from minisandbox.launch.plan import Plan
-from minisandbox.sandbox.drive import converse
+from minisandbox.sandbox.io_sync import converse
 from minisandbox.sandbox.launcher import Launcher
-from minisandbox.sandbox.life import Life
 from minisandbox.sandbox.plans import Request, make_viewer_plan
+from minisandbox.sandbox.protocol.wire import Call
+from minisandbox.sandbox.run import SandboxRun
 from minisandbox.sandbox.snapshots import Tree
-from minisandbox.sandbox.wire import Call
 from minisandbox.types import Change, ChangeKind, FileType
 
 _USR = PurePosixPath("/usr")
@@ -90,20 +90,20 @@ def changes(
     call = ChangesCall(len(trees), str(below), usr=usr, skip=skip, most=most)
     door, outside = socket.socketpair()  # a door at which nobody can knock
     with door, outside:
-        life = Life(launcher, plan, door, trees, "comparison")
-        _ask(life, call, timeout)
+        run = SandboxRun(launcher, plan, door, trees, "comparison")
+        _ask(run, call, timeout)
     if not call.done:
         raise SandboxGone("the comparison was cut off", reason="its process was killed from outside")
     return call.result()
 
 
-def _ask(life: Life, call: Call, timeout: float | None) -> None:
+def _ask(run: SandboxRun, call: Call, timeout: float | None) -> None:
     try:
-        life.await_ready()
-        with life.open_job() as job:
+        run.await_ready()
+        with run.open_job() as job:
             converse(call, job, None if timeout is None else time.monotonic() + timeout)
     except TimeoutError:
         what = f"cannot compare the workspace with its image: not done within {timeout:g} s"
         raise FileAccessError(what, path="/", errno=errno.ETIMEDOUT) from None
     finally:
-        life.end()
+        run.end()

@@ -8,7 +8,7 @@ import socket
 import threading
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from minisandbox.host import reaper, registry
 from minisandbox.sandbox import scratch
@@ -16,8 +16,16 @@ from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.network import Gateway
 from minisandbox.store.leases import Holder
 
-if TYPE_CHECKING:
-    from minisandbox.sandbox.core import Core
+
+class Owned(Protocol):
+    """A sandbox of this process."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+
+    def stop(self) -> None:
+        """End it."""
 
 
 class Controller:
@@ -46,7 +54,7 @@ class Controller:
             raise
         self.gateway = gateway or Gateway()
         self.layers = Holder()
-        self._cores: weakref.WeakSet[Core] = weakref.WeakSet()
+        self._cores: weakref.WeakSet[Owned] = weakref.WeakSet()
 
     @property
     def directory(self) -> Path:
@@ -57,12 +65,12 @@ class Controller:
         """A new door there; see :func:`minisandbox.host.listeners.make`."""
         return self._records.door(name)
 
-    def add(self, core: Core, record: registry.Record) -> None:
+    def add(self, core: Owned, record: registry.Record) -> None:
         """Record a live sandbox."""
         self._cores.add(core)
         self._records.add(record)
 
-    def remove(self, core: Core) -> None:
+    def remove(self, core: Owned) -> None:
         """Forget a sandbox."""
         self._cores.discard(core)
         self._records.remove(core.id)

@@ -22,14 +22,13 @@ from minisandbox.host import listeners, registry
 from minisandbox.launch.jobs.changes import MOST_CHARACTERS
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
-from minisandbox.sandbox.arguments import check_timeout
 from minisandbox.sandbox.controller import Controller, current_controller
-from minisandbox.sandbox.creation import check_creation
-from minisandbox.sandbox.environment import command_environment, network_environment
-from minisandbox.sandbox.life import Life
 from minisandbox.sandbox.network import check_network
 from minisandbox.sandbox.plans import Request, check_mounts, make_plan
+from minisandbox.sandbox.protocol.environment import command_environment, network_environment
+from minisandbox.sandbox.run import SandboxRun
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree, check_room
+from minisandbox.sandbox.validation import check_creation, check_timeout
 from minisandbox.store.leases import Lease, layer_of, stamp
 from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
@@ -70,7 +69,7 @@ class Core:
         self._settings = settings
         self._origin = trees
         self._trees = trees
-        self._life: Life | None = None
+        self._run: SandboxRun | None = None
         self._lease = hold_layers(controller, request.image, request.mounts)
         note_use(request.image)
         self._stopped = False
@@ -133,7 +132,7 @@ class Core:
             elif self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
-            self._life = Life(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
+            self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
 
     def _plan(self) -> Plan:
         held = sum(tree.held() for tree in self._trees)
@@ -141,16 +140,16 @@ class Core:
 
     def _finish(self) -> None:
         """Wait until it is ready."""
-        assert self._life is not None
-        self._life.await_ready()
-        if self._life.listener is not None:
-            self._controller.gateway.serve(self.id, self._request.network, self._life.listener, self._life.pidfd)
-        self._controller.add(self, self._record(self._life))
+        assert self._run is not None
+        self._run.await_ready()
+        if self._run.listener is not None:
+            self._controller.gateway.serve(self.id, self._request.network, self._run.listener, self._run.pidfd)
+        self._controller.add(self, self._record(self._run))
 
-    def _record(self, life: Life) -> registry.Record:
+    def _record(self, run: SandboxRun) -> registry.Record:
         lifetime = self.limits.lifetime
         return registry.Record(
-            self.id, os.getpid(), self.image.name, self._created, life.pid, self._request.network.mode,
+            self.id, os.getpid(), self.image.name, self._created, run.pid, self._request.network.mode,
             dict(self._settings.labels), None if lifetime is None else self._began + lifetime,
             str(self.image.workdir), self.image.base_commit, self.environment, self.limits.output,
             self._request.enforcement,
@@ -161,13 +160,13 @@ class Core:
     @property
     def alive(self) -> bool:
         """Whether the sandbox is running."""
-        life = self._life
-        return not self._stopped and life is not None and not life.over(0.0)
+        run = self._run
+        return not self._stopped and run is not None and not run.over(0.0)
 
     @property
     def abandoned(self) -> bool:
         """Whether this process made it and never stopped it."""
-        return not self._stopped and self._life is not None and self._controller.pid == os.getpid()
+        return not self._stopped and self._run is not None and self._controller.pid == os.getpid()
 
     def open_job(self, *, wait: bool = True) -> socket.socket:
         """A connected stream socket on which one call is carried through.
@@ -182,13 +181,13 @@ class Core:
             HostError: this process has no descriptors left, for example.
             SandboxGone: the sandbox has ended.
         """
-        life = self._life
-        if self._stopped or life is None:
+        run = self._run
+        if self._stopped or run is None:
             raise SandboxGone(f"sandbox {self.id} is stopped")
-        if not wait and not life.has_room():
+        if not wait and not run.has_room():
             raise BlockingIOError
         try:
-            return life.open_job()
+            return run.open_job()
         except OSError as error:
             raise unreachable(self._gone(), error) from error
 
@@ -198,9 +197,9 @@ class Core:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        life = self._life
+        run = self._run
         # the kernel closes the workers' sockets a moment before pid 1 counts as ended
-        if self._stopped or life is None or life.over(0.2):
+        if self._stopped or run is None or run.over(0.2):
             raise self._gone()
 
     def _lifetime_left(self) -> float:
@@ -272,23 +271,23 @@ class Core:
         More characters of paths than ``most`` are an error.
         """
         check_timeout(timeout)
-        life = self._living("changes")
-        trees = (*self._trees, life.tree)
+        run = self._living("changes")
+        trees = (*self._trees, run.tree)
         return comparing.changes(self._controller.launcher, self._request, trees, below, timeout, most)
 
     def snapshot(self) -> Snapshot:
         """Seal what was written, and go on over it; see :meth:`minisandbox.Sandbox.snapshot`."""
         with self._changing:
-            life = self._living("a snapshot")
+            run = self._living("a snapshot")
             if len(self._trees) == MOST_TREES:
                 raise InvalidValue(
                     f"sandbox {self.id}: {MOST_TREES} snapshots lie one over the other already",
                     hint="reset() to an earlier one, or begin anew from the image",
                 )
-            trees = (*self._trees, life.tree)
+            trees = (*self._trees, run.tree)
             check_room(trees, self.limits.disk, f"a snapshot of sandbox {self.id}")
-            life.end()
-            life.tree.seal()
+            run.end()
+            run.tree.seal()
             self._go_on(trees)
         lease = hold_layers(self._controller, self.image, self._request.mounts)
         return Snapshot(f"snap-{secrets.token_hex(6)}", self._request.image, time.time(), trees, lease)
@@ -324,14 +323,14 @@ class Core:
                 hint="reset to a snapshot of this sandbox or of its forks, or create a sandbox from the snapshot",
             )
         with self._changing:
-            life = self._living("reset")
+            run = self._living("reset")
             check_room(trees, self.limits.disk, f"reset of sandbox {self.id}")
-            life.end()
+            run.end()
             self._go_on(trees)
 
-    def _living(self, what: str) -> Life:
-        life = self._life
-        if self._stopped or life is None:
+    def _living(self, what: str) -> SandboxRun:
+        run = self._run
+        if self._stopped or run is None:
             raise SandboxGone(f"sandbox {self.id} is stopped")
         if self._lifetime_left() <= 0:
             raise self._gone()
@@ -339,11 +338,11 @@ class Core:
             raise InvalidValue(
                 f"{what} of a sandbox that writes to {self._request.upper}", hint="leave out upper= at creation"
             )
-        return life
+        return run
 
     def _go_on(self, trees: tuple[Tree, ...]) -> None:
         """Begin the next life; where that fails the sandbox is over."""
-        self._life = None
+        self._run = None
         self._trees = trees
         listeners.remove(self._controller.directory, self.id)
         try:
@@ -356,7 +355,7 @@ class Core:
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
-    def let_go(self) -> None:
+    def leave(self) -> None:
         """What leaving a ``with`` block does: stop a sandbox of our own."""
         self.stop()
 
@@ -378,15 +377,15 @@ class Core:
         if self._stopped:
             return
         self._stopped = True
-        life, self._life = self._life, None
+        run, self._run = self._run, None
         self._trees = self._origin = ()
         try:
-            if life is not None:
-                life.end()
+            if run is not None:
+                run.end()
         finally:
             self._controller.remove(self)
             self._lease.release()
-        del life
+        del run
         self._controller.launcher.flush()
         if self._request.upper is not None:
             uppers.finish(self._request.upper)

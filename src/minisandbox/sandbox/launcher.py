@@ -23,7 +23,7 @@ from minisandbox.errors import HostError, SandboxCreationError
 from minisandbox.host import fixes, reaper, registry
 from minisandbox.host.descriptors import hold_streams
 from minisandbox.launch.plan import Plan
-from minisandbox.sandbox import companion, rendezvous, rights
+from minisandbox.sandbox import fd_passing, helper_process, host_sockets
 from minisandbox.sandbox.plans import real_directories
 
 _DOCTOR = "run 'minisandbox doctor': it tries each kernel feature and names the fix"
@@ -81,7 +81,7 @@ class Launcher:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else registry.owner_name()
-            self._process = companion.start(_BOOTSTRAP, theirs, (str(self._ranges), groups, *_mappers()))
+            self._process = helper_process.start(_BOOTSTRAP, theirs, (str(self._ranges), groups, *_mappers()))
         self._connection.settimeout(_START_TIMEOUT)
         try:
             hello, _ = self._receive(0)
@@ -92,7 +92,7 @@ class Launcher:
         self.writable_usr = bool(hello.get("usr_idmap"))
         self.layered_usr = bool(hello.get("usr_overlay"))
         bound = [f"/{name}" for name in real_directories()] + ([] if self.layered_usr else ["/usr"])
-        self.rendezvous = rendezvous.find(bound)
+        self.rendezvous = host_sockets.find(bound)
         self.ids = int(str(hello.get("ids", 1)))
         self.enforcement = enforcement(hello.get("groups"))
 
@@ -181,7 +181,7 @@ class Launcher:
             number, begun = next(self._numbers), time.monotonic()
             try:
                 request = " ".join((verb, str(number), *words)).encode()
-                rights.send(self._connection, request + b"\n" + body, descriptors)
+                fd_passing.send(self._connection, request + b"\n" + body, descriptors)
                 return self._receive(number)
             except OSError as error:
                 early = time.monotonic() < begun + _START_TIMEOUT
@@ -233,7 +233,7 @@ class Launcher:
         with contextlib.suppress(OSError):
             self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            companion.end(self._process)
+            helper_process.end(self._process)
             reaper.reap_groups(registry.owner_name())
 
 

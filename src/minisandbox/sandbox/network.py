@@ -15,7 +15,7 @@ from collections import deque
 from minisandbox.egress import proxy, rules
 from minisandbox.errors import HostError, InvalidValue
 from minisandbox.host.descriptors import hold_streams
-from minisandbox.sandbox import companion, rights
+from minisandbox.sandbox import fd_passing, helper_process
 from minisandbox.types import Network, Refusals
 
 _LOG = logging.getLogger("minisandbox.network")
@@ -185,7 +185,7 @@ class _Process:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                self._process = companion.start(_BOOTSTRAP, theirs)
+                self._process = helper_process.start(_BOOTSTRAP, theirs)
             self._epoll = select.epoll()
         except BaseException:  # a Ctrl-C too
             self._connection.close()
@@ -208,7 +208,7 @@ class _Process:
             OSError: it has ended.
         """
         descriptors = (listener, pidfd, refusals.reporters.fileno(), refusals.counter)
-        rights.send(self._connection, request, descriptors)
+        fd_passing.send(self._connection, request, descriptors)
         number = refusals.texts.fileno()
         if self._watched.get(number) is not refusals:
             self._watched[number] = refusals
@@ -248,4 +248,4 @@ class _Process:
         self._connection.close()
         self._epoll.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            companion.end(self._process)
+            helper_process.end(self._process)

@@ -55,7 +55,7 @@ class Request:
         upper: host directory that takes the writes, or None for memory.
         writable_usr: whether the host's ``/usr`` can be idmapped and so be shown copy-on-write.
         layered_usr: whether it can be shown through an overlay at all.
-        rendezvous: what of the host's is covered where directories are bound (:func:`.rendezvous.find`).
+        rendezvous: what of the host's is covered where directories are bound (:func:`.host_sockets.find`).
         sealed: how many sealed trees lie over the image.
         held: bytes of memory that these take, of ``limits.disk``.
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).

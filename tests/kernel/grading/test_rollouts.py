@@ -161,13 +161,13 @@ def test_a_sandbox_that_ends_under_the_agent_is_our_failure(smith: Task, smith_i
 def test_a_sandbox_that_will_not_end_is_our_failure(
     smith: Task, smith_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_go = Core.let_go
+    leave = Core.leave
 
     def hang(core: Core) -> None:
-        let_go(core)
+        leave(core)
         raise SandboxGone(f"sandbox {core.id} did not end", reason="a process hangs in the kernel")
 
-    monkeypatch.setattr(Core, "let_go", hang)
+    monkeypatch.setattr(Core, "leave", hang)
     done = rollout(smith, smith_image, EmptyAgent())
     assert not done.finished
     assert done.failure is not None

@@ -9,9 +9,9 @@ from typing import BinaryIO
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.launch.jobs import frames, trees
-from minisandbox.sandbox.arguments import check_path
-from minisandbox.sandbox.hosttrees import Download, Upload
-from minisandbox.sandbox.wire import Call
+from minisandbox.sandbox.protocol.host_trees import Download, Upload
+from minisandbox.sandbox.protocol.wire import Call
+from minisandbox.sandbox.validation import check_path
 from minisandbox.types import FileInfo, FileType, SandboxUsage
 
 _ZEROS = bytes(trees.CHUNK)

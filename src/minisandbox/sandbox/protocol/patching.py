@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import io
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from minisandbox.errors import CommandFailed
+from minisandbox.errors import CommandFailed, FileAccessError, InvalidValue, MiniSandboxError
+from minisandbox.sandbox.backend import SandboxCore
+from minisandbox.sandbox.protocol import file_operations
+from minisandbox.sandbox.protocol.commands import directory, run
+from minisandbox.sandbox.protocol.wire import Operation
+from minisandbox.sandbox.validation import check_path, check_timeout
 from minisandbox.types import Change, ChangeKind, ExecResult, FileType, Outcome
 
 # A temporary index leaves the agent's own alone; it and the finished patch lie in a directory that the caller names and
@@ -59,13 +67,15 @@ _END = r"""git diff --cached --binary --full-index --no-color --no-ext-diff --no
     --ignore-submodules=all --unified=3 --inter-hunk-context=0 --diff-algorithm=myers \
     --src-prefix=a/ --dst-prefix=b/ "$base" > "$work/patch"
 """
-WHOLE_PATCH = _BEGIN + _WHOLE + _END
-WRITTEN_PATCH = _BEGIN + _WRITTEN + _END
+_WHOLE_PATCH = _BEGIN + _WHOLE + _END
+_WRITTEN_PATCH = _BEGIN + _WRITTEN + _END
 
 
+_LOOKING = 30.0
+"""Seconds after which git is asked to look at everything instead."""
 _MOST_WRITTEN = 1 << 16
 """Characters of paths beyond which git looks at everything: they are a command's arguments."""
-MOST_FOUND = 4 * _MOST_WRITTEN
+_MOST_FOUND = 4 * _MOST_WRITTEN
 """Characters of paths, directories and what git itself wrote among them, beyond which nobody looks for more."""
 _SHAPING = (".git", ".gitignore", ".gitattributes", ".gitmodules")
 """Names of what decides how git looks at other files."""
@@ -142,7 +152,7 @@ def _is_gits_own(path: PurePosixPath, kind: ChangeKind) -> bool:
     return False
 
 
-def checked_patch(result: ExecResult, patch: bytes) -> bytes:
+def _checked_patch(result: ExecResult, patch: bytes) -> bytes:
     """The patch, if the script that made it succeeded.
 
     Raises:
@@ -152,3 +162,77 @@ def checked_patch(result: ExecResult, patch: bytes) -> bytes:
         shown = replace(result, command="git diff")  # what was run is pages long
         raise CommandFailed(shown, hint=_HELD if result.outcome is Outcome.TIMEOUT else None)
     return patch
+
+
+def find_written(
+    core: SandboxCore, path: str | PurePosixPath | None, *, base: str | None, timeout: float | None
+) -> Written | None:
+    """What of a repository git has to look at for a patch, or None where it has to look at all of it.
+
+    It blocks for as long as it takes to make a sandbox that looks.
+    """
+    check_timeout(timeout)
+    if path is not None:
+        check_path("path", path)
+    image = core.image
+    if not image.clean or (base or image.base_commit) != image.base_commit:
+        return None
+    if PurePosixPath(path or image.workdir) != image.workdir:
+        return None
+    try:
+        changes = core.changes(image.workdir, _LOOKING if timeout is None else min(timeout, _LOOKING), _MOST_FOUND)
+    except (MiniSandboxError, OSError):  # who asks all of it tells the reason, if it is one for that too
+        return None
+    return written_files(changes, image.workdir) if core.alive else None
+
+
+def make_patch(
+    core: SandboxCore,
+    path: str | PurePosixPath | None,
+    written: Written | None,
+    *,
+    base: str | None,
+    limit: int | None,
+    timeout: float | None,
+) -> Operation[bytes]:
+    """Compare a repository with a commit; see :meth:`minisandbox.Sandbox.patch`.
+
+    Args:
+        core: the sandbox.
+        path: the repository.
+        written: what of it git has to look at; None: all of it.
+        base: the commit.
+        limit: most bytes of the patch.
+        timeout: wall seconds that git has.
+    """
+    if written is not None and not written.any:
+        return b""
+    work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - in the sandbox; nobody knows it beforehand
+    script, more = (_WHOLE_PATCH, []) if written is None else (_WRITTEN_PATCH, written.arguments())
+    command = ["bash", "-c", script, "patch", base or core.image.base_commit, work, *more]
+    result = yield from _run_as_owner(core, command, path, timeout)
+    sink = io.BytesIO()
+    discard = file_operations.remove(work, cwd="/", recursive=True, missing_ok=True)
+    try:
+        if result.ok:
+            yield from file_operations.read(f"{work}/patch", cwd="/", limit=limit, sink=sink)
+    except FileAccessError:  # not finally: who is interrupted carries out no further call
+        yield from discard
+        raise
+    yield from discard
+    if written is not None and result.outcome is Outcome.EXITED and not result.ok:  # git leaves out what it cannot take
+        return (yield from make_patch(core, path, None, base=base, limit=limit, timeout=timeout))
+    return _checked_patch(result, sink.getvalue())
+
+
+def _run_as_owner(
+    core: SandboxCore, command: Sequence[str], path: str | PurePosixPath | None, timeout: float | None
+) -> Operation[ExecResult]:
+    """Run git as whose a repository is: it refuses those of others, and runs what their settings name."""
+    owner = 0
+    with contextlib.suppress(FileAccessError):  # git will say why
+        owner = (yield from file_operations.stat(".", cwd=directory(core, path))).uid
+    if owner != 0:
+        with contextlib.suppress(InvalidValue):  # there is one id only, and the owner has none
+            return (yield from run(core, command, cwd=path, timeout=timeout, user=owner))
+    return (yield from run(core, command, cwd=path, timeout=timeout))

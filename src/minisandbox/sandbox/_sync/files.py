@@ -1,3 +1,4 @@
+# Generated from _async/files.py by tools/make_sync.py: change that file, then run the tool.
 """The file verbs of the synchronous sandbox."""
 
 from __future__ import annotations
@@ -5,15 +6,15 @@ from __future__ import annotations
 import io
 from pathlib import Path, PurePosixPath
 
-from minisandbox.sandbox import transfers
-from minisandbox.sandbox.handles import SandboxCore
-from minisandbox.sandbox.sync_drive import carry_out
-from minisandbox.sandbox.wire import encoded
+from minisandbox.sandbox.backend import SandboxCore
+from minisandbox.sandbox.io_sync import carry_out
+from minisandbox.sandbox.protocol import file_operations
+from minisandbox.sandbox.protocol.wire import encoded
 from minisandbox.types import FileInfo, GiB, MiB, Transfer
 
 
 class Files:
-    """Reading and writing files of a sandbox; every verb is carried out inside it, by its root.
+    """Reads and writes files of a sandbox, inside it, as its root. Ctrl-C ends a verb inside at once.
 
     Paths are absolute, or relative to the image's workdir. Names that are not UTF-8 are written with surrogate escapes
     (PEP 383), as Python does everywhere. Every verb raises :class:`.SandboxGone` once the sandbox has ended.
@@ -27,7 +28,7 @@ class Files:
         self._cwd = str(core.image.workdir)
 
     def read_bytes(self, path: str | PurePosixPath, *, limit: int | None = 100 * MiB) -> bytes:
-        """The content of a regular file.
+        """Return the content of a regular file.
 
         Args:
             path: the file.
@@ -41,12 +42,13 @@ class Files:
             SandboxGone: the sandbox has ended.
         """
         sink = io.BytesIO()
-        carry_out(self._core, transfers.read(path, cwd=self._cwd, limit=limit, sink=sink))
+        carry_out(self._core, file_operations.read(path, cwd=self._cwd, limit=limit, sink=sink))
         return sink.getvalue()
 
     def read_text(self, path: str | PurePosixPath, *, limit: int | None = 100 * MiB) -> str:
-        """The content of a regular file as UTF-8; other bytes become U+FFFD. Raises as :meth:`read_bytes`."""
-        return self.read_bytes(path, limit=limit).decode("utf-8", "replace")
+        """Return the content of a regular file as UTF-8; other bytes become U+FFFD. Raises as :meth:`read_bytes`."""
+        data = self.read_bytes(path, limit=limit)
+        return data.decode("utf-8", "replace")
 
     def write_bytes(self, path: str | PurePosixPath, data: bytes, *, mode: int | None = None) -> None:
         """Replace the content of a file; it and missing parent directories are made.
@@ -60,14 +62,14 @@ class Files:
             FileAccessError: it cannot be written, or the disk limit is reached.
             SandboxGone: the sandbox has ended.
         """
-        carry_out(self._core, transfers.write(path, cwd=self._cwd, mode=mode, source=(data,)))
+        carry_out(self._core, file_operations.write(path, cwd=self._cwd, mode=mode, source=(data,)))
 
     def write_text(self, path: str | PurePosixPath, text: str, *, mode: int | None = None) -> None:
         """Replace the content of a file by text as UTF-8. Raises as :meth:`write_bytes`."""
         self.write_bytes(path, encoded(text), mode=mode)
 
     def list(self, path: str | PurePosixPath | None = None) -> tuple[FileInfo, ...]:
-        """What a directory holds, sorted by name; directories in it are not entered.
+        """List a directory, sorted by name; directories in it are not entered.
 
         Args:
             path: the directory; the image's workdir if None.
@@ -79,10 +81,10 @@ class Files:
             FileAccessError: there is no such directory, it lies in /proc, or it has more than a million entries.
             SandboxGone: the sandbox has ended.
         """
-        return carry_out(self._core, transfers.list_directory("." if path is None else path, cwd=self._cwd))
+        return carry_out(self._core, file_operations.list_directory("." if path is None else path, cwd=self._cwd))
 
     def stat(self, path: str | PurePosixPath, *, follow: bool = True) -> FileInfo:
-        """What the file system says about a path.
+        """Return what the file system says about a path.
 
         Args:
             path: the path.
@@ -95,7 +97,7 @@ class Files:
             FileAccessError: there is no such file.
             SandboxGone: the sandbox has ended.
         """
-        return carry_out(self._core, transfers.stat(path, cwd=self._cwd, follow=follow))
+        return carry_out(self._core, file_operations.stat(path, cwd=self._cwd, follow=follow))
 
     def exists(self, path: str | PurePosixPath) -> bool:
         """Whether there is something at a path, links followed: one that leads nowhere does not exist.
@@ -104,7 +106,7 @@ class Files:
             FileAccessError: that cannot be told, for instance because a directory on the way is no directory.
             SandboxGone: the sandbox has ended.
         """
-        return carry_out(self._core, transfers.exists(path, cwd=self._cwd))
+        return carry_out(self._core, file_operations.exists(path, cwd=self._cwd))
 
     def mkdir(
         self, path: str | PurePosixPath, *, mode: int = 0o755, parents: bool = True, exist_ok: bool = True
@@ -121,7 +123,7 @@ class Files:
             FileAccessError: it exists, a parent is missing, or it cannot be made.
             SandboxGone: the sandbox has ended.
         """
-        operation = transfers.make_directory(path, cwd=self._cwd, mode=mode, parents=parents, exist_ok=exist_ok)
+        operation = file_operations.make_directory(path, cwd=self._cwd, mode=mode, parents=parents, exist_ok=exist_ok)
         carry_out(self._core, operation)
 
     def remove(self, path: str | PurePosixPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
@@ -136,7 +138,7 @@ class Files:
             FileAccessError: there is no such file, the directory is not empty, or it cannot be removed.
             SandboxGone: the sandbox has ended.
         """
-        operation = transfers.remove(path, cwd=self._cwd, recursive=recursive, missing_ok=missing_ok)
+        operation = file_operations.remove(path, cwd=self._cwd, recursive=recursive, missing_ok=missing_ok)
         carry_out(self._core, operation)
 
     def move(self, source: str | PurePosixPath, target: str | PurePosixPath) -> None:
@@ -150,7 +152,7 @@ class Files:
             FileAccessError: there is no such source, or the target is a directory with something in it.
             SandboxGone: the sandbox has ended.
         """
-        carry_out(self._core, transfers.move(source, target, cwd=self._cwd))
+        carry_out(self._core, file_operations.move(source, target, cwd=self._cwd))
 
     def upload(self, local: str | Path, path: str | PurePosixPath, *, mode: int | None = None) -> Transfer:
         """Copy a host file or directory tree into the sandbox, in pieces, with modes, times and holes.
@@ -172,7 +174,7 @@ class Files:
             SandboxGone: the sandbox has ended.
             OSError: the host file or tree cannot be read.
         """
-        return carry_out(self._core, transfers.upload(local, path, cwd=self._cwd, mode=mode))
+        return carry_out(self._core, file_operations.upload(local, path, cwd=self._cwd, mode=mode), disk=True)
 
     def download(self, path: str | PurePosixPath, local: str | Path, *, limit: int | None = 2 * GiB) -> Transfer:
         """Copy a file or directory tree of the sandbox to the host, in pieces; it appears when it is complete.
@@ -194,4 +196,4 @@ class Files:
             SandboxGone: the sandbox has ended.
             OSError: the host path cannot be written.
         """
-        return carry_out(self._core, transfers.download(path, local, cwd=self._cwd, limit=limit))
+        return carry_out(self._core, file_operations.download(path, local, cwd=self._cwd, limit=limit), disk=True)

@@ -1,17 +1,17 @@
-"""Arguments of a wrong type, refused before anything is done: callers are not all checked by mypy.
+"""Refuse arguments of a wrong type before anything is done: not all callers are checked by mypy.
 
-One place for both colours of the sandbox, and for fakes. No value is told, for it may be a secret or have no end; its
-type says enough.
+Both colours of the sandbox and the fakes use it. Messages name the type, never the value: it may be a secret, or huge.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import InvalidValue
-from minisandbox.types import is_number
+from minisandbox.sandbox.snapshots import Snapshot
+from minisandbox.types import ImageSpec, Limits, Mount, Network, is_number
 
 _LONGEST_TIMEOUT = 1e8
 
@@ -29,20 +29,20 @@ def wrong_type(name: str, value: object, wanted: str) -> InvalidValue:
 
 
 def check_type(name: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
-    """Refuse what is of none of these types.
+    """Refuse a value that has none of these types.
 
     Raises:
-        InvalidValue: it is not.
+        InvalidValue: it has another type.
     """
     if not isinstance(value, kinds):
         raise wrong_type(name, value, wanted)
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Refuse what is no number of seconds that a command may take.
+    """Refuse a timeout of a command that is not a positive number of seconds.
 
     Raises:
-        InvalidValue: it is none.
+        InvalidValue: it is not.
     """
     _check_seconds(timeout)
     if timeout is not None and not 0 < timeout <= _LONGEST_TIMEOUT:  # NaN fails too
@@ -51,10 +51,10 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def check_wait(timeout: float | None) -> None:
-    """Refuse what is no number of seconds to wait for something; 0 and less is not to wait.
+    """Refuse a time to wait that is not a number of seconds; 0 and less do not wait.
 
     Raises:
-        InvalidValue: it is none.
+        InvalidValue: it is not a number.
     """
     _check_seconds(timeout)
     if timeout is not None and math.isnan(timeout):
@@ -67,10 +67,10 @@ def _check_seconds(timeout: object) -> None:
 
 
 def check_command(command: object) -> None:
-    """Refuse what is neither a text nor a list of texts.
+    """Refuse a command that is neither a text nor a list of texts.
 
     Raises:
-        InvalidValue: it is not.
+        InvalidValue: it is neither.
     """
     if isinstance(command, str):
         return
@@ -81,14 +81,14 @@ def check_command(command: object) -> None:
 
 
 def check_texts(name: str, texts: object) -> None:
-    """Refuse what are no texts by names, such as variables of an environment.
+    """Refuse what is not a mapping of texts to texts, such as variables of an environment.
 
     Args:
         name: of the argument.
-        texts: what was given; None for none.
+        texts: what was given, or None.
 
     Raises:
-        InvalidValue: they are not.
+        InvalidValue: it is something else.
     """
     if texts is None:
         return
@@ -100,9 +100,40 @@ def check_texts(name: str, texts: object) -> None:
 
 
 def check_path(name: str, path: object) -> None:
-    """Refuse what is no path inside a sandbox.
+    """Refuse what is not a path inside a sandbox.
 
     Raises:
         InvalidValue: it is not.
     """
     check_type(name, path, (str, PurePosixPath), "a str or a PurePosixPath")
+
+
+def check_creation(
+    image: object,
+    limits: Limits | None,
+    network: Network | None,
+    mounts: Sequence[Mount],
+    environment: Mapping[str, str] | None,
+    upper: Path | None,
+    labels: Mapping[str, str] | None,
+) -> None:
+    """Refuse arguments of :meth:`minisandbox.Sandbox.create` that are of a wrong type.
+
+    Raises:
+        InvalidValue: one is of a wrong type.
+    """
+    check_type("image", image, (ImageSpec, Snapshot), "an ImageSpec (Image.spec() gives one) or a Snapshot")
+    for name, value, kind, wanted in (
+        ("limits", limits, Limits, "a Limits, or None for its defaults"),
+        ("network", network, Network, "Network.off(), Network.allow(...) or Network.host()"),
+        ("upper", upper, Path, "a Path, or None to write to memory"),
+    ):
+        if value is not None:
+            check_type(name, value, kind, wanted)
+    check_texts("environment", environment)
+    check_texts("labels", labels)
+    if "" in (labels or {}):
+        raise InvalidValue("a label has an empty name", hint="labels are texts by non-empty names")
+    check_type("mounts", mounts, (list, tuple), "a list of Mount")
+    for number, mount in enumerate(mounts):
+        check_type(f"mounts[{number}]", mount, Mount, "a Mount(source, target)")

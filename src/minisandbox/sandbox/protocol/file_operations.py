@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from minisandbox.errors import FileAccessError, InvalidValue
 from minisandbox.launch.jobs import trees
-from minisandbox.sandbox.filecalls import (
+from minisandbox.sandbox.protocol.file_calls import (
     DoneCall,
     DownloadCall,
     EntriesCall,
@@ -33,8 +33,8 @@ from minisandbox.sandbox.filecalls import (
     checked_path,
     request,
 )
-from minisandbox.sandbox.hosttrees import MOST_ENTRIES, Download, Upload
-from minisandbox.sandbox.wire import Operation
+from minisandbox.sandbox.protocol.host_trees import MOST_ENTRIES, Download, Upload
+from minisandbox.sandbox.protocol.wire import Operation
 from minisandbox.types import FileInfo, SandboxUsage, Transfer
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)

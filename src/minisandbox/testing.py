@@ -17,16 +17,18 @@ it passes the same conformance suite (``tests/conformance``), minus the cases th
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import secrets
 import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
@@ -35,18 +37,19 @@ import minisandbox
 from minisandbox.errors import HostError, InvalidValue, NotFound, SandboxGone
 from minisandbox.host import listeners, registry
 from minisandbox.launch.setup import LIFETIME
-from minisandbox.sandbox import fakefiles, scratch
-from minisandbox.sandbox.aio import AsyncSandbox
-from minisandbox.sandbox.aio_drive import kept_or_undone
-from minisandbox.sandbox.arguments import check_timeout
+from minisandbox.sandbox import scratch
+from minisandbox.sandbox._async.sandbox import AsyncSandbox
+from minisandbox.sandbox._sync.sandbox import Sandbox
 from minisandbox.sandbox.attached import AttachedCore
 from minisandbox.sandbox.core import info_of, knock_process
-from minisandbox.sandbox.creation import check_creation
-from minisandbox.sandbox.environment import command_environment
-from minisandbox.sandbox.life import new_job, readable
+from minisandbox.sandbox.io_async import call_or_undo
+from minisandbox.sandbox.protocol.environment import command_environment
+from minisandbox.sandbox.protocol.file_calls import FILE_TYPES
+from minisandbox.sandbox.run import new_job, readable
 from minisandbox.sandbox.snapshots import Snapshot
-from minisandbox.sandbox.sync import Sandbox
-from minisandbox.types import Change, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
+from minisandbox.sandbox.validation import check_creation, check_timeout
+from minisandbox.store.trees import remove_tree
+from minisandbox.types import Change, ChangeKind, FileType, ImageSpec, Limits, Mount, Network, Refusals, SandboxInfo
 
 _BOOTSTRAP = (
     "import json, os, sys; sys.path.append(os.read(0, 65536).decode('utf-8', 'surrogateescape')); "
@@ -60,7 +63,7 @@ NOTHING = ImageSpec("fake", ())
 """An image for fakes that need none: an empty workdir."""
 
 
-class _Life:
+class _FakeRun:
     """The supervisor of a fake and all that it started.
 
     Attributes:
@@ -136,12 +139,12 @@ class FakeSnapshot(Snapshot):
         bottom: what its image holds at the workdir.
     """
 
-    def __init__(self, image: ImageSpec, bottom: fakefiles.Copy, sealed: fakefiles.Copy) -> None:
+    def __init__(self, image: ImageSpec, bottom: _Copy, sealed: _Copy) -> None:
         super().__init__(f"snap-{secrets.token_hex(6)}", image, time.time(), ())
         self.bottom = bottom
-        self._sealed: fakefiles.Copy | None = sealed
+        self._sealed: _Copy | None = sealed
 
-    def sealed(self) -> fakefiles.Copy:
+    def sealed(self) -> _Copy:
         """The copy.
 
         Raises:
@@ -158,11 +161,11 @@ class FakeSnapshot(Snapshot):
 
 
 class FakeCore:
-    """The life of a fake; see :class:`minisandbox.sandbox.handles.SandboxCore`."""
+    """The life of a fake; see :class:`minisandbox.sandbox.backend.SandboxCore`."""
 
     owned = True
 
-    def __init__(self, bottom: fakefiles.Copy, origin: fakefiles.Copy, image: ImageSpec, settings: _Settings) -> None:
+    def __init__(self, bottom: _Copy, origin: _Copy, image: ImageSpec, settings: _Settings) -> None:
         started = time.monotonic()
         self.id = f"fake-{secrets.token_hex(6)}"
         self._base = image
@@ -172,9 +175,9 @@ class FakeCore:
         self._stopped = False
         self._pid = os.getpid()
         self._place = scratch.new_scratch()
-        lives: list[_Life] = []
-        self._lives = lives
-        self._close = weakref.finalize(self, _clean_up, self._pid, lives, self._place)
+        runs: list[_FakeRun] = []
+        self._runs = runs
+        self._close = weakref.finalize(self, _clean_up, self._pid, runs, self._place)
         for name in ("doors", "home", "tmp", "work"):
             (self._place / name).mkdir()
         self.image = replace(image, workdir=PurePosixPath(self._place / "work"))
@@ -195,7 +198,7 @@ class FakeCore:
             if not isinstance(image, FakeSnapshot):
                 raise InvalidValue(f"snapshot {image.id} is of a real sandbox", hint="a fake takes those of fakes")
             return cls(image.bottom, image.sealed(), image.image, settings)
-        bottom = fakefiles.Copy.of(*(layer / image.workdir.relative_to("/") for layer in image.layers))
+        bottom = _Copy.of(*(layer / image.workdir.relative_to("/") for layer in image.layers))
         return cls(bottom, bottom, image, settings)
 
     def _start(self) -> None:
@@ -204,13 +207,13 @@ class FakeCore:
         if self.limits.file_size is not None:
             numbers["FSIZE"] = self.limits.file_size
         with listeners.make(self._place / "doors", listeners.name_of(self.id), scratch.ELSEWHERE) as door:
-            self._lives.append(_Life(door, numbers))
+            self._runs.append(_FakeRun(door, numbers))
         self._expires = None if lifetime is None else time.time() + lifetime
 
     def record(self) -> registry.Record:
         """What others need to know to attach."""
         return registry.Record(
-            self.id, self._pid, self.image.name, self._created, self._lives[-1].pid, "off",
+            self.id, self._pid, self.image.name, self._created, self._runs[-1].pid, "off",
             dict(self._settings.labels), self._expires, str(self.image.workdir), self.image.base_commit,
             self.environment, self.limits.output,
         )  # fmt: skip
@@ -218,7 +221,7 @@ class FakeCore:
     @property
     def alive(self) -> bool:
         """Whether the fake is running."""
-        return not self._stopped and bool(self._lives) and not self._lives[-1].over(0.0)
+        return not self._stopped and bool(self._runs) and not self._runs[-1].over(0.0)
 
     @property
     def abandoned(self) -> bool:
@@ -245,10 +248,10 @@ class FakeCore:
         if self._living().over(0.2):
             raise self._gone()
 
-    def _living(self) -> _Life:
-        if self._stopped or not self._lives:
+    def _living(self) -> _FakeRun:
+        if self._stopped or not self._runs:
             raise self._gone()
-        return self._lives[-1]
+        return self._runs[-1]
 
     def _gone(self) -> SandboxGone:
         return SandboxGone(f"sandbox {self.id} has ended", reason="it was stopped or killed from outside")
@@ -286,14 +289,14 @@ class FakeCore:
         """What differs in the workdir from the image, at a path and below it."""
         check_timeout(timeout)
         self._living()
-        changes = fakefiles.compare(self._bottom.path, self._place / "work", self.image.workdir)
+        changes = _compare(self._bottom.path, self._place / "work", self.image.workdir)
         return tuple(change for change in changes if change.path.is_relative_to(below))
 
     def snapshot(self) -> FakeSnapshot:
         """Copy the workdir; all processes end."""
         with self._changing:
             self._living().end()
-            sealed = fakefiles.Copy.of(self._place / "work")
+            sealed = _Copy.of(self._place / "work")
             self._go_on()
         return FakeSnapshot(self._base, self._bottom, sealed)
 
@@ -315,11 +318,11 @@ class FakeCore:
             self._go_on()
 
     def _go_on(self) -> None:
-        self._lives.clear()
+        self._runs.clear()
         listeners.remove(self._place / "doors", self.id)
         self._start()
 
-    def let_go(self) -> None:
+    def leave(self) -> None:
         """What leaving a ``with`` block does."""
         self.stop()
 
@@ -347,13 +350,13 @@ class _Settings:
         self.labels = tuple((labels or {}).items())
 
 
-def _clean_up(maker: int, lives: list[_Life], place: Path) -> None:
+def _clean_up(maker: int, runs: list[_FakeRun], place: Path) -> None:
     """End a fake that was stopped, dropped or left to the end of its process."""
     if os.getpid() != maker:  # a fork inherited it
         return
-    for life in lives:
-        life.end()
-    fakefiles.remove(place)
+    for run in runs:
+        run.end()
+    _remove(place)
 
 
 class _Fakes:
@@ -438,7 +441,7 @@ class AsyncFakeSandbox(AsyncSandbox):
         check_creation(image, limits, network, mounts, environment, upper, labels)
         _refuse_isolation(network, mounts, upper)
         settings = _Settings(limits, environment, labels)
-        core: FakeCore = await kept_or_undone(FakeCore.stop, FakeCore.create, image, settings)
+        core: FakeCore = await call_or_undo(FakeCore.stop, FakeCore.create, image, settings)
         return cls(core)
 
     @classmethod
@@ -457,3 +460,102 @@ def _refuse_isolation(network: Network | None, mounts: Sequence[Mount], upper: P
         raise InvalidValue("a fake sandbox has no mounts and no upper", hint="use relative paths below its workdir")
     if network is not None and network.mode != "off":
         raise InvalidValue("a fake sandbox promises nothing about the network", hint="leave network out")
+
+
+# --- trees of fakes: of one's own tests, so nothing here is defended ------------------------------------------------
+
+
+class _Copy:
+    """A copy of a tree, which is removed with the last that holds it.
+
+    Attributes:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._remove = weakref.finalize(self, _remove, path, os.getpid())
+
+    @classmethod
+    def of(cls, *sources: Path) -> _Copy:
+        """Copy directories over each other; those that do not exist are left out."""
+        copy = cls(scratch.new_scratch())
+        copy.path.chmod(0o755)
+        for source in sources:
+            if source.is_dir():
+                _copy(source, copy.path)
+        return copy
+
+    def restore(self, target: Path) -> None:
+        """Make a directory the same as this copy, in its place."""
+        _remove(target)
+        target.mkdir()
+        _copy(self.path, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    done = subprocess.run(
+        ["cp", "-a", "--", f"{source}/.", f"{target}/"], capture_output=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        raise HostError(f"cannot copy {source}: {done.stderr.decode(errors='replace').strip()}")
+
+
+def _remove(path: Path, maker: int | None = None) -> None:
+    """Remove a tree, unless this process is a fork of its maker."""
+    if maker is None or maker == os.getpid():
+        remove_tree(path)
+
+
+def _compare(before: Path, after: Path, shown: PurePosixPath) -> Iterator[Change]:
+    """What differs between two trees, sorted by path.
+
+    Args:
+        before: as it was.
+        after: as it is.
+        shown: the path that stands for both in the answer.
+    """
+    yield from sorted(_differences(before, after, shown), key=lambda change: change.path)
+
+
+def _differences(before: Path, after: Path, shown: PurePosixPath) -> Iterator[Change]:
+    old, new = _entries(before), _entries(after)
+    for name in old.keys() | new.keys():
+        was, now, path = old.get(name), new.get(name), shown / name
+        if now is None and was is not None:
+            yield Change(path, ChangeKind.DELETED, _type(was))
+        elif was is None and now is not None:
+            yield Change(path, ChangeKind.ADDED, _type(now))
+        elif was is not None and now is not None and _differs(before / name, after / name, was, now):
+            yield Change(path, ChangeKind.MODIFIED, _type(now))
+        if any(status is not None and stat.S_ISDIR(status.st_mode) for status in (was, now)):
+            yield from _differences(before / name, after / name, path)
+
+
+def _entries(directory: Path) -> dict[str, os.stat_result]:
+    """What lies in a directory; nothing if it is none, or has gone meanwhile."""
+    found: dict[str, os.stat_result] = {}
+    try:
+        names = os.listdir(directory) if not directory.is_symlink() else []
+    except (FileNotFoundError, NotADirectoryError):
+        return found
+    for name in names:
+        try:
+            found[name] = (directory / name).lstat()
+        except FileNotFoundError:  # removed since it was listed
+            continue
+    return found
+
+
+def _type(status: os.stat_result) -> FileType:
+    return FILE_TYPES[stat.S_IFMT(status.st_mode)]
+
+
+def _differs(before: Path, after: Path, was: os.stat_result, now: os.stat_result) -> bool:
+    if (was.st_mode, was.st_uid, was.st_gid) != (now.st_mode, now.st_uid, now.st_gid):
+        return True
+    if stat.S_ISLNK(now.st_mode):
+        return os.readlink(before) != os.readlink(after)
+    if stat.S_ISREG(now.st_mode):
+        return was.st_size != now.st_size or not filecmp.cmp(before, after, shallow=False)
+    return False

@@ -1,4 +1,8 @@
-"""The synchronous sandbox."""
+# Generated from _async/sandbox.py by tools/make_sync.py: change that file, then run the tool.
+"""The synchronous sandbox.
+
+Creating, stopping and sealing take milliseconds in the kernel. They run to their end even if the caller is interrupted.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal, Self
 
-from minisandbox.sandbox import handles, transfers, uppers
-from minisandbox.sandbox.attached import AttachedCore
+from minisandbox.sandbox import uppers
+from minisandbox.sandbox._sync.files import Files
+from minisandbox.sandbox._sync.process import Process
+from minisandbox.sandbox._sync.shell import Shell
+from minisandbox.sandbox.attached import AttachedCore, live_sandboxes
+from minisandbox.sandbox.backend import SandboxCore, warn_abandoned
 from minisandbox.sandbox.core import Core
-from minisandbox.sandbox.handles import SandboxCore, live_sandboxes
+from minisandbox.sandbox.io_sync import call_blocking, call_or_undo, carry_out
+from minisandbox.sandbox.protocol import commands, file_operations
+from minisandbox.sandbox.protocol.patching import find_written, make_patch
 from minisandbox.sandbox.snapshots import Snapshot
-from minisandbox.sandbox.sync_drive import carry_out
-from minisandbox.sandbox.sync_files import Files
-from minisandbox.sandbox.sync_processes import Process
-from minisandbox.sandbox.sync_shell import Shell
 from minisandbox.types import (
     Change,
     ExecResult,
@@ -35,7 +41,8 @@ from minisandbox.types import (
 class Sandbox:
     """One isolated, writable, throw-away workspace over an image. Make one with :meth:`create`.
 
-    It is a context manager, safe to use from several threads, and ends with the process that made it.
+    It is a context manager, may be shared by threads, and ends with the process that made
+    it.
 
     Args:
         core: the sandbox that this is a handle on.
@@ -81,7 +88,7 @@ class Sandbox:
         upper: Path | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Self:
-        """Make a sandbox and wait until it is ready for commands.
+        """Make a sandbox and wait until it is ready for commands. Ctrl-C stops what was made.
 
         Args:
             image: what is inside: an image, or the state of another sandbox.
@@ -103,9 +110,9 @@ class Sandbox:
         """
         if upper is not None:
             uppers.check_limits(limits)
-        core = Core.create(
-            image, limits=limits, network=network, mounts=mounts, environment=environment, upper=upper,
-            labels=labels,
+        core = call_or_undo(
+            Core.stop, Core.create, image, limits=limits, network=network, mounts=mounts, environment=environment,
+            upper=upper, labels=labels,
         )  # fmt: skip
         return cls(core)
 
@@ -114,7 +121,7 @@ class Sandbox:
         """Take hold of a live sandbox of this user, whichever process made it.
 
         Everything works but :meth:`snapshot`, :meth:`fork`, :meth:`reset` and :meth:`changes`, which are its owner's.
-        Leaving a ``with`` block only lets go of it; :meth:`stop` ends it.
+        Leaving a ``with`` block only closes the handle; :meth:`stop` ends the sandbox.
 
         Args:
             id: its name.
@@ -125,11 +132,12 @@ class Sandbox:
         Raises:
             NotFound: no live sandbox has that name.
         """
-        return cls(AttachedCore.attach(id))
+        core: AttachedCore = call_or_undo(AttachedCore.leave, AttachedCore.attach, id)
+        return cls(core)
 
     @staticmethod
     def list(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
-        """The live sandboxes of this user, whichever process made them.
+        """Return the live sandboxes of this user, whichever process made them.
 
         Args:
             labels: only those that have all of these labels.
@@ -137,23 +145,23 @@ class Sandbox:
         Returns:
             What is known about each, the oldest first.
         """
-        return live_sandboxes(labels=labels)
+        return call_blocking(live_sandboxes, labels=labels)
 
     def __enter__(self) -> Self:
-        """Use the sandbox in a ``with`` block; at its end it is stopped, or let go of if it was attached."""
+        """Use the sandbox in a ``with`` block; its end stops it, or closes the handle of an attached one."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        """Stop the sandbox, or let go of an attached one."""
-        self._core.let_go()
+        """Stop the sandbox, or close the handle of an attached one."""
+        call_blocking(self._core.leave)
 
     def __del__(self) -> None:
         """Stop a sandbox that nobody can reach any more."""
         core = getattr(self, "_core", None)  # absent where creation failed
         if core is not None and core.abandoned:
-            handles.warn_abandoned(self, core.id)
+            warn_abandoned(self, core.id)
             core.stop()
 
     def exec(
@@ -169,8 +177,8 @@ class Sandbox:
         """Run a command and wait for its end.
 
         Returns when the command's own process has ended; background processes it leaves go on until the sandbox stops.
-        A non-zero exit, a signal and a timeout are values, not exceptions. An exception that interrupts the wait, such
-        as the KeyboardInterrupt of Ctrl-C, ends the command's whole tree; the sandbox goes on.
+        A non-zero exit, a signal and a timeout are values, not exceptions. Ctrl-C ends the command's whole
+        tree; the sandbox goes on.
 
         Args:
             command: text for ``bash -c`` (no login shell), or an argument list.
@@ -190,7 +198,7 @@ class Sandbox:
             FileAccessError: ``cwd`` cannot be entered.
             SandboxGone: the sandbox has ended.
         """
-        operation = handles.run(self._core, command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, user=user)
+        operation = commands.run(self._core, command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, user=user)
         return carry_out(self._core, operation)
 
     def start(
@@ -204,7 +212,7 @@ class Sandbox:
         pty: Terminal | None = None,
         lifetime: Literal["handle", "sandbox"] = "handle",
     ) -> Process:
-        """Start a command and return while it runs.
+        """Start a command and return while it runs. Ctrl-C ends it, whatever its lifetime.
 
         Args:
             command: text for ``bash -c`` (no login shell), or an argument list.
@@ -224,7 +232,7 @@ class Sandbox:
             FileAccessError: ``cwd`` cannot be entered.
             SandboxGone: the sandbox has ended.
         """
-        channel = handles.process_channel(
+        channel = commands.process_channel(
             self._core, command, timeout=timeout, cwd=cwd, env=env, user=user, pty=pty, lifetime=lifetime
         )
         return Process._started(self._core, channel, owned=lifetime == "handle")
@@ -247,8 +255,8 @@ class Sandbox:
         return Process._reached(self._core, id)
 
     def processes(self) -> tuple[str, ...]:
-        """Names of the processes with ``lifetime="sandbox"`` that :meth:`process` can take hold of."""
-        return self._core.processes()
+        """Return the names of the processes with ``lifetime="sandbox"`` that :meth:`process` can take hold of."""
+        return call_blocking(self._core.processes)
 
     def shell(
         self,
@@ -257,7 +265,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         user: str | int | None = None,
     ) -> Shell:
-        """A bash that keeps its state from one :meth:`Shell.run` to the next.
+        """Start a bash that keeps its state from one :meth:`Shell.run` to the next.
 
         Args:
             cwd: directory to start in; relative ones are below the image's workdir, which is also the default.
@@ -272,7 +280,7 @@ class Sandbox:
             FileAccessError: ``cwd`` cannot be entered.
             SandboxGone: the sandbox has ended.
         """
-        return Shell._opened(self._core, handles.shell_channel(self._core, cwd=cwd, env=env, user=user))
+        return Shell._opened(self._core, commands.shell_channel(self._core, cwd=cwd, env=env, user=user))
 
     def patch(
         self,
@@ -282,7 +290,7 @@ class Sandbox:
         limit: int | None = 100 * MiB,
         timeout: float | None = 300.0,
     ) -> bytes:
-        """A git patch of everything in a repository that differs from a commit: new, deleted and binary files included.
+        """Return a git patch of what differs from a commit in a repository, new, deleted and binary files included.
 
         The index and the work tree stay as they are. Files that git ignores are left out. Git runs as the
         owner of the repository's directory, and so do filters that its configuration names.
@@ -302,12 +310,12 @@ class Sandbox:
             CommandFailed: git could not compute it, for example because the repository was destroyed, or not in time.
             SandboxGone: the sandbox has ended.
         """
-        written = handles.find_written(self._core, path, base=base, timeout=timeout)
-        patch = handles.make_patch(self._core, path, written, base=base, limit=limit, timeout=timeout)
-        return carry_out(self._core, patch)
+        written = call_blocking(find_written, self._core, path, base=base, timeout=timeout)
+        operation = make_patch(self._core, path, written, base=base, limit=limit, timeout=timeout)
+        return carry_out(self._core, operation)
 
     def changes(self, *, timeout: float | None = 300.0) -> tuple[Change, ...]:
-        """Every path that differs from the image, but for those of which extended attributes alone do.
+        """Return every path that differs from the image, but for those that differ in extended attributes alone.
 
         What is mounted over the image, such as ``/run``, ``/dev/shm`` and your mounts, is no part of it.
 
@@ -323,7 +331,7 @@ class Sandbox:
             OwnerOnly: the sandbox was attached.
             SandboxGone: the sandbox has ended.
         """
-        return self._core.changes(PurePosixPath("/"), timeout)
+        return call_blocking(self._core.changes, PurePosixPath("/"), timeout)
 
     def snapshot(self) -> Snapshot:
         """Seal what was written so far, without copying it.
@@ -340,12 +348,13 @@ class Sandbox:
             SandboxCreationError: the kernel refused a step of going on; the error names it.
             SandboxGone: the sandbox has ended.
         """
-        return self._core.snapshot()
+        return call_or_undo(Snapshot.close, self._core.snapshot)
 
     def fork(self, count: int = 1) -> builtins.list[Self]:
-        """New sandboxes that begin with what this one holds, with the same limits, network and labels.
+        """Make sandboxes that begin with what this one holds, with the same limits, network and labels.
 
-        Ends all processes of this sandbox, as :meth:`snapshot` does; nothing is copied.
+        Ends all processes of this sandbox, as :meth:`snapshot` does; nothing is copied. Ctrl-C stops the new
+        ones.
 
         Args:
             count: how many.
@@ -354,12 +363,13 @@ class Sandbox:
             The new sandboxes; the caller stops each.
 
         Raises:
-            InvalidValue: ``count`` is no positive number.
+            InvalidValue: ``count`` is not a positive number.
             OwnerOnly: the sandbox was attached.
             SandboxCreationError: the kernel refused a step; the error names it, and none is left over.
             SandboxGone: the sandbox has ended.
         """
-        return [type(self)(core) for core in self._core.fork(count)]
+        cores = call_or_undo(_stop_all, self._core.fork, count)
+        return [type(self)(core) for core in cores]
 
     def reset(self, to: Snapshot | None = None) -> None:
         """Go back to an earlier state; ends all processes and forgets everything written since.
@@ -373,10 +383,10 @@ class Sandbox:
             SandboxCreationError: the kernel refused a step; the error names it.
             SandboxGone: the sandbox has ended.
         """
-        self._core.reset(to)
+        call_blocking(self._core.reset, to)
 
     def usage(self) -> SandboxUsage:
-        """What the sandbox uses right now.
+        """Return what the sandbox uses right now.
 
         Returns:
             CPU, memory, disk and processes.
@@ -384,10 +394,10 @@ class Sandbox:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        return carry_out(self._core, transfers.usage())
+        return carry_out(self._core, file_operations.usage())
 
     def refusals(self) -> Refusals:
-        """What the allow-list of :meth:`minisandbox.Network.allow` has kept from the sandbox so far.
+        """Return what the allow-list of :meth:`minisandbox.Network.allow` has kept from the sandbox so far.
 
         Returns:
             How many requests were refused, and why the latest were.
@@ -396,10 +406,10 @@ class Sandbox:
             OwnerOnly: the sandbox was attached.
             SandboxGone: the sandbox has ended.
         """
-        return self._core.refusals()
+        return call_blocking(self._core.refusals)
 
     def info(self) -> SandboxInfo:
-        """What is known about the sandbox: its image, owner, labels, when it was made and when it expires.
+        """Return what is known about the sandbox: its image, owner, labels, when it was made and when it expires.
 
         Returns:
             What is known.
@@ -407,14 +417,19 @@ class Sandbox:
         Raises:
             SandboxGone: the sandbox has ended.
         """
-        return self._core.info()
+        return call_blocking(self._core.info)
 
     def stop(self) -> None:
         """End every process of the sandbox and its mounts; calling it again does nothing.
 
-        In a process forked from the one that made the sandbox it only forgets it: the sandbox is its maker's.
+        In a process forked from the one that made the sandbox, it only forgets it: the sandbox is its parent's.
 
         Raises:
             SandboxGone: a process of it hangs in the kernel and did not end.
         """
-        self._core.stop()
+        call_blocking(self._core.stop)
+
+
+def _stop_all(cores: Sequence[SandboxCore]) -> None:
+    for core in cores:
+        core.stop()

@@ -1,4 +1,4 @@
-"""The connection of a channel: moves what can be moved without waiting. Each colour waits in its own way."""
+"""A connection that lasts: it moves what can be moved without waiting. Each colour adds its own way to wait."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from typing import Generic, Protocol, TypeVar
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, SandboxGone, WaitTimeout
-from minisandbox.sandbox import rights
-from minisandbox.sandbox.handles import SandboxCore
-from minisandbox.sandbox.processes import ProcessChannel
-from minisandbox.sandbox.wire import encoded
+from minisandbox.sandbox import fd_passing
+from minisandbox.sandbox.backend import SandboxCore
+from minisandbox.sandbox.protocol.channels import ProcessChannel
+from minisandbox.sandbox.protocol.wire import encoded
 
 Channel = TypeVar("Channel", bound="AnyChannel")
 MOST_UNREAD = 256
@@ -49,16 +49,17 @@ class AnyChannel(Protocol):
         """Raise what keeps it from going on."""
 
 
-class Line(Generic[Channel]):
-    """A channel, its connection, and what waits to be sent. Not safe for threads.
+class Connection(Generic[Channel]):
+    """A channel, its socket, and the bytes that wait to be sent. Not safe for threads.
 
     Args:
         core: the sandbox.
-        channel: what is spoken.
-        connection: where.
-        name: what the other end is called in messages.
+        channel: the protocol spoken on it.
+        connection: its socket.
+        name: of the other end, for messages.
 
     Attributes:
+        socket: the connection's current socket.
         over: whether the peer has hung up.
     """
 
@@ -66,43 +67,43 @@ class Line(Generic[Channel]):
         self.core = core
         self.channel = channel
         self.name = name
-        self._waiting = bytearray()
+        self._pending = bytearray()
         self._failure: MiniSandboxError | None = None
-        self.connection = connection
+        self.socket = connection
         self.over = False
 
     def begin(self, door: socket.socket | None = None) -> None:
-        """Say the first word.
+        """Send the first request.
 
         Args:
-            door: a process's door: travels with the first byte to whoever will supervise the process, and keep it.
+            door: a process's listening socket: travels with the first byte to the supervisor, which keeps it.
         """
-        self.connection.setblocking(False)
-        self._waiting[:] = self.channel.start()
+        self.socket.setblocking(False)
+        self._pending[:] = self.channel.start()
         if door is not None:
-            rights.send(self.connection, bytes(self._waiting[:1]), [door.fileno()])
-            del self._waiting[:1]
+            fd_passing.send(self.socket, bytes(self._pending[:1]), [door.fileno()])
+            del self._pending[:1]
         self.send()
 
     def begin_again(self, connection: socket.socket) -> None:
-        """Go on with the same channel on another connection."""
-        self.connection.close()
-        self.connection = connection
+        """Continue with the same channel on another socket."""
+        self.socket.close()
+        self.socket = connection
         self.over = False
         self.begin()
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits until the connection takes it."""
-        return bool(self._waiting)
+        """Whether bytes wait until the socket takes them."""
+        return bool(self._pending)
 
     @property
     def closed(self) -> bool:
         """Whether it was closed on this side."""
-        return self.connection.fileno() < 0
+        return self.socket.fileno() < 0
 
     def check(self) -> None:
-        """Return if something may still come, or the last word was said.
+        """Return if something may still arrive, or the last answer has arrived.
 
         Raises:
             InvalidValue: the handle was closed.
@@ -112,7 +113,7 @@ class Line(Generic[Channel]):
             raise self._failure
 
     def check_open(self) -> None:
-        """Return if something may be said.
+        """Return if requests may be sent.
 
         Raises:
             InvalidValue: the handle was closed.
@@ -126,22 +127,22 @@ class Line(Generic[Channel]):
         return InvalidValue(f"{self.name}: this handle was closed")
 
     def send(self) -> None:
-        """Send what the connection takes now."""
-        self._waiting += self.channel.outgoing()
-        while self._waiting and not self.over:
+        """Send what the socket takes now."""
+        self._pending += self.channel.outgoing()
+        while self._pending and not self.over:
             try:
-                sent = self.connection.send(self._waiting)
+                sent = self.socket.send(self._pending)
             except BlockingIOError:
                 return
-            except OSError:  # the peer has gone; what it said last is still to be read
+            except OSError:  # the peer has gone; its last answer is still to be read
                 break
-            del self._waiting[:sent]
-        self._waiting.clear()
+            del self._pending[:sent]
+        self._pending.clear()
 
     def listen(self) -> None:
         """Take what has arrived; the end of the stream has to be followed by :meth:`conclude`."""
         try:
-            data = self.connection.recv(_PIECE)
+            data = self.socket.recv(_PIECE)
         except (BlockingIOError, ConnectionResetError):  # the latter once, where the peer closed with our bytes unread
             return
         except OSError:
@@ -162,11 +163,11 @@ class Line(Generic[Channel]):
 
     @property
     def inconclusive(self) -> bool:
-        """Whether the peer has hung up without a last word, and why is not known yet."""
+        """Whether the peer has hung up without a last answer, and the reason is not known yet."""
         return self.over and not self.channel.done and self._failure is None
 
     def conclude(self, gone: SandboxGone | None) -> None:
-        """Take the reason why the peer has hung up without a last word.
+        """Take the reason why the peer has hung up without a last answer.
 
         Args:
             gone: the sandbox's end; None: it lives, and so the peer was killed from inside.
@@ -179,7 +180,7 @@ class Line(Generic[Channel]):
             self._failure = gone
 
     def reason(self) -> SandboxGone | None:
-        """Whether the sandbox has ended; takes a moment."""
+        """Return why the sandbox has ended, or None if it lives; blocks for a moment."""
         try:
             self.core.check_alive()
         except SandboxGone as error:
@@ -187,16 +188,16 @@ class Line(Generic[Channel]):
         return None
 
     def hang_up(self) -> None:
-        """Let whoever waits on the connection see its end."""
+        """Shut the socket down, so that callers that wait on it see its end."""
         if self._failure is None and not self.channel.done:
             self._failure = self._closed_error()
         with contextlib.suppress(OSError):  # not connected any more
-            self.connection.shutdown(socket.SHUT_RDWR)
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""
         self.hang_up()
-        self.connection.close()
+        self.socket.close()
 
 
 class Queue:

@@ -1,41 +1,42 @@
+# Generated from _async/process.py by tools/make_sync.py: change that file, then run the tool.
 """Streaming processes of the synchronous sandbox."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Callable
 from typing import Self
 
 from minisandbox.errors import InvalidValue, NotFound, SandboxGone, WaitTimeout
-from minisandbox.sandbox.arguments import check_wait
-from minisandbox.sandbox.handles import SandboxCore
-from minisandbox.sandbox.lines import KILL_PATIENCE, LOOK_AGAIN, Line, as_bytes, has_room, still_runs
-from minisandbox.sandbox.processes import ProcessChannel
-from minisandbox.sandbox.sync_lines import SyncLine, answered
+from minisandbox.sandbox.backend import SandboxCore
+from minisandbox.sandbox.io_sync import Caller, SharedConnection, call_blocking, open_job
+from minisandbox.sandbox.protocol.channels import ProcessChannel
+from minisandbox.sandbox.protocol.connection import KILL_PATIENCE, LOOK_AGAIN, as_bytes, has_room, still_runs
+from minisandbox.sandbox.validation import check_wait
 from minisandbox.types import ExecResult, Output, Terminal
 
 
 class Process:
     """A started process. Made by :meth:`.Sandbox.start` and :meth:`.Sandbox.process`.
 
-    It is a context manager, and safe to use from several threads: one may read its output while another writes.
+    It is a context manager. Threads may share it: one reads while another writes.
+    Ctrl-C of a wait loses nothing of the output.
 
     Output that nobody reads makes the process wait. Its standard input is an open pipe until :meth:`close_stdin`. On a
     terminal there is but one output, ``stdout``. Every verb raises :class:`.SandboxGone` once the sandbox has ended,
     and :class:`.InvalidValue` once the handle was closed.
 
     Args:
-        line: the connection to whoever supervises the process, which has answered.
+        connection: to the supervisor of the process, which has answered.
         owned: whether the process ends with this handle.
     """
 
-    def __init__(self, line: SyncLine[ProcessChannel], *, owned: bool) -> None:
-        self._line = line
-        self._channel = line.channel
+    def __init__(self, connection: SharedConnection[ProcessChannel], *, owned: bool) -> None:
+        self._connection = connection
+        self._channel = connection.channel
         self._owned = owned
         self._deadline = None if self._channel.left is None else time.monotonic() + self._channel.left
         self._readers: weakref.WeakSet[_Events] = weakref.WeakSet()
@@ -44,25 +45,28 @@ class Process:
     def _started(cls, core: SandboxCore, channel: ProcessChannel, *, owned: bool) -> Self:
         with contextlib.ExitStack() as opened:
             door = None if owned else opened.enter_context(core.process_door(channel.id))
-            line = Line(core, channel, core.open_job(), f"process {channel.id}")
+            connection = SharedConnection(core, channel, open_job(core), f"process {channel.id}")
             try:
-                line.begin(door)
-                return cls(answered(line), owned=owned)
-            except BaseException:  # a Ctrl-C too: nobody would have hold of it
+                connection.begin(door)
+                connection.answered()
+                return cls(connection, owned=owned)
+            except BaseException:  # an interrupt too: nobody would hold the process
                 channel.kill()
-                line.send()
-                line.close()
+                connection.send()
+                connection.close()
                 raise
 
     @classmethod
     def _reached(cls, core: SandboxCore, process_id: str) -> Self:
         channel = ProcessChannel.attach(process_id, output=core.limits.output)
-        line = Line(core, channel, core.connect_process(process_id), f"process {process_id}")
+        socket = call_blocking(core.connect_process, process_id)
+        connection = SharedConnection(core, channel, socket, f"process {process_id}")
         try:
-            line.begin()
-            return cls(answered(line), owned=False)
-        except BaseException:  # whatever it was, the connection is of no use
-            line.close()
+            connection.begin()
+            connection.answered()
+            return cls(connection, owned=False)
+        except BaseException:  # the connection is useless then
+            connection.close()
             raise
 
     @property
@@ -81,7 +85,7 @@ class Process:
         return self._channel.command
 
     def events(self) -> Iterator[Output | ExecResult]:
-        """Its output as it comes, and at last how it ended.
+        """Iterate over its output as it comes; the last item is how it ended.
 
         Each piece goes to one reader. What was read is in the result too, head and tail.
 
@@ -93,14 +97,14 @@ class Process:
             SandboxGone: the sandbox has ended.
         """
         events = _Events(self)
-        with self._line.lock:
+        with self._connection.lock:
             self._readers.add(events)
         return events
 
     def write(self, data: bytes | str) -> None:
         """Write to its standard input; waits while it does not read, with at most 1 MiB under way.
 
-        What is written after its end is dropped. An interrupt leaves what was not sent yet to be sent later.
+        What is written after its end is dropped. Ctrl-C leaves what was not sent yet to be sent later.
 
         Args:
             data: bytes, or text as UTF-8.
@@ -109,13 +113,13 @@ class Process:
             InvalidValue: its standard input was closed.
             SandboxGone: the sandbox has ended.
         """
-        with self._line.lock:
-            self._line.line.check_open()
+        with self._connection.lock:
+            self._connection.check_open()
             self._channel.write(as_bytes(data))
-            self._line.say()
+            self._connection.say()
             while self._channel.unsent:
                 room = has_room(self._channel, self._deadline)
-                self._line.wait(None if room else self._deadline, listen=room)
+                self._connection.wait(None if room else self._deadline, listen=room)
 
     def close_stdin(self) -> None:
         """End its standard input; on a terminal, type ^D. Calling it again does nothing."""
@@ -146,20 +150,20 @@ class Process:
         self._say(lambda: self._channel.resize(terminal))
 
     def kill(self) -> None:
-        """End the process and everything that descends from it; :meth:`wait` tells when that is done."""
+        """End the process and everything that descends from it; :meth:`wait` returns when that is done."""
         self._say(self._channel.kill)
 
     def _say(self, verb: Callable[[], None]) -> None:
-        with self._line.lock:
-            self._line.line.check_open()
+        with self._connection.lock:
+            self._connection.check_open()
             verb()
-            self._line.say()
+            self._connection.say()
 
     def wait(self, timeout: float | None = None) -> ExecResult:
-        """Read on until the process has ended.
+        """Read on until the process has ended. Ctrl-C leaves the process unchanged.
 
-        Output that comes meanwhile is kept for the result, head and tail as :meth:`.Sandbox.exec` does; where another
-        thread reads :meth:`events`, it gets its pieces all the same.
+        Output that comes meanwhile is kept for the result, head and tail as :meth:`.Sandbox.exec` does. A reader
+        of :meth:`events` gets its pieces all the same.
 
         Args:
             timeout: seconds after which to give up; the process runs on then. None: no limit.
@@ -174,12 +178,12 @@ class Process:
         """
         check_wait(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._line.lock:
+        with self._connection.lock:
             while True:
-                shared = self._has_other_readers()
+                shared = any(reader.caller.is_another() for reader in self._readers)
                 if not shared:
                     self._channel.events.clear()
-                    self._line.tell()
+                    self._connection.tell()
                 if self._channel.result is not None:
                     return self._seen(self._channel.result)
                 self._channel.check()
@@ -190,43 +194,43 @@ class Process:
     def _wait(self, deadline: float | None, *, room: bool) -> bool:
         again = time.monotonic() + LOOK_AGAIN
         if room or (deadline is not None and deadline <= again):
-            return self._line.wait(deadline, listen=room)
-        self._line.wait(again, listen=False)
+            return self._connection.wait(deadline, listen=room)
+        self._connection.wait(again, listen=False)
         return True
 
-    def _has_other_readers(self) -> bool:
-        me = threading.current_thread()
-        return any(reader.thread is not me and reader.thread.is_alive() for reader in self._readers)
-
     def _seen(self, result: ExecResult) -> ExecResult:
-        """Say that somebody has the result: it need not be kept for others."""
+        """Report that the result has arrived: it need not be kept for others."""
         self._channel.acknowledge()
-        self._line.line.send()
+        self._connection.send()
         return result
 
     def _next_event(self) -> Output | ExecResult:
-        with self._line.lock:
+        with self._connection.lock:
             while not self._channel.events:
                 if self._channel.result is not None:
                     return self._seen(self._channel.result)
                 self._channel.check()
-                self._line.wait()
-            self._line.tell()  # a writer may have waited for room
+                self._connection.wait()
+            self._connection.tell()  # a writer may have waited for room
             event = self._channel.events.popleft()
             return self._seen(event) if isinstance(event, ExecResult) else event
 
+    def _forget_reader(self, reader: _Events) -> None:
+        with self._connection.lock:  # another caller may iterate over them
+            self._readers.discard(reader)
+
     def close(self) -> None:
-        """Let go of the process: with ``lifetime="handle"`` it is killed first; with ``"sandbox"`` it goes on.
+        """Release the process: with ``lifetime="handle"`` it is killed first; with ``"sandbox"`` it runs on.
 
         Calling it again does nothing.
         """
         try:
-            if self._owned and not self._line.line.closed:
+            if self._owned and not self._connection.closed:
                 with contextlib.suppress(SandboxGone, InvalidValue, NotFound, WaitTimeout):  # it is over anyway
                     self.kill()
                     self.wait(KILL_PATIENCE)
         finally:
-            self._line.close()
+            self._connection.close()
 
     def __enter__(self) -> Self:
         """Use the process in a ``with`` block; it is closed at its end."""
@@ -245,7 +249,7 @@ class _Events:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._over = False
-        self.thread = threading.current_thread()
+        self.caller = Caller()
 
     def __iter__(self) -> Self:
         return self
@@ -253,10 +257,9 @@ class _Events:
     def __next__(self) -> Output | ExecResult:
         if self._over:
             raise StopIteration
-        self.thread = threading.current_thread()
+        self.caller = Caller()
         event = self._process._next_event()
         if isinstance(event, ExecResult):
             self._over = True
-            with self._process._line.lock:  # somebody may be looking through them
-                self._process._readers.discard(self)
+            self._process._forget_reader(self)
         return event

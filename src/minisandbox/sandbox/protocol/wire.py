@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.launch.jobs import frames
-from minisandbox.sandbox import arguments
+from minisandbox.sandbox import validation
 from minisandbox.types import LIMITS_HIT, ExecResult, Outcome, Usage
 
 _PATIENCE = 300.0
@@ -162,7 +162,7 @@ def environment_for(
     Raises:
         InvalidValue: ``env`` are no variables.
     """
-    arguments.check_texts("env", env)
+    validation.check_texts("env", env)
     kept = base if user is None else {name: value for name, value in base.items() if name not in _ACCOUNT}
     return {**kept, **(env or {})}
 
@@ -182,7 +182,7 @@ def command_request(
     Raises:
         InvalidValue: an argument cannot be used.
     """
-    arguments.check_command(command)
+    validation.check_command(command)
     given = command if isinstance(command, str) else tuple(command)
     check_runnable(given, env, timeout)
     _check_user(user)
@@ -280,7 +280,7 @@ def check_runnable(command: str | tuple[str, ...], env: Mapping[str, str], timeo
         raise InvalidValue("a NUL character in a command or its environment", hint="pass such data by stdin or a file")
     if any(not name or "=" in name for name in env):
         raise InvalidValue("an environment variable's name is empty or contains '='")
-    arguments.check_timeout(timeout)
+    validation.check_timeout(timeout)
 
 
 def encoded(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Descriptors for other processes of ours."""
+"""Pass descriptors to other processes of ours."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 
-_RAISING = threading.Lock()  # a limit is the process's: two threads must not take each other's for the usual one
+_RAISING = threading.Lock()  # the limit is the process's: one thread must not restore what another has raised
 
 
 def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
     """Send a message that carries descriptors.
 
-    Of a user without privileges the kernel counts those that nobody has received yet, in all of the user's processes
-    and sandboxes, and refuses whoever has so small a limit of open files (net/core/scm.c, too_many_unix_fds). A
-    sandbox may leave as many under way as its own limit is; with the highest that we may have we still get through.
+    For a user without privileges the kernel counts the descriptors that nobody has received yet, over all of the
+    user's processes and sandboxes. It refuses senders whose limit of open files is smaller than that count
+    (net/core/scm.c, too_many_unix_fds). A sandbox may leave as many under way as its own limit allows; the retry with
+    our hard limit gets through.
 
     Raises:
         OSError: the peer is gone, or the kernel refused even so.
@@ -27,13 +28,13 @@ def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> 
     except OSError as error:
         if error.errno != errno.ETOOMANYREFS:
             raise
-        with _most_open_files():
+        with _hard_limit_of_open_files():
             socket.send_fds(connection, [data], descriptors)
 
 
 @contextlib.contextmanager
-def _most_open_files() -> Iterator[None]:
-    """As many open files as may be, for as long as it takes."""
+def _hard_limit_of_open_files() -> Iterator[None]:
+    """Raise the limit of open files to the hard limit in the body."""
     with _RAISING:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

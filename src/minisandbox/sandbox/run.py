@@ -15,7 +15,7 @@ from typing import Any
 
 from minisandbox.errors import SandboxCreationError, SandboxGone
 from minisandbox.launch.plan import Plan
-from minisandbox.sandbox import rights
+from minisandbox.sandbox import fd_passing
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.snapshots import Tree
 
@@ -23,7 +23,7 @@ _READY_TIMEOUT = 60.0
 _STOP_TIMEOUT = 30.0
 
 
-class Life:
+class SandboxRun:
     """The processes of a sandbox; ready for commands after :meth:`await_ready`.
 
     Args:
@@ -171,7 +171,7 @@ def new_job(control: socket.socket) -> socket.socket:
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            rights.send(control, b"job", [theirs.fileno()])
+            fd_passing.send(control, b"job", [theirs.fileno()])
     except BaseException:  # a Ctrl-C too: nothing half-made stays
         ours.close()
         raise

@@ -19,8 +19,8 @@ from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.launch.jobs import frames
 from minisandbox.launch.jobs.capture import Capture
 from minisandbox.launch.jobs.frames import STDIN_CREDIT
-from minisandbox.sandbox import wire
-from minisandbox.sandbox.arguments import check_type
+from minisandbox.sandbox.protocol import wire
+from minisandbox.sandbox.validation import check_type
 from minisandbox.types import ExecResult, Output, ShellResult, Terminal
 
 Lifetime = Literal["handle", "sandbox"]

@@ -1,0 +1,264 @@
+"""Streaming processes of the asynchronous sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import types
+import weakref
+from collections.abc import AsyncIterator, Callable
+from typing import Self
+
+from minisandbox.errors import InvalidValue, NotFound, SandboxGone, WaitTimeout
+from minisandbox.sandbox.backend import SandboxCore
+from minisandbox.sandbox.io_async import Caller, SharedConnection, call_blocking, open_job
+from minisandbox.sandbox.protocol.channels import ProcessChannel
+from minisandbox.sandbox.protocol.connection import KILL_PATIENCE, LOOK_AGAIN, as_bytes, has_room, still_runs
+from minisandbox.sandbox.validation import check_wait
+from minisandbox.types import ExecResult, Output, Terminal
+
+
+class AsyncProcess:
+    """A started process. Made by :meth:`.AsyncSandbox.start` and :meth:`.AsyncSandbox.process`.
+
+    It is an asynchronous context manager. Tasks of one event loop may share it: one reads while another writes.
+    A cancellation of a wait loses nothing of the output.
+
+    Output that nobody reads makes the process wait. Its standard input is an open pipe until :meth:`close_stdin`. On a
+    terminal there is but one output, ``stdout``. Every verb raises :class:`.SandboxGone` once the sandbox has ended,
+    and :class:`.InvalidValue` once the handle was closed.
+
+    Args:
+        connection: to the supervisor of the process, which has answered.
+        owned: whether the process ends with this handle.
+    """
+
+    def __init__(self, connection: SharedConnection[ProcessChannel], *, owned: bool) -> None:
+        self._connection = connection
+        self._channel = connection.channel
+        self._owned = owned
+        self._deadline = None if self._channel.left is None else time.monotonic() + self._channel.left
+        self._readers: weakref.WeakSet[_Events] = weakref.WeakSet()
+
+    @classmethod
+    async def _started(cls, core: SandboxCore, channel: ProcessChannel, *, owned: bool) -> Self:
+        with contextlib.ExitStack() as opened:
+            door = None if owned else opened.enter_context(core.process_door(channel.id))
+            connection = SharedConnection(core, channel, await open_job(core), f"process {channel.id}")
+            try:
+                connection.begin(door)
+                await connection.answered()
+                return cls(connection, owned=owned)
+            except BaseException:  # an interrupt too: nobody would hold the process
+                channel.kill()
+                connection.send()
+                connection.close()
+                raise
+
+    @classmethod
+    async def _reached(cls, core: SandboxCore, process_id: str) -> Self:
+        channel = ProcessChannel.attach(process_id, output=core.limits.output)
+        socket = await call_blocking(core.connect_process, process_id)
+        connection = SharedConnection(core, channel, socket, f"process {process_id}")
+        try:
+            connection.begin()
+            await connection.answered()
+            return cls(connection, owned=False)
+        except BaseException:  # the connection is useless then
+            connection.close()
+            raise
+
+    @property
+    def id(self) -> str:
+        """Its name, unique in the sandbox: what :meth:`.AsyncSandbox.process` takes."""
+        return self._channel.id
+
+    @property
+    def pid(self) -> int:
+        """Its process id inside the sandbox."""
+        return self._channel.pid
+
+    @property
+    def command(self) -> str | tuple[str, ...]:
+        """What was run, as given."""
+        return self._channel.command
+
+    def events(self) -> AsyncIterator[Output | ExecResult]:
+        """Iterate over its output as it comes; the last item is how it ended.
+
+        Each piece goes to one reader. What was read is in the result too, head and tail.
+
+        Returns:
+            An iterator over pieces of output; the last item is the result.
+
+        Raises:
+            NotFound: another handle took hold of it.
+            SandboxGone: the sandbox has ended.
+        """
+        events = _Events(self)
+        with self._connection.lock:
+            self._readers.add(events)
+        return events
+
+    async def write(self, data: bytes | str) -> None:
+        """Write to its standard input; waits while it does not read, with at most 1 MiB under way.
+
+        What is written after its end is dropped. A cancellation leaves what was not sent yet to be sent later.
+
+        Args:
+            data: bytes, or text as UTF-8.
+
+        Raises:
+            InvalidValue: its standard input was closed.
+            SandboxGone: the sandbox has ended.
+        """
+        with self._connection.lock:
+            self._connection.check_open()
+            self._channel.write(as_bytes(data))
+            await self._connection.say()
+            while self._channel.unsent:
+                room = has_room(self._channel, self._deadline)
+                await self._connection.wait(None if room else self._deadline, listen=room)
+
+    async def close_stdin(self) -> None:
+        """End its standard input; on a terminal, type ^D. Calling it again does nothing."""
+        await self._say(self._channel.close_stdin)
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the process itself, not to its children.
+
+        Args:
+            number: for instance ``signal.SIGINT``.
+
+        Raises:
+            InvalidValue: there is no such signal.
+            SandboxGone: the sandbox has ended.
+        """
+        await self._say(lambda: self._channel.signal(number))
+
+    async def resize(self, terminal: Terminal) -> None:
+        """Give its terminal another size.
+
+        Args:
+            terminal: the size.
+
+        Raises:
+            InvalidValue: it has no terminal.
+            SandboxGone: the sandbox has ended.
+        """
+        await self._say(lambda: self._channel.resize(terminal))
+
+    async def kill(self) -> None:
+        """End the process and everything that descends from it; :meth:`wait` returns when that is done."""
+        await self._say(self._channel.kill)
+
+    async def _say(self, verb: Callable[[], None]) -> None:
+        with self._connection.lock:
+            self._connection.check_open()
+            verb()
+            await self._connection.say()
+
+    async def wait(self, timeout: float | None = None) -> ExecResult:
+        """Read on until the process has ended. A cancellation leaves the process unchanged.
+
+        Output that comes meanwhile is kept for the result, head and tail as :meth:`.AsyncSandbox.exec` does. A reader
+        of :meth:`events` gets its pieces all the same.
+
+        Args:
+            timeout: seconds after which to give up; the process runs on then. None: no limit.
+
+        Returns:
+            How it ended, and what this handle saw of its output.
+
+        Raises:
+            WaitTimeout: it had not ended in time.
+            NotFound: another handle took hold of it.
+            SandboxGone: the sandbox has ended.
+        """
+        check_wait(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._connection.lock:
+            while True:
+                shared = any(reader.caller.is_another() for reader in self._readers)
+                if not shared:
+                    self._channel.events.clear()
+                    self._connection.tell()
+                if self._channel.result is not None:
+                    return self._seen(self._channel.result)
+                self._channel.check()
+                room = not shared or has_room(self._channel)
+                if not await self._wait(deadline, room=room) and self._channel.result is None:
+                    raise still_runs(self._channel, timeout)
+
+    async def _wait(self, deadline: float | None, *, room: bool) -> bool:
+        again = time.monotonic() + LOOK_AGAIN
+        if room or (deadline is not None and deadline <= again):
+            return await self._connection.wait(deadline, listen=room)
+        await self._connection.wait(again, listen=False)
+        return True
+
+    def _seen(self, result: ExecResult) -> ExecResult:
+        """Report that the result has arrived: it need not be kept for others."""
+        self._channel.acknowledge()
+        self._connection.send()
+        return result
+
+    async def _next_event(self) -> Output | ExecResult:
+        with self._connection.lock:
+            while not self._channel.events:
+                if self._channel.result is not None:
+                    return self._seen(self._channel.result)
+                self._channel.check()
+                await self._connection.wait()
+            self._connection.tell()  # a writer may have waited for room
+            event = self._channel.events.popleft()
+            return self._seen(event) if isinstance(event, ExecResult) else event
+
+    def _forget_reader(self, reader: _Events) -> None:
+        with self._connection.lock:  # another caller may iterate over them
+            self._readers.discard(reader)
+
+    async def close(self) -> None:
+        """Release the process: with ``lifetime="handle"`` it is killed first; with ``"sandbox"`` it runs on.
+
+        Calling it again does nothing.
+        """
+        try:
+            if self._owned and not self._connection.closed:
+                with contextlib.suppress(SandboxGone, InvalidValue, NotFound, WaitTimeout):  # it is over anyway
+                    await self.kill()
+                    await self.wait(KILL_PATIENCE)
+        finally:
+            self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        """Use the process in an ``async with`` block; it is closed at its end."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close the process."""
+        await self.close()
+
+
+class _Events:
+    """One reader of a process's output."""
+
+    def __init__(self, process: AsyncProcess) -> None:
+        self._process = process
+        self._over = False
+        self.caller = Caller()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output | ExecResult:
+        if self._over:
+            raise StopAsyncIteration
+        self.caller = Caller()
+        event = await self._process._next_event()
+        if isinstance(event, ExecResult):
+            self._over = True
+            self._process._forget_reader(self)
+        return event

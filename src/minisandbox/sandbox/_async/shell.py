@@ -1,0 +1,110 @@
+"""The stateful shell of the asynchronous sandbox."""
+
+from __future__ import annotations
+
+import types
+from pathlib import PurePosixPath
+from typing import Self
+
+from minisandbox.sandbox.backend import SandboxCore, mark_unresponsive
+from minisandbox.sandbox.io_async import SharedConnection, call_blocking, open_job
+from minisandbox.sandbox.protocol.channels import ShellChannel
+from minisandbox.sandbox.protocol.connection import Queue
+from minisandbox.types import ShellResult
+
+
+class AsyncShell:
+    """A bash that keeps its state from one :meth:`run` to the next. Made by :meth:`.AsyncSandbox.shell`.
+
+    It is an asynchronous context manager. Tasks of one event loop may share it; their scripts run one after the other.
+
+    Args:
+        connection: to the supervisor of bash, which has answered.
+    """
+
+    def __init__(self, connection: SharedConnection[ShellChannel]) -> None:
+        self._connection = connection
+        self._channel = connection.channel
+        self._queue = Queue()
+
+    @classmethod
+    async def _opened(cls, core: SandboxCore, channel: ShellChannel) -> Self:
+        connection = SharedConnection(core, channel, await open_job(core), "shell")
+        try:
+            connection.begin()
+            await connection.answered()
+            return cls(connection)
+        except BaseException:  # an interrupt too: closing ends bash
+            connection.close()
+            raise
+
+    @property
+    def cwd(self) -> PurePosixPath:
+        """Where the next script starts, as far as is known."""
+        return self._channel.cwd
+
+    async def run(self, script: str, *, timeout: float | None = None) -> ShellResult:
+        """Run a script in the shell. A cancellation ends the script as a timeout does; the shell goes on.
+
+        Its standard input is empty. The working directory, variables, functions, options and aliases that it leaves
+        are there for the next script. After a timeout the commands it started are killed; where bash itself does not
+        answer then, and after ``exit`` or ``exec``, bash is started anew in the last known directory, and the result
+        says so. After ``exit`` and a failure under ``set -e`` the new one takes over the state of the old, as far as
+        bash can tell it.
+
+        Args:
+            script: text for bash, of any number of lines.
+            timeout: wall seconds from its start; None: no limit.
+
+        Returns:
+            How it ended and what it printed.
+
+        Raises:
+            InvalidValue: an argument cannot be used, or the shell was closed.
+            SandboxGone: the sandbox has ended.
+        """
+        with self._connection.lock:
+            self._connection.check_open()
+            if self._channel.done:
+                await self._begin_again()
+            number = self._channel.run(script, timeout=timeout)
+            deadline = self._queue.join(timeout)
+            try:
+                await self._connection.say()
+                return await self._result(number, deadline)
+            except BaseException:  # an interrupt too: nobody will take the result
+                self._channel.interrupt(number)
+                self._channel.forget(number)
+                self._connection.send()
+                raise
+            finally:
+                self._queue.leave()
+
+    async def _begin_again(self) -> None:
+        socket = await open_job(self._connection.core)
+        if self._channel.done and not self._connection.closed:
+            self._connection.begin_again(socket)
+        else:  # another caller was quicker
+            socket.close()
+        self._connection.check_open()
+
+    async def _result(self, number: int, deadline: float | None) -> ShellResult:
+        while (result := self._channel.take(number)) is None:
+            self._channel.check()
+            if not await self._connection.wait(deadline):
+                raise await call_blocking(mark_unresponsive, self._connection.core)
+        return result
+
+    async def close(self) -> None:
+        """End bash and what runs in it; calling it again does nothing."""
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        """Use the shell in an ``async with`` block; it is closed at its end."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close the shell."""
+        await self.close()

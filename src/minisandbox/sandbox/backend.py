@@ -1,0 +1,133 @@
+"""The seam between a handle and its sandbox, and how both colours step through an operation."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Generic, Protocol, TypeVar
+
+from minisandbox.errors import SandboxGone
+from minisandbox.sandbox.protocol.wire import Call, Operation
+from minisandbox.sandbox.snapshots import Snapshot
+from minisandbox.types import Change, ImageSpec, Limits, Refusals, SandboxInfo
+
+T = TypeVar("T")
+
+
+class SandboxCore(Protocol):
+    """What a handle asks of its sandbox: :class:`.core.Core`, an attached one's, or that of a fake."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+
+    @property
+    def image(self) -> ImageSpec:
+        """What is inside."""
+
+    @property
+    def limits(self) -> Limits:
+        """What it may use."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The whole environment of a command."""
+
+    @property
+    def owned(self) -> bool:
+        """Whether this process made it."""
+
+    @property
+    def created_in(self) -> float:
+        """Seconds that creation took."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the sandbox is running."""
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether this process made it and never stopped it."""
+
+    def open_job(self, *, wait: bool = True) -> socket.socket:
+        """A connected stream socket for one call; BlockingIOError where that would have to wait and may not."""
+
+    def check_alive(self) -> None:
+        """Raise SandboxGone if the sandbox has ended."""
+
+    def stop(self) -> None:
+        """End it."""
+
+    def leave(self) -> None:
+        """What leaving a ``with`` block does."""
+
+    def info(self) -> SandboxInfo:
+        """What is known about it."""
+
+    def refusals(self) -> Refusals:
+        """What its network's allow-list has kept from it."""
+
+    def snapshot(self) -> Snapshot:
+        """Seal its state."""
+
+    def fork(self, count: int) -> Sequence[SandboxCore]:
+        """Sandboxes over its sealed state."""
+
+    def reset(self, to: Snapshot | None) -> None:
+        """Go back."""
+
+    def changes(self, below: PurePosixPath, timeout: float | None, most: int = ...) -> tuple[Change, ...]:
+        """What differs from its image, at a path and below it."""
+
+    def processes(self) -> tuple[str, ...]:
+        """Processes that can be taken hold of."""
+
+    def process_door(self, process_id: str) -> socket.socket:
+        """A listening socket at which others can connect to a process."""
+
+    def connect_process(self, process_id: str) -> socket.socket:
+        """A connection to a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(Generic[T]):
+    """What an operation returned."""
+
+    value: T
+
+
+def advance(operation: Operation[T]) -> Call | Returned[T]:
+    """The next call of an operation, or its value. StopIteration cannot pass through a coroutine (PEP 479)."""
+    try:
+        return next(operation)
+    except StopIteration as end:
+        return Returned(end.value)
+
+
+def conclude(core: SandboxCore, call: Call) -> None:
+    """Handle a peer that hung up before it answered.
+
+    Raises:
+        SandboxGone: because the sandbox has ended.
+    """
+    if not call.done:
+        core.check_alive()
+        call.hung_up()
+
+
+def mark_unresponsive(core: SandboxCore) -> SandboxGone:
+    """Stop a sandbox that does not answer, if this process owns it; return the error that says so."""
+    if not core.owned:
+        return SandboxGone(f"sandbox {core.id} does not answer", reason="it hangs")
+    core.stop()
+    return SandboxGone(f"sandbox {core.id} did not answer and was stopped", reason="it hangs")
+
+
+def warn_abandoned(handle: object, sandbox_id: str) -> None:
+    """Warn about a sandbox that was never stopped and is garbage now."""
+    warnings.warn(
+        f"sandbox {sandbox_id} was never stopped; use a with block", ResourceWarning, stacklevel=3, source=handle
+    )

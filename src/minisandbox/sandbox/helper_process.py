@@ -1,0 +1,172 @@
+"""Start a helper process next to the controller: the launcher, the network's gateway.
+
+Sandboxes are forked from such a process. Code inside reaches the program that a process executes as
+``/proc/self/exe``: a script whose first line is ``#!/proc/self/exe`` gets it (CVE-2019-5736 was of this kind). If that
+were the host's interpreter, code inside could read its path. As an ordinary user, who often owns the file, it could
+change its mode; any file of the host it could lock and watch. So a helper executes the dynamic loader, as a program
+that loads the interpreter, and of the loader a sealed copy in memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import minisandbox
+from minisandbox.errors import HostError
+
+_PATIENCE = 5.0
+_MAGIC = b"\x7fELF\x02\x01"
+"""A program of 64 bits, little-endian (elf(5))."""
+_PLACE, _SIZE_AND_COUNT = struct.Struct("<Q"), struct.Struct("<HH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_PT_INTERP = 3
+_MFD_EXEC = 0x10
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start an isolated interpreter with nothing of ours but a socket and a pidfd of this process.
+
+    Args:
+        bootstrap: the program; its arguments are the numbers of the two descriptors. Its stdin holds the path of this
+            package and the settings, with NUL characters between: a command line would show a host path in sandboxes.
+        theirs: its end of the connection.
+        settings: texts for the helper.
+
+    Raises:
+        HostError: it cannot be started.
+    """
+    loader = sealed_loader(sys.executable)
+    package = Path(minisandbox.__file__).parent.parent
+    controller = -1
+    try:
+        controller = os.pidfd_open(os.getpid())
+        process = subprocess.Popen(
+            [*loader.words, "-I", "-S", "-B", "-c", bootstrap, str(theirs.fileno()), str(controller)],
+            executable=loader.program,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), controller, loader.descriptor),
+            cwd="/",
+            env={},
+            start_new_session=True,  # Ctrl-C is for the controller to handle
+        )
+        os.fchmod(loader.descriptor, 0)  # it runs now; code inside must neither open nor execute it again
+        assert process.stdin is not None
+        process.stdin.write("\0".join((str(package), *settings)).encode("utf-8", "surrogateescape"))
+        process.stdin.close()
+    except OSError as error:
+        raise HostError(f"cannot start {sys.executable}: {error.strerror}") from error
+    finally:
+        if controller >= 0:
+            os.close(controller)
+        os.close(loader.descriptor)
+    return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a helper whose connection was closed; kill it where it does not react, because it was stopped.
+
+    Raises:
+        TimeoutExpired: it hangs in the kernel (``subprocess``'s own).
+    """
+    try:
+        process.wait(timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=_PATIENCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """How to start an interpreter.
+
+    Attributes:
+        program: path of the file to execute.
+        words: the first words of its arguments; the interpreter's follow.
+        descriptor: the file, open until it was executed; the caller closes it.
+    """
+
+    program: str
+    words: tuple[str, ...]
+    descriptor: int
+
+
+def sealed_loader(interpreter: str) -> Loader:
+    """Copy an interpreter's loader, so that no file of the host is accessible to what the interpreter forks.
+
+    Args:
+        interpreter: its path.
+
+    Raises:
+        HostError: it is not a program of this machine, or the kernel refuses to execute a copy in memory.
+    """
+    loader = _loader(interpreter)
+    program = os.path.realpath(loader or interpreter)
+    descriptor = _copy(program)
+    return Loader(f"/proc/self/fd/{descriptor}", (program, interpreter) if loader else (interpreter,), descriptor)
+
+
+def _loader(program: str) -> str | None:
+    """Return the dynamic loader that a program asks for, or None for a static one.
+
+    Raises:
+        HostError: it is not a program.
+    """
+    try:
+        with open(program, "rb") as source:
+            head = source.read(64)
+            if len(head) < 64 or not head.startswith(_MAGIC):
+                raise HostError(f"{program} is not a 64-bit program", hint="run MiniSandbox with a Python of its own")
+            (place,), (size, count) = _PLACE.unpack_from(head, 32), _SIZE_AND_COUNT.unpack_from(head, 54)
+            source.seek(place)
+            table = source.read(size * count)
+            for at in range(0, len(table), size):
+                kind, _, offset, _, _, length, _, _ = _SEGMENT.unpack_from(table, at)
+                if kind == _PT_INTERP:
+                    source.seek(offset)
+                    return os.fsdecode(source.read(length).rstrip(b"\0"))
+    except OSError as error:
+        raise HostError(f"cannot read {program}: {error.strerror}") from error
+    return None
+
+
+def _copy(program: str) -> int:
+    """Copy a program to memory and seal the copy against writes.
+
+    Raises:
+        HostError: the kernel refused.
+    """
+    try:
+        descriptor = os.memfd_create("loader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise _no_copy(program, error) from error
+        descriptor = os.memfd_create("loader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)  # before Linux 6.3
+    try:
+        with open(program, "rb") as source, open(descriptor, "wb", closefd=False) as copy:
+            shutil.copyfileobj(source, copy)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(descriptor)
+        raise _no_copy(program, error) from error
+    return descriptor
+
+
+def _no_copy(program: str, error: OSError) -> HostError:
+    return HostError(
+        f"cannot make a copy of {program} in memory that can be executed: {error.strerror}",
+        reason="sandboxes must not reach the host's own; the kernel may refuse it (sysctl vm.memfd_noexec=2)",
+        hint="run 'sysctl vm.memfd_noexec=1' as root",
+    )

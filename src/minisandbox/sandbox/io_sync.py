@@ -1,0 +1,243 @@
+"""Synchronous primitives, for threads; :mod:`.io_async` has the same names for the tasks of an event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+from minisandbox.sandbox.backend import Returned, SandboxCore, advance, conclude, mark_unresponsive
+from minisandbox.sandbox.protocol.connection import GRACE, Channel, Connection
+from minisandbox.sandbox.protocol.wire import Call, Operation
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_PIECE = 1 << 18
+
+
+def call_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function that blocks."""
+    return function(*args, **kwargs)
+
+
+def call_or_undo(
+    undo: Callable[[T], object],  # noqa: ARG001 - an exception comes from the function, which then made nothing
+    function: Callable[P, T],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Call a function that blocks and leaves nothing behind when it is interrupted."""
+    return function(*args, **kwargs)
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+def carry_out(core: SandboxCore, operation: Operation[T], *, disk: bool = False) -> T:  # noqa: ARG001 - as of io_async
+    """Carry out an operation's calls, one after another.
+
+    Args:
+        core: the sandbox.
+        operation: what to do; closed at the end, also after an error.
+        disk: whether it reads or writes host files; of no matter here.
+
+    Returns:
+        What the operation returns.
+
+    Raises:
+        SandboxGone: the sandbox has ended.
+    """
+    try:
+        while not isinstance(call := advance(operation), Returned):
+            _drive(core, call)
+        return call.value
+    finally:
+        operation.close()
+
+
+def open_job(core: SandboxCore) -> socket.socket:
+    """Return a socket of a new job.
+
+    Raises:
+        SandboxGone: the sandbox has ended.
+    """
+    return core.open_job()
+
+
+def _drive(core: SandboxCore, call: Call) -> None:
+    """Carry out a call on a socket of its own.
+
+    Leaving early (an exception, a Ctrl-C) closes the socket, which ends the command's tree.
+    """
+    with core.open_job() as connection:
+        connection.settimeout(call.patience)
+        try:
+            converse(call, connection)
+        except TimeoutError:
+            raise mark_unresponsive(core) from None
+    conclude(core, call)
+
+
+def converse(call: Call, connection: socket.socket, deadline: float | None = None) -> None:
+    """Send a call's request and feed it the answer, until it is done or the peer has hung up.
+
+    Args:
+        call: the call.
+        connection: a job's socket; its timeout bounds each wait.
+        deadline: when all of it must be done, as time.monotonic() counts; None where each wait is bounded alone.
+
+    Raises:
+        TimeoutError: the socket's timeout or the deadline passed.
+        SandboxGone: the peer's answer is malformed.
+    """
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its answer says why
+        for piece in call.outgoing():
+            _limit(connection, deadline)
+            connection.sendall(piece)
+    while not call.done:
+        _limit(connection, deadline)
+        if not (data := _receive(connection)):
+            break
+        call.feed(data)
+
+
+def _limit(connection: socket.socket, deadline: float | None) -> None:
+    """Have the next wait end at the deadline."""
+    if deadline is None:
+        return
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    connection.settimeout(left)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """Return some bytes, or none at the end of the stream."""
+    for _ in range(2):  # reported once where the peer closed with our bytes unread; its answer still waits
+        with contextlib.suppress(ConnectionResetError):
+            return connection.recv(_PIECE)
+    return b""
+
+
+# --- connections that last -------------------------------------------------------------------------------------------
+
+
+class SharedConnection(Connection[Channel]):
+    """A connection that threads share: one of them listens, the others wait for its news.
+
+    Call every method but :meth:`close` and :meth:`answered` under :attr:`lock`.
+
+    Attributes:
+        lock: guards the connection and its channel.
+    """
+
+    def __init__(self, core: SandboxCore, channel: Channel, connection: socket.socket, name: str) -> None:
+        super().__init__(core, channel, connection, name)
+        self.lock = threading.Lock()
+        self._news = threading.Condition(self.lock)
+        self._listening = False
+        self._sending = False
+
+    def answered(self) -> None:
+        """Wait until the other end reports that it runs.
+
+        Raises:
+            MiniSandboxError: what keeps it from running.
+            SandboxGone: nobody answers; the sandbox was stopped if it is ours.
+        """
+        deadline = time.monotonic() + GRACE
+        with self.lock:
+            while not (self.channel.started or self.channel.done):
+                if not self.wait(deadline):
+                    raise mark_unresponsive(self.core)
+        self.channel.check()
+
+    def say(self) -> None:
+        """Send what the channel has queued, waiting while the socket takes none of it."""
+        self.send()
+        while self.unsent and not self.closed:
+            self.wait(listen=False)
+
+    def wait(self, deadline: float | None = None, *, listen: bool = True) -> bool:
+        """Wait until something has happened, whichever thread saw to it.
+
+        Args:
+            deadline: when to stop waiting, as time.monotonic() counts.
+            listen: whether to take what has arrived; False where nobody would look at it.
+
+        Returns:
+            Whether the deadline was still ahead. If it was not, what had arrived before was taken all the same.
+
+        Raises:
+            InvalidValue: the handle was closed.
+            SandboxGone: the sandbox has ended.
+        """
+        self.check()
+        left = None if deadline is None else deadline - time.monotonic()
+        in_time = left is None or left > 0
+        listen = listen and not self._listening
+        send = self.unsent and not self._sending
+        if listen or send:
+            self._move(left, listen=listen, send=send)
+        elif in_time:
+            self._news.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
+        self.check()
+        return in_time
+
+    def _move(self, left: float | None, *, listen: bool, send: bool) -> None:
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN * listen | select.POLLOUT * send)
+        self._listening |= listen
+        self._sending |= send
+        try:
+            with self._unlocked():
+                # poll(2) takes an int of milliseconds; callers that wait longer come back
+                events = poll.poll(None if left is None else min(max(left * 1000, 0.0), 1e9))
+            happened = sum(event for _, event in events)  # of one descriptor
+            if send and happened & ~select.POLLIN:
+                self.send()
+            if listen and happened & ~select.POLLOUT:
+                self.listen()
+                if self.inconclusive:
+                    self.conclude(self.reason())
+        finally:
+            self._listening &= not listen
+            self._sending &= not send
+            self._news.notify_all()
+
+    @contextlib.contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        self.lock.release()
+        try:
+            yield
+        finally:
+            self.lock.acquire()
+
+    def tell(self) -> None:
+        """Wake all threads that wait."""
+        self._news.notify_all()
+
+    def close(self) -> None:
+        """Close the connection, also under threads that wait on it; calling it again does nothing."""
+        with self.lock:
+            self.hang_up()
+            while self._listening or self._sending:
+                self._news.wait()
+            super().close()
+            self._news.notify_all()
+
+
+class Caller:
+    """The thread that made this object."""
+
+    def __init__(self) -> None:
+        self._thread = threading.current_thread()
+
+    def is_another(self) -> bool:
+        """Whether it is a live thread other than the current one."""
+        return self._thread is not threading.current_thread() and self._thread.is_alive()

@@ -1,0 +1,94 @@
+"""The verbs that run commands, as operations and channels; both colours of a handle use them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+from minisandbox.errors import InvalidValue
+from minisandbox.sandbox.backend import SandboxCore
+from minisandbox.sandbox.protocol.channels import Lifetime, ProcessChannel, ShellChannel
+from minisandbox.sandbox.protocol.wire import ExecCall, Operation, encoded, environment_for
+from minisandbox.sandbox.validation import check_path, check_type
+from minisandbox.types import ExecResult, Terminal
+
+
+def directory(core: SandboxCore, path: str | PurePosixPath | None) -> str:
+    """Return the absolute directory in which a command starts.
+
+    Raises:
+        InvalidValue: the path cannot be one inside.
+    """
+    if path is not None:
+        check_path("cwd", path)
+    if path is not None and b"\0" in encoded(str(path)):
+        raise InvalidValue(f"cwd is {str(path)!r}", reason="it has a NUL character", hint="give a directory inside")
+    return str(core.image.workdir if path is None else core.image.workdir / path)
+
+
+def run(
+    core: SandboxCore,
+    command: str | Sequence[str],
+    *,
+    timeout: float | None = None,
+    cwd: str | PurePosixPath | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | str | None = None,
+    user: str | int | None = None,
+) -> Operation[ExecResult]:
+    """Run a command; see :meth:`minisandbox.Sandbox.exec`."""
+    if stdin is not None:
+        check_type("stdin", stdin, (bytes, bytearray, memoryview, str), "bytes or a str")
+    call = ExecCall(
+        command,
+        env=environment_for(core.environment, env, user),
+        cwd=directory(core, cwd),
+        timeout=timeout,
+        stdin=encoded(stdin) if isinstance(stdin, str) else stdin,
+        output=core.limits.output,
+        user=user,
+    )
+    yield call
+    return call.result()
+
+
+def process_channel(
+    core: SandboxCore,
+    command: str | Sequence[str],
+    *,
+    timeout: float | None,
+    cwd: str | PurePosixPath | None,
+    env: Mapping[str, str] | None,
+    user: str | int | None,
+    pty: Terminal | None,
+    lifetime: Lifetime,
+) -> ProcessChannel:
+    """Return the channel that starts a process; see :meth:`minisandbox.Sandbox.start`."""
+    return ProcessChannel(
+        command,
+        id=f"process-{secrets.token_hex(4)}",
+        env=environment_for(core.environment, env, user),
+        cwd=directory(core, cwd),
+        timeout=timeout,
+        user=user,
+        pty=pty,
+        lifetime=lifetime,
+        output=core.limits.output,
+    )
+
+
+def shell_channel(
+    core: SandboxCore,
+    *,
+    cwd: str | PurePosixPath | None,
+    env: Mapping[str, str] | None,
+    user: str | int | None,
+) -> ShellChannel:
+    """Return the channel that starts a shell; see :meth:`minisandbox.Sandbox.shell`."""
+    return ShellChannel(
+        env=environment_for(core.environment, env, user),
+        cwd=directory(core, cwd),
+        user=user,
+        output=core.limits.output,
+    )
