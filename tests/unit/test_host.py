@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -83,11 +84,24 @@ def test_directories_are_ones_own_whatever_the_umask(tmp_path: Path, monkeypatch
 
 def test_an_owner_whose_directory_was_cleaned_away_goes_on(tmp_path: Path) -> None:
     records = registry.Records(tmp_path)
-    records.close()
+    shutil.rmtree(tmp_path / "owners")
     records.add(_record(2))
     assert [one.id for one in registry.live_records(tmp_path)] == ["box-2"]
     records.remove("box-2")
     assert list(registry.live_records(tmp_path)) == []
+    shutil.rmtree(tmp_path / "owners")
+    with records.listener("box-3.door"):
+        assert (records.directory / "box-3.door").is_socket()
+
+
+def test_a_directory_of_records_that_others_may_write_to_is_refused_where_it_is_made_again(tmp_path: Path) -> None:
+    records = registry.Records(tmp_path)
+    shutil.rmtree(tmp_path / "owners")
+    (tmp_path / "owners").mkdir()
+    (tmp_path / "owners").chmod(0o777)
+    with pytest.raises(HostError, match="is not a private directory of this user"):
+        records.add(_record(2))
+    assert list((tmp_path / "owners").iterdir()) == []
 
 
 def test_a_relative_runtime_directory_is_the_same_from_everywhere(

@@ -37,16 +37,28 @@ def make(directory: Path, name: str, elsewhere: str = ELSEWHERE) -> socket.socke
     Raises:
         HostError: it cannot be made there.
     """
-    with runtime_os_errors(f"make the socket {name}", directory, elsewhere):
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            with _named(directory) as place:
-                door.bind(f"{place}/{name}")
-            door.listen(_BACKLOG)
-        except BaseException:  # a Ctrl-C too: nothing half-made stays
-            door.close()
-            raise
-    return door
+    with runtime_os_errors(f"make the socket {name}", directory, elsewhere), _opened(directory) as descriptor:
+        return listen(descriptor, name)
+
+
+def listen(directory: int, name: str) -> socket.socket:
+    """Make a listener in an open directory.
+
+    Args:
+        directory: a descriptor of it.
+        name: what the listener is called.
+
+    Raises:
+        OSError: it cannot be made there; FileNotFoundError where the directory was removed.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind(f"{_path_of(directory)}/{name}")
+        listener.listen(_BACKLOG)
+    except BaseException:  # a Ctrl-C too: nothing half-made stays
+        listener.close()
+        raise
+    return listener
 
 
 def connect(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
@@ -67,8 +79,8 @@ def connect(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
         # not settimeout(): connect(2) on a unix socket that does not block never waits
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_PATIENCE))
         connection.setblocking(wait)
-        with _named(directory) as place:
-            connection.connect(f"{place}/{name}")
+        with _opened(directory) as descriptor:
+            connection.connect(f"{_path_of(descriptor)}/{name}")
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
     except BaseException as error:  # a Ctrl-C too: nothing half-made stays
@@ -115,9 +127,14 @@ def remove(directory: Path, sandbox_id: str) -> None:
 
 
 @contextlib.contextmanager
-def _named(directory: Path) -> Iterator[str]:
+def _opened(directory: Path) -> Iterator[int]:
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/thread-self/fd/{descriptor}"  # of this thread: the first may have ended
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _path_of(descriptor: int) -> str:
+    """A short path of an open directory, through this thread: the process's first thread may have ended."""
+    return f"/proc/thread-self/fd/{descriptor}"

@@ -9,13 +9,15 @@ removes both, or :mod:`.reaper` does once it is dead. A range of host ids is hel
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from minisandbox.errors import HostError
 from minisandbox.host import listeners
@@ -23,6 +25,7 @@ from minisandbox.host.os_errors import ELSEWHERE, runtime_os_error, runtime_os_e
 from minisandbox.launch.jobs import descendants
 from minisandbox.launch.kernel import cgroups
 
+T = TypeVar("T")
 _START_TIME = 19  # from the state on (proc_pid_stat(5): field 22)
 DOCTOR = ".doctor"
 """Ends the name of a control group that is made only to see whether one can be."""
@@ -202,18 +205,36 @@ class Records:
 
     def __init__(self, runtime: Path) -> None:
         self.directory = runtime / "owners" / owner_name()
-        what = "make a directory for records of sandboxes"
-        self._make(what)
-        name = f"{cgroups.PREFIX}{self.directory.name}"
-        groups = sorted({f"{directory}/{name}" for _, directory in cgroups.find_roots().directories})
-        with runtime_os_errors(what, self.directory):
-            (self.directory / _GROUPS).write_text(json.dumps(groups), encoding="utf-8", errors="surrogateescape")
+        self._descriptor = -1
+        self._make("make a directory for records of sandboxes")
 
     def _make(self, what: str) -> None:
-        # that of a long-lived owner may be gone: cleaners of /tmp remove what nobody has touched for days
+        """Make and open the directory; its descriptor saves the check of its parents at each use."""
         _private(self.directory.parent, what=what)
         with runtime_os_errors(what, self.directory):
             self.directory.mkdir(mode=0o700, exist_ok=True)
+            opened = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if self._descriptor < 0:
+                self._descriptor = opened
+            else:  # other threads may be using the number
+                os.dup2(opened, self._descriptor, inheritable=False)
+                os.close(opened)
+            name = f"{cgroups.PREFIX}{self.directory.name}"
+            groups = sorted({f"{directory}/{name}" for _, directory in cgroups.find_roots().directories})
+            _write(self._descriptor, _GROUPS, json.dumps(groups))
+
+    def _inside(self, what: str, act: Callable[[int], T]) -> T:
+        """Act in the directory, made again where cleaners of /tmp removed it after days without a change.
+
+        Raises:
+            HostError: the kernel refused.
+        """
+        with runtime_os_errors(what, self.directory):
+            try:
+                return act(self._descriptor)
+            except FileNotFoundError:
+                self._make(what)
+                return act(self._descriptor)
 
     def add(self, record: Record) -> None:
         """Make a sandbox visible to ``sandbox ls``.
@@ -221,18 +242,12 @@ class Records:
         Raises:
             HostError: its record cannot be written.
         """
-        row = {name: getattr(record, name) for name in Record.__slots__}
-        what = f"record sandbox {record.id}"
-        self._make(what)
-        with runtime_os_errors(what, self.directory):
-            private = os.open(self.directory / f"{record.id}.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(private, "w", encoding="utf-8", errors="surrogateescape") as out:
-                out.write(json.dumps(row))
+        row = json.dumps({name: getattr(record, name) for name in Record.__slots__})
+        self._inside(f"record sandbox {record.id}", lambda directory: _write(directory, f"{record.id}.json", row))
 
-    def door(self, name: str) -> socket.socket:
-        """A new door beside the records; see :func:`.listeners.make`."""
-        self._make(f"make the socket {name}")
-        return listeners.make(self.directory, name)
+    def listener(self, name: str) -> socket.socket:
+        """A new listener beside the records; see :func:`.listeners.listen`."""
+        return self._inside(f"make the socket {name}", lambda directory: listeners.listen(directory, name))
 
     def remove(self, sandbox_id: str) -> None:
         """Forget a sandbox and its listeners. What cannot be removed goes with what else a dead owner leaves."""
@@ -242,7 +257,21 @@ class Records:
 
     def close(self) -> None:
         """Remove the owner's directory."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
         remove_directory(self.directory)
+
+
+def _write(directory: int, name: str, text: str) -> None:
+    """Write a private file in an open directory."""
+    data = text.encode(errors="surrogateescape")
+    private = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    try:
+        if os.write(private, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(private)
 
 
 def live_records(runtime: Path) -> Iterator[Record]:

@@ -61,9 +61,9 @@ class Controller:
         """Where the records and doors of this process's sandboxes lie."""
         return self._records.directory
 
-    def door(self, name: str) -> socket.socket:
-        """A new door there; see :func:`minisandbox.host.listeners.make`."""
-        return self._records.door(name)
+    def listener(self, name: str) -> socket.socket:
+        """A new listener there; see :func:`minisandbox.host.listeners.listen`."""
+        return self._records.listener(name)
 
     def add(self, core: Owned, record: registry.Record) -> None:
         """Record a live sandbox."""

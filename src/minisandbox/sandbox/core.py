@@ -96,7 +96,8 @@ class Core:
         trees = image.trees() if isinstance(image, Snapshot) else ()
         request = Request(
             base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), "sandbox", upper,
-            controller.launcher.writable_usr, controller.launcher.layered_usr, controller.launcher.rendezvous,
+            controller.launcher.writable_usr, controller.launcher.layered_usr,
+            controller.launcher.host_sockets if base.host_usr else (),
             enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
         )  # fmt: skip
         check_room(trees, request.limits.disk, f"a sandbox over {len(trees)} snapshots")
@@ -124,7 +125,7 @@ class Core:
         Args:
             plan: what it is, where that is known already.
         """
-        door = self._controller.door(listeners.name_of(self.id))
+        door = self._controller.listener(listeners.name_of(self.id))
         with door:
             plan = plan or self._plan()
             if not self._asked:  # its lifetime counts from here: pid 1 begins later, and ends it after it is over here
@@ -133,6 +134,7 @@ class Core:
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
             self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
+        self._controller.add(self, self._record(self._run))  # now, while the sandbox is being made
 
     def _plan(self) -> Plan:
         held = sum(tree.held() for tree in self._trees)
@@ -144,7 +146,6 @@ class Core:
         self._run.await_ready()
         if self._run.listener is not None:
             self._controller.gateway.serve(self.id, self._request.network, self._run.listener, self._run.pidfd)
-        self._controller.add(self, self._record(self._run))
 
     def _record(self, run: SandboxRun) -> registry.Record:
         lifetime = self.limits.lifetime
@@ -243,7 +244,7 @@ class Core:
         """
         if not self.alive:
             raise self._gone()
-        return self._controller.door(listeners.name_of(self.id, process_id))
+        return self._controller.listener(listeners.name_of(self.id, process_id))
 
     def connect_process(self, process_id: str) -> socket.socket:
         """Reach a process by its door.

@@ -1,6 +1,6 @@
-"""Where a bound directory of the host's could be talked through: its sockets and FIFOs work through a read-only mount.
+"""Sockets and FIFOs of the host below directories that sandboxes see: they connect through a read-only bind mount.
 
-An overlay has inodes of its own for them, to which nobody listens. A bind has the host's.
+An overlay has inodes of its own for them, to which nobody listens; a bind mount has the host's.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 
 
 def find(tops: Iterable[str]) -> tuple[str, ...]:
-    """The sockets and FIFOs below directories, and the directories that this user cannot look into.
+    """Return the sockets and FIFOs below directories, and the directories that this user cannot list.
 
-    It takes a second for ten thousand directories: for machines where ``/usr`` cannot be shown another way.
+    It takes most of a second for ten thousand directories.
 
     Args:
         tops: absolute paths; symbolic links are not followed.

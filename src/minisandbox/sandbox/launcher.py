@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import functools
 import itertools
 import json
 import os
@@ -91,8 +92,6 @@ class Launcher:
         self.mapped = bool(hello.get("mapped"))
         self.writable_usr = bool(hello.get("usr_idmap"))
         self.layered_usr = bool(hello.get("usr_overlay"))
-        bound = [f"/{name}" for name in real_directories()] + ([] if self.layered_usr else ["/usr"])
-        self.rendezvous = host_sockets.find(bound)
         self.ids = int(str(hello.get("ids", 1)))
         self.enforcement = enforcement(hello.get("groups"))
 
@@ -222,6 +221,15 @@ class Launcher:
                 f"no sandbox could be made: {answer['message']}", errno=answer["errno"], reason=reason, hint=hint
             )
         return answer
+
+    @functools.cached_property
+    def host_sockets(self) -> tuple[str, ...]:
+        """What a sandbox over the host's ``/usr`` must not reach; see :func:`.host_sockets.find`.
+
+        Found when the first such sandbox is made: where /usr itself is bound, looking takes most of a second.
+        """
+        usr = () if self.layered_usr else ("/usr",)
+        return host_sockets.find([*(f"/{name}" for name in real_directories()), *usr])
 
     @property
     def alive(self) -> bool:

@@ -55,7 +55,7 @@ class Request:
         upper: host directory that takes the writes, or None for memory.
         writable_usr: whether the host's ``/usr`` can be idmapped and so be shown copy-on-write.
         layered_usr: whether it can be shown through an overlay at all.
-        rendezvous: what of the host's is covered where directories are bound (:func:`.host_sockets.find`).
+        host_sockets: what is covered where directories of the host are bound (:func:`.host_sockets.find`).
         sealed: how many sealed trees lie over the image.
         held: bytes of memory that these take, of ``limits.disk``.
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
@@ -69,7 +69,7 @@ class Request:
     upper: Path | None
     writable_usr: bool
     layered_usr: bool = True
-    rendezvous: tuple[str, ...] = ()
+    host_sockets: tuple[str, ...] = ()
     sealed: int = 0
     held: int = 0
     enforcement: Mapping[str, str] = field(default_factory=dict)
@@ -207,9 +207,10 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
         yield p.Attach(f"root{mount.target}", source=merged if source.is_dir() else f"{merged}/{source.name}")
 
 
-def real_directories() -> list[str]:
+@functools.cache
+def real_directories() -> tuple[str, ...]:
     """Top-level directories that most hosts link into /usr and this one does not."""
-    return [name for name in USR_LINKS if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
+    return tuple(name for name in USR_LINKS if Path("/", name).is_dir() and not Path("/", name).is_symlink())
 
 
 def _root(request: Request) -> Iterator[p.Operation]:
@@ -245,8 +246,8 @@ def _usr(request: Request) -> Iterator[p.Operation]:
         yield p.Attach(f"root/{name}", slot=name)
     if not request.layered_usr:
         yield p.Attach("root/usr", slot="usr")
-    if request.rendezvous:
-        yield p.Cover(tuple(f"root/{path}" for path in request.rendezvous))
+    if request.host_sockets:
+        yield p.Cover(tuple(f"root/{path}" for path in request.host_sockets))
     if not request.layered_usr:
         return
     yield p.Attach("layers/usr", slot="usr")
@@ -271,11 +272,18 @@ def _usr_layers(image: ImageSpec) -> list[int]:
 
 def _has_usr(layer: Path) -> bool:
     """Whether a layer changes something below /usr (the base layer's empty mount point does not count)."""
-    usr = layer / "usr"
+    usr = os.path.join(layer, "usr")
     try:
-        return stat.S_ISDIR(usr.lstat().st_mode) and any(usr.iterdir())
+        status = os.lstat(usr)
     except FileNotFoundError:
         return False
+    return stat.S_ISDIR(status.st_mode) and _has_entries(usr, status.st_ino, status.st_mtime_ns)
+
+
+@functools.lru_cache(1024)
+def _has_entries(directory: str, inode: int, changed: int) -> bool:  # noqa: ARG001 - they tell one state from another
+    with os.scandir(directory) as entries:
+        return any(True for _ in entries)
 
 
 def _name_service(request: Request) -> Iterator[p.File]:

@@ -199,5 +199,8 @@ def readable(descriptor: int, seconds: float) -> bool:
 
 
 def _pid_of(pidfd: int) -> int:
-    with open(f"/proc/thread-self/fdinfo/{pidfd}", encoding="ascii") as info:
-        return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
+    descriptor = os.open(f"/proc/thread-self/fdinfo/{pidfd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(descriptor, 4096).partition(b"\nPid:")[2].split()[0])
+    finally:
+        os.close(descriptor)
