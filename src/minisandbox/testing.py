@@ -33,7 +33,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-import minisandbox
 from minisandbox.errors import HostError, InvalidValue, NotFound, SandboxGone
 from minisandbox.host import listeners, registry
 from minisandbox.launch.setup import LIFETIME
@@ -127,7 +126,7 @@ def _start(theirs: socket.socket, door: socket.socket, numbers: Mapping[str, int
     finally:
         os.close(owner)
     assert process.stdin is not None
-    process.stdin.write(os.fsencode(Path(minisandbox.__file__).parent.parent))
+    process.stdin.write(os.fsencode(Path(__file__).parent.parent))
     process.stdin.close()
     return process
 

@@ -1,7 +1,6 @@
-"""The pool: how many things go on at once."""
+"""How much work is done at once: threads, and sandboxes made ahead."""
 
-from minisandbox.pool.parallel import as_finished
-from minisandbox.pool.threads import Threads
+from minisandbox.pool.threads import Threads, as_finished
 from minisandbox.pool.warm import WarmPool
 
 __all__ = ["Threads", "WarmPool", "as_finished"]

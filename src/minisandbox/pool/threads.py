@@ -1,4 +1,4 @@
-"""Threads for what blocks: as many as asked for, begun when needed, and no reason for a process to go on living."""
+"""Daemon threads for calls that block: they do not keep a process alive that was told to end."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class Threads:
-    """Calls functions in threads of its own, so many at once.
-
-    The threads are daemons: unlike those of concurrent.futures, they do not keep a process that was told to end alive.
+    """Calls functions in daemon threads of its own, so many at once.
 
     Args:
         count: how many calls go on at once, at least 1.
@@ -52,7 +51,7 @@ class Threads:
                 return
             try:
                 result = function(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits for it
+            except BaseException as error:  # noqa: BLE001 - handed to the caller that waits for it
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -105,3 +104,51 @@ class Threads:
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+
+
+def as_finished(
+    function: Callable[[Item], T], items: Iterable[Item], workers: int
+) -> Generator[tuple[int, T], None, None]:
+    """Call a function for each item, several at once, and yield the results as they come.
+
+    When the caller stops iterating, because of an exception or because it has enough, no further item is begun. Results
+    of calls that still run are dropped.
+
+    Args:
+        function: what to do; its first error ends the iteration.
+        items: what to do it with.
+        workers: how many at once, at least 1.
+
+    Yields:
+        The number of the item and its result, in the order in which they end.
+
+    Raises:
+        BaseException: what ``function`` raised.
+    """
+    threads, stop = Threads(workers, "worker"), threading.Event()
+    ended = queue.SimpleQueue[tuple[int, Future[T]]]()
+
+    def begin(item: Item) -> T:
+        if stop.is_set():
+            raise _StoppedError
+        try:
+            return function(item)
+        except BaseException:
+            stop.set()
+            raise
+
+    try:
+        calls = [threads.submit(begin, item) for item in items]
+        for number, call in enumerate(calls):
+            call.add_done_callback(lambda call, number=number: ended.put((number, call)))  # type: ignore[misc]
+        for _ in calls:
+            number, call = ended.get()
+            if not isinstance(call.exception(), _StoppedError):  # else the error that stopped it is still to come
+                yield number, call.result()
+    finally:
+        stop.set()
+        threads.close()
+
+
+class _StoppedError(Exception):
+    """The call was not begun."""

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import minisandbox
 from minisandbox.errors import HostError
 
 _PATIENCE = 5.0
@@ -47,7 +46,7 @@ def start(bootstrap: str, theirs: socket.socket, settings: Sequence[str] = ()) -
         HostError: it cannot be started.
     """
     loader = sealed_loader(sys.executable)
-    package = Path(minisandbox.__file__).parent.parent
+    package = Path(__file__).parents[2]
     controller = -1
     try:
         controller = os.pidfd_open(os.getpid())
