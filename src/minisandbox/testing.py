@@ -276,7 +276,7 @@ class FakeCore:
         return listeners.make(self._place / "doors", listeners.name_of(self.id, process_id), scratch.ELSEWHERE)
 
     def connect_process(self, process_id: str) -> socket.socket:
-        """Reach a process by its door; NotFound if there is none."""
+        """Reach a process by its door; NotFound if it does not exist."""
         return knock_process(self._place / "doors", self.id, process_id)
 
     def processes(self) -> tuple[str, ...]:
@@ -532,7 +532,7 @@ def _differences(before: Path, after: Path, shown: PurePosixPath) -> Iterator[Ch
 
 
 def _entries(directory: Path) -> dict[str, os.stat_result]:
-    """What lies in a directory; nothing if it is none, or has gone meanwhile."""
+    """What lies in a directory; nothing if it is not a directory, or has gone meanwhile."""
     found: dict[str, os.stat_result] = {}
     try:
         names = os.listdir(directory) if not directory.is_symlink() else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import threading
 import time
@@ -133,14 +134,17 @@ def as_finished(
             raise _StoppedError
         try:
             return function(item)
-        except BaseException:
+        except BaseException:  # an interrupt too: the caller gets it, and no further item
             stop.set()
             raise
+
+    def note(number: int, call: Future[T]) -> None:
+        ended.put((number, call))
 
     try:
         calls = [threads.submit(begin, item) for item in items]
         for number, call in enumerate(calls):
-            call.add_done_callback(lambda call, number=number: ended.put((number, call)))  # type: ignore[misc]
+            call.add_done_callback(functools.partial(note, number))
         for _ in calls:
             number, call = ended.get()
             if not isinstance(call.exception(), _StoppedError):  # else the error that stopped it is still to come

@@ -68,7 +68,7 @@ class WarmPool(Generic[Key]):
             raise
 
     async def close(self) -> None:
-        """Stop what nobody has taken, to the end even if this is cancelled."""
+        """Stop sandboxes that were not taken, to the end even if this is cancelled."""
         tasks, self._ahead = list(self._ahead.values()), {}
         await asyncio.gather(*map(_undo, tasks))
 

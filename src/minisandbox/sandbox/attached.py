@@ -18,7 +18,7 @@ from minisandbox.types import ImageSpec, Limits, Refusals, SandboxInfo
 
 
 class AttachedCore:
-    """What :class:`.core.Core` is to an owner, for everybody else of the same user. Make one with :meth:`attach`.
+    """What :class:`.core.Core` is to an owner, for other processes of the same user. Make one with :meth:`attach`.
 
     Attributes:
         id: its name, unique on this machine.
@@ -26,7 +26,7 @@ class AttachedCore:
         limits: what its owner gave it, as far as a handle needs to know: bytes kept of a command's output.
         environment: what every command finds in its environment.
         owned: False: another handle, most likely of another process, made it.
-        created_in: 0: whoever made it knows.
+        created_in: 0: its owner knows.
     """
 
     owned = False
@@ -70,7 +70,7 @@ class AttachedCore:
         return not self._over(0.0)
 
     def _over(self, seconds: float) -> bool:
-        pidfd = self._pidfd  # another thread may let go of it
+        pidfd = self._pidfd  # another thread may close it
         return pidfd < 0 or readable(pidfd, seconds)
 
     def open_job(self, *, wait: bool = True) -> socket.socket:
@@ -213,7 +213,7 @@ class AttachedCore:
 
 
 def live_sandboxes(*, labels: Mapping[str, str] | None = None) -> tuple[SandboxInfo, ...]:
-    """Every live sandbox of this user, whoever owns it.
+    """Return every live sandbox of this user, of all owners.
 
     Args:
         labels: only those that have all of these labels.

@@ -11,7 +11,7 @@ from minisandbox.sandbox._sync.sandbox import Sandbox
 
 
 class CancelledError(Exception):
-    """The work was called off: whatever was seen of it since means nothing. Whoever called it off takes it."""
+    """The work was called off: results since then mean nothing. The caller of ``cancel`` catches it."""
 
 
 class Cancellation:

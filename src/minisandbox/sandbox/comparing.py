@@ -88,7 +88,7 @@ def changes(
     shown = _USR.is_relative_to(below) or below.is_relative_to(_USR)
     usr = shown and request.image.host_usr and request.writable_usr
     call = ChangesCall(len(trees), str(below), usr=usr, skip=skip, most=most)
-    door, outside = socket.socketpair()  # a door at which nobody can knock
+    door, outside = socket.socketpair()  # a listener that has no path
     with door, outside:
         run = SandboxRun(launcher, plan, door, trees, "comparison")
         _ask(run, call, timeout)

@@ -15,7 +15,7 @@ _RAISING = threading.Lock()  # the limit is the process's: one thread must not r
 def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
     """Send a message that carries descriptors.
 
-    For a user without privileges the kernel counts the descriptors that nobody has received yet, over all of the
+    For a user without privileges the kernel counts the descriptors that are not received yet, over all of the
     user's processes and sandboxes. It refuses senders whose limit of open files is smaller than that count
     (net/core/scm.c, too_many_unix_fds). A sandbox may leave as many under way as its own limit allows; the retry with
     our hard limit gets through.

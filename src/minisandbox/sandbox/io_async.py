@@ -184,7 +184,7 @@ class _NoAnswerError(Exception):
 class SharedConnection(Connection[Channel]):
     """A connection that tasks of one event loop share.
 
-    The loop watches the socket while a task waits, and not otherwise: output that nobody reads stays in the socket, and
+    The loop watches the socket while a task waits, and not otherwise: unread output stays in the socket, and
     makes its sender wait. No task reads for the others, so that no byte is lost between a socket and a cancelled task.
 
     Attributes:

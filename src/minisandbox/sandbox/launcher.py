@@ -194,7 +194,7 @@ class Launcher:
                 ) from error
 
     def _receive(self, number: int) -> tuple[dict[str, object], int]:
-        """The answer to a request; those to earlier ones, which were interrupted, nobody waits for any more."""
+        """Return the answer to a request, and drop those to earlier requests, which were interrupted."""
         while True:
             data, ancillary, _, _ = self._connection.recvmsg(1 << 16, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
             if not data:

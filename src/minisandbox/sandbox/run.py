@@ -37,7 +37,7 @@ class SandboxRun:
     Attributes:
         pid: host pid of its first process.
         tree: what it writes.
-        listener: where it was asked for, the socket that listens inside for its way out; whoever serves it closes it.
+        listener: where it was asked for, the socket that listens inside for its way out; the gateway closes it.
 
     Raises:
         SandboxCreationError: it could not even be forked.

@@ -1,7 +1,7 @@
 """Directories on the host for the time of a sandbox, which outlive no owner for long.
 
-Their names say whose they are, so that whoever starts next removes what a killed owner could not. Where they are made
-is noted beside the records of owners: whoever starts next may have another TMPDIR.
+Their names say whose they are, so that the next owner removes what a killed owner could not. Where they are made
+is noted with the records of owners: the next owner may have another TMPDIR.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def new_scratch() -> Path:
     """Make an empty directory of this process, which its user alone may enter.
 
     Returns:
-        Its path; to be removed by whoever asked for it.
+        Its path; the caller removes it.
 
     Raises:
         HostError: it cannot be made.
@@ -63,7 +63,7 @@ def _place() -> Path | None:
 def _noting(place: Path) -> Iterator[None]:
     """Note a place, and keep the note there while a directory is made in it.
 
-    Without a runtime directory whoever starts with the same place alone will look there.
+    Without a runtime directory, only owners with the same TMPDIR will look there.
     """
     name = os.fsencode(place)
     with contextlib.ExitStack() as kept:

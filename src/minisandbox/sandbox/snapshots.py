@@ -77,7 +77,7 @@ class Tree:
 
 
 def _taken(descriptor: int) -> int:
-    """Bytes that are in use of a file system; what it has of files counts where that is more, for it is memory too."""
+    """Bytes that are in use of a file system; its files count where that is more, since they are memory too."""
     info = os.fstatvfs(descriptor)
     files = info.f_files - info.f_ffree - _OWN_FILES
     return max((info.f_blocks - info.f_bfree) * info.f_frsize, files * BYTES_PER_FILE)
@@ -133,7 +133,7 @@ class Snapshot:
         return self._trees
 
     def close(self) -> None:
-        """Give it up, and what it holds of memory; sandboxes made over it go on. Calling it again does nothing."""
+        """Give it up, and its memory; sandboxes made over it go on. Calling it again does nothing."""
         launcher = self._trees[0].launcher if self._trees else None
         self._trees = None
         if self._lease is not None:

@@ -24,7 +24,7 @@ def prepare(upper: Path) -> None:
             reason="what is setuid inside is so on disk, and that user could run it",
             hint="give a directory of your own: mktemp -d",
         )
-    upper.chmod(0o700)  # so that it is nobody else's business
+    upper.chmod(0o700)  # other users must not see it
     for name in ("tree", "work", "usr", "usr-work"):
         (upper / name).mkdir()
         (upper / name).chmod(0o755)
@@ -36,9 +36,9 @@ def check_limits(limits: Limits | None) -> None:
     Raises:
         InvalidValue: a limit was given that is not the default.
     """
-    if isinstance(limits, Limits) and limits.disk != Limits().disk:  # Core.create refuses what is none
+    if isinstance(limits, Limits) and limits.disk != Limits().disk:  # Core.create refuses other types
         raise InvalidValue(
-            f"Limits.disk={limits.disk} and upper= go not together",
+            f"Limits.disk={limits.disk} and upper= cannot be combined",
             reason="what is written to an upper on disk is limited by that disk alone",
             hint="leave out Limits.disk, and give a directory on a file system of that size; or leave out upper=",
         )

@@ -1,6 +1,6 @@
 """Refuse arguments of a wrong type before anything is done: not all callers are checked by mypy.
 
-Both colours of the sandbox and the fakes use it. Messages name the type, never the value: it may be a secret, or huge.
+Sync and async handles and the fakes use it. Messages name the type, never the value: it may be a secret, or huge.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class AsyncProcess:
     It is an asynchronous context manager. Tasks of one event loop may share it: one reads while another writes.
     A cancellation of a wait loses nothing of the output.
 
-    Output that nobody reads makes the process wait. Its standard input is an open pipe until :meth:`close_stdin`. On a
+    Unread output makes the process wait. Its standard input is an open pipe until :meth:`close_stdin`. On a
     terminal there is but one output, ``stdout``. Every verb raises :class:`.SandboxGone` once the sandbox has ended,
     and :class:`.InvalidValue` once the handle was closed.
 

@@ -157,7 +157,7 @@ class AsyncSandbox:
         await call_blocking(self._core.leave)
 
     def __del__(self) -> None:
-        """Stop a sandbox that nobody can reach any more."""
+        """Stop a sandbox that was never stopped and is garbage now."""
         core = getattr(self, "_core", None)  # absent where creation failed
         if core is not None and core.abandoned:
             warn_abandoned(self, core.id)
@@ -342,7 +342,7 @@ class AsyncSandbox:
             The state, from which sandboxes can be made and to which :meth:`reset` goes back.
 
         Raises:
-            InvalidValue: sealed states leave nothing of ``Limits.disk``; the sandbox goes on as it was.
+            InvalidValue: sealed states leave nothing of ``Limits.disk``; the sandbox is unchanged.
             OwnerOnly: the sandbox was attached.
             SandboxCreationError: the kernel refused a step of going on; the error names it.
             SandboxGone: the sandbox has ended.

@@ -1,10 +1,10 @@
 """Streaming processes and stateful shells: the controller's half, without any I/O.
 
-A *channel* speaks over one job's connection for as long as its process or shell lives. Verbs queue what they have to
-say; ``outgoing()`` gives the bytes that may be sent now; ``feed()`` takes what was received. Who drives a channel sends
-``start()`` first, then what ``outgoing()`` gives after every verb and after every ``feed()``, and calls ``hung_up()``
-at the end of the stream. A ConnectionResetError is such an end, and what cannot be sent (BrokenPipeError) is dropped:
-the peer has said its last word, which is still to be received.
+A *channel* speaks over one job's connection for as long as its process or shell lives. Verbs queue requests;
+``outgoing()`` returns the bytes that may be sent now; ``feed()`` takes what was received. The driver of a channel sends
+``start()`` first, then ``outgoing()`` after every verb and after every ``feed()``. At the end of the stream it calls
+``hung_up()``; a ConnectionResetError is such an end. Bytes that cannot be sent (BrokenPipeError) are dropped: the
+peer's last answer is still to be received.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ProcessChannel(_Channel):
         pid: its number inside, once ``started``; before that 0.
         started: whether it runs, or has run.
         done: whether nothing more will come: it has ended, could not be started, or another handle took hold of it.
-        events: pieces of output as they came, at last the result; whoever consumes them takes them out.
+        events: pieces of output as they came, at last the result; the reader removes them.
         result: how it ended, or None.
         left: once ``started``, seconds that were left of its timeout then; None without one.
 
@@ -211,7 +211,7 @@ class ProcessChannel(_Channel):
         """Queue the end of standard input (on a pty: ^D); calling it again does nothing."""
         if self._closing:
             return
-        if self._terminal:  # a terminal has no end: the program that reads is told one (termios(3), VEOF)
+        if self._terminal:  # a terminal has no end: the program that reads gets this character (termios(3), VEOF)
             self.write(_END_OF_FILE)
             return
         self._closing = True
@@ -389,7 +389,7 @@ class ShellChannel(_Channel):
             self._say({"verb": "interrupt", "run": run})
 
     def take(self, run: int) -> ShellResult | None:
-        """The result of a run, once; None while there is none."""
+        """Return the result of a run, once; None before its end."""
         return self._results.pop(run, None)
 
     def forget(self, run: int) -> None:
@@ -405,7 +405,7 @@ class ShellChannel(_Channel):
             run = header["run"]
             assert isinstance(run, int)
             script = self._running.pop(run, None)
-            if script is not None:  # else nobody waits for it any more
+            if script is not None:  # else its caller was interrupted
                 replaced = header["replaced"] is True
                 self._end(run, wire.exec_result(script, header, payload), replaced=replaced)
 

@@ -1,4 +1,4 @@
-"""The verbs that run commands, as operations and channels; both colours of a handle use them."""
+"""The verbs that run commands, as operations and channels; sync and async handles use them."""
 
 from __future__ import annotations
 

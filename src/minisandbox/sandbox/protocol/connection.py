@@ -1,4 +1,4 @@
-"""A connection that lasts: it moves what can be moved without waiting. Each colour adds its own way to wait."""
+"""A connection that lasts: it moves what can be moved without waiting. Sync and async add their ways to wait."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Queue:
             timeout: wall seconds that this script may take; None: no limit.
 
         Returns:
-            When it must have ended, as time.monotonic() counts; None where nobody knows.
+            When it must have ended, as time.monotonic() counts; None where that is unknown.
         """
         begin = max(time.monotonic(), self._until if self._under_way else 0.0)
         self._until = math.inf if timeout is None else begin + timeout + GRACE
@@ -222,12 +222,12 @@ class Queue:
         return None if math.isinf(self._until) else self._until
 
     def leave(self) -> None:
-        """The script has ended, or nobody waits for it any more."""
+        """The script has ended, or its caller was interrupted."""
         self._under_way -= 1
 
 
 def has_room(channel: ProcessChannel, deadline: float | None = None) -> bool:
-    """Whether more output may be taken that nobody has read yet.
+    """Whether more unread output may be taken.
 
     Args:
         channel: the process's.

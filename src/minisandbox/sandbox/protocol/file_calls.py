@@ -1,4 +1,4 @@
-"""The calls of the file verbs and of ``usage``: what is asked of a worker, and what is believed of its answer."""
+"""The calls of the file verbs and of ``usage``: requests to a worker, and how its answers are checked."""
 
 from __future__ import annotations
 

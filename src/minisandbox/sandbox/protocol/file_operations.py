@@ -1,6 +1,6 @@
 """The file verbs and ``usage`` as the controller sees them, without any socket: operations that yield calls.
 
-An operation is a generator. Whoever drives it carries out each :class:`.wire.Call` that it yields, resumes it with
+An operation is a generator. Its driver carries out each :class:`.wire.Call` that it yields, resumes it with
 ``send(None)`` once the peer has answered or hung up, and takes its return value. Whatever goes wrong in between, it
 must be closed (``operation.close()``): what a copy had begun on the host is then removed. Every verb raises
 
@@ -156,9 +156,9 @@ def remove(
 def move(source: str | PurePosixPath, target: str | PurePosixPath, *, cwd: str) -> Operation[None]:
     """Rename, as rename(2): a file or an empty directory at the target is replaced; links themselves are moved.
 
-    Missing parents of the target are made. Where the kernel cannot rename (another mount; overlayfs for a directory of
-    the image), the tree is copied beside the target, renamed into place, and then removed at its source; owners, modes,
-    times and holes are kept, hard links become files of their own.
+    Missing parents of the target are made. The kernel cannot rename to another mount, and overlayfs cannot rename a
+    directory of the image. Then the tree is copied next to the target, renamed into place, and removed at its source.
+    Owners, modes, times and holes are kept; hard links become files of their own.
 
     Raises:
         FileAccessError: there is no such source, the target is a directory with something in it, or lies below the

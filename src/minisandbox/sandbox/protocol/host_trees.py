@@ -242,5 +242,5 @@ class Upload:
         return Transfer(self._tally.files, self._tally.size, tuple(self._skipped))
 
     def close(self) -> None:
-        """Let go of the tree."""
+        """Close the tree."""
         self._cursor.close()

@@ -76,7 +76,7 @@ _LOOKING = 30.0
 _MOST_WRITTEN = 1 << 16
 """Characters of paths beyond which git looks at everything: they are a command's arguments."""
 _MOST_FOUND = 4 * _MOST_WRITTEN
-"""Characters of paths, directories and what git itself wrote among them, beyond which nobody looks for more."""
+"""Characters of paths, directories and what git itself wrote among them, beyond which git looks at everything."""
 _SHAPING = (".git", ".gitignore", ".gitattributes", ".gitmodules")
 """Names of what decides how git looks at other files."""
 _GITS_OWN = ("COMMIT_EDITMSG", "FETCH_HEAD", "HEAD", "ORIG_HEAD", "index", "logs", "packed-refs")
@@ -207,7 +207,7 @@ def make_patch(
     """
     if written is not None and not written.any:
         return b""
-    work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - in the sandbox; nobody knows it beforehand
+    work = f"/tmp/patch.{secrets.token_hex(8)}"  # noqa: S108 - in the sandbox, and cannot be guessed
     script, more = (_WHOLE_PATCH, []) if written is None else (_WRITTEN_PATCH, written.arguments())
     command = ["bash", "-c", script, "patch", base or core.image.base_commit, work, *more]
     result = yield from _run_as_owner(core, command, path, timeout)

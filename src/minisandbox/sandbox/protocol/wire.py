@@ -1,4 +1,4 @@
-"""The controller's half of the protocol, without any I/O: both colours of the sandbox drive these calls.
+"""The controller's half of the protocol, without any I/O: sync and async handles drive these calls.
 
 A *call* is one job on a socket of its own. ``outgoing()`` yields what to send; ``feed()`` takes what was received until
 ``done``; then ``result()`` gives the value or raises. ``hung_up()`` is for a peer that closed before it answered.
