@@ -40,7 +40,7 @@ from minisandbox.sandbox import scratch
 from minisandbox.sandbox._async.sandbox import AsyncSandbox
 from minisandbox.sandbox._sync.sandbox import Sandbox
 from minisandbox.sandbox.attached import AttachedCore
-from minisandbox.sandbox.core import info_of, knock_process
+from minisandbox.sandbox.core import info_of, reach_process
 from minisandbox.sandbox.io_async import call_or_undo
 from minisandbox.sandbox.protocol.environment import command_environment
 from minisandbox.sandbox.protocol.file_calls import FILE_TYPES
@@ -271,13 +271,13 @@ class FakeCore:
         """Another handle's core."""
         return AttachedCore(self._place / "doors", self.record(), os.pidfd_open(self._living().pid))
 
-    def process_door(self, process_id: str) -> socket.socket:
+    def process_listener(self, process_id: str) -> socket.socket:
         """A listening socket for a process that outlives its handle."""
         return listeners.make(self._place / "doors", listeners.name_of(self.id, process_id), scratch.ELSEWHERE)
 
     def connect_process(self, process_id: str) -> socket.socket:
         """Reach a process by its door; NotFound if it does not exist."""
-        return knock_process(self._place / "doors", self.id, process_id)
+        return reach_process(self._place / "doors", self.id, process_id)
 
     def processes(self) -> tuple[str, ...]:
         """The ids of processes that outlive their handles."""

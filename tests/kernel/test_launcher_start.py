@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 
 import pytest
 
-from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox import Sandbox, host_sockets
 from minisandbox.sandbox.controller import current_controller, shut_down
 from minisandbox.types import ImageSpec
 
@@ -22,6 +23,27 @@ def test_it_starts_every_time() -> None:
         shut_down()
         assert current_controller().launcher.alive
     shut_down()
+
+
+def test_the_hosts_sockets_are_looked_for_once_and_only_where_the_hosts_usr_is_shown(
+    spec: ImageSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[tuple[str, ...]] = []
+
+    def find(tops: Iterable[str]) -> tuple[str, ...]:
+        searches.append(tuple(tops))
+        return ()
+
+    monkeypatch.setattr(host_sockets, "find", find)
+    shut_down()
+    try:
+        assert current_controller().launcher.alive
+        assert searches == [], "every start of a launcher would take as long as looking does"
+        for _ in range(2):
+            Sandbox.create(spec).stop()
+        assert len(searches) == spec.host_usr
+    finally:
+        shut_down()
 
 
 def test_the_callers_umask_changes_nothing_inside(spec: ImageSpec) -> None:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from minisandbox.errors import NotFound, OwnerOnly, SandboxGone
 from minisandbox.host import listeners, registry
-from minisandbox.sandbox.core import info_of, knock_process, unreachable
+from minisandbox.sandbox.core import info_of, reach_process, unreachable
 from minisandbox.sandbox.run import end_process, readable
 from minisandbox.sandbox.snapshots import Snapshot
 from minisandbox.types import ImageSpec, Limits, Refusals, SandboxInfo
@@ -114,7 +114,7 @@ class AttachedCore:
             raise self._gone()
         return info_of(self._record)
 
-    def process_door(self, process_id: str) -> socket.socket:
+    def process_listener(self, process_id: str) -> socket.socket:
         """A listening socket for a process that outlives its handle.
 
         Raises:
@@ -131,7 +131,7 @@ class AttachedCore:
         Raises:
             NotFound: there is none of that id, or nobody behind its door any more.
         """
-        return knock_process(self._directory, self.id, process_id)
+        return reach_process(self._directory, self.id, process_id)
 
     def processes(self) -> tuple[str, ...]:
         """The ids of processes that outlive their handles.

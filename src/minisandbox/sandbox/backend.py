@@ -85,7 +85,7 @@ class SandboxCore(Protocol):
     def processes(self) -> tuple[str, ...]:
         """Processes that can be taken hold of."""
 
-    def process_door(self, process_id: str) -> socket.socket:
+    def process_listener(self, process_id: str) -> socket.socket:
         """A listening socket at which others can connect to a process."""
 
     def connect_process(self, process_id: str) -> socket.socket:

@@ -1,7 +1,7 @@
-"""The life of a sandbox, whatever the colour of its handle: made, reached, sealed, ended.
+"""The life of a sandbox of this process: made, reached, sealed, ended.
 
-Everything here blocks for milliseconds at most. :class:`.sync.Sandbox` calls it directly; :class:`.aio.AsyncSandbox`
-calls the longer parts in a thread.
+Everything here blocks for milliseconds at most. Sync handles call it directly, async handles call the longer parts in
+a thread.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Core:
             raise self._gone()
         return self._controller.gateway.refusals(self.id)
 
-    def process_door(self, process_id: str) -> socket.socket:
+    def process_listener(self, process_id: str) -> socket.socket:
         """A listening socket for a process that outlives its handle; the worker that supervises it keeps it.
 
         Raises:
@@ -252,7 +252,7 @@ class Core:
         Raises:
             NotFound: there is none of that id, or nobody behind its door any more.
         """
-        return knock_process(self._controller.directory, self.id, process_id)
+        return reach_process(self._controller.directory, self.id, process_id)
 
     def processes(self) -> tuple[str, ...]:
         """The ids of processes that outlive their handles.
@@ -433,7 +433,7 @@ def info_of(record: registry.Record) -> SandboxInfo:
     )  # fmt: skip
 
 
-def knock_process(directory: Path, sandbox_id: str, process_id: str) -> socket.socket:
+def reach_process(directory: Path, sandbox_id: str, process_id: str) -> socket.socket:
     """Reach a process of a sandbox by its door.
 
     Raises:

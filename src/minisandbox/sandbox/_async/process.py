@@ -43,7 +43,7 @@ class AsyncProcess:
     @classmethod
     async def _started(cls, core: SandboxCore, channel: ProcessChannel, *, owned: bool) -> Self:
         with contextlib.ExitStack() as opened:
-            door = None if owned else opened.enter_context(core.process_door(channel.id))
+            door = None if owned else opened.enter_context(core.process_listener(channel.id))
             connection = SharedConnection(core, channel, await open_job(core), f"process {channel.id}")
             try:
                 connection.begin(door)
