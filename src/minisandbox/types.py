@@ -396,13 +396,18 @@ class ShellResult(ExecResult):
     """The result of a command in a stateful shell.
 
     Attributes:
-        replaced: whether a new bash had to be started after it (``exit``, ``exec``, a timeout that killed it);
-            :meth:`minisandbox.Shell.run` lists the state that is carried over.
+        restarted: whether bash ended with it (``exit``, ``exec``, a failure under ``set -e``, a timeout). The next
+            command gets a new bash: directory and files survive, variables, functions, options and aliases do not.
         cwd: the directory where the next command starts.
     """
 
-    replaced: bool = False
+    restarted: bool = False
     cwd: PurePosixPath = PurePosixPath("/")
+
+    @property
+    def replaced(self) -> bool:
+        """The former name of ``restarted``."""
+        return self.restarted
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Processes that live as long as the sandbox: let go, found again, their results kept."""
+"""Processes that live as long as the sandbox: released, attached to again, their results kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.conformance.contract import a_while, case, ended, raises, runs, until
 
-from minisandbox.errors import NotFound
+from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.types import Limits, Outcome, Output, Terminal
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from minisandbox.sandbox import AsyncSandbox
 
 
-@case("it outlives the handle that started it, is listed, and can be taken hold of by its id")
-async def case_take_hold_again(box: AsyncSandbox) -> None:
+@case("it outlives the handle that started it, is listed, and can be attached to by its id")
+async def case_attach_again(box: AsyncSandbox) -> None:
     async with await box.start("read x; echo got $x; exit 4", lifetime="sandbox") as process:
         assert process.id in await box.processes()
     assert process.id in await box.processes()
@@ -25,6 +25,19 @@ async def case_take_hold_again(box: AsyncSandbox) -> None:
         await again.write("input\n")
         result = await again.wait(60)
     assert (result.exit_code, result.stdout) == (4, "got input\n")
+
+
+@case("one handle holds it at a time; another one is refused until that is closed")
+async def case_one_holder(box: AsyncSandbox) -> None:
+    process = await box.start("read x; echo got $x", lifetime="sandbox")
+    with raises(InvalidValue, "another handle"):
+        await box.process(process.id)
+    await process.close()
+    async with await box.process(process.id) as again:
+        with raises(InvalidValue, "another handle"):
+            await box.process(process.id)
+        await again.write("input\n")
+        assert (await again.wait(60)).stdout == "got input\n"
 
 
 @case("a process with the handle's lifetime is not among them")
@@ -43,7 +56,7 @@ async def case_unknown(box: AsyncSandbox) -> None:
             await box.process(name)
 
 
-@case("output of a process without a handle is kept, and delivered at the next hold")
+@case("output of a process without a handle is kept, and delivered to the next holder")
 async def case_kept_output(make: World, box: AsyncSandbox) -> None:
     process = await box.start("echo one; sleep 0.3; echo two; touch two; read x; echo three", lifetime="sandbox")
     await process.close()
@@ -105,7 +118,7 @@ async def case_kill(make: World, box: AsyncSandbox) -> None:
     await ended(make, box, f"sleep {mark}")
 
 
-@case("a terminal can be let go and taken again", needs="terminal")
+@case("a terminal can be released and attached to again", needs="terminal")
 async def case_terminal(box: AsyncSandbox) -> None:
     process = await box.start("read x; echo got $x; stty size", pty=Terminal(30, 100), lifetime="sandbox")
     await process.close()

@@ -175,7 +175,7 @@ async def case_attach_unknown(make: World, box: AsyncSandbox) -> None:
             await make.attach(name)
 
 
-@case("a process with the sandbox's lifetime can be taken hold of by another handle")
+@case("a process with the sandbox's lifetime can be attached to by another handle")
 async def case_attach_to_a_process(make: World, box: AsyncSandbox) -> None:
     process = await box.start("read x; echo got $x", lifetime="sandbox")
     await process.close()

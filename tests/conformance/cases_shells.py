@@ -21,7 +21,7 @@ async def case_result(box: AsyncSandbox) -> None:
         result = await shell.run("echo out; echo err >&2; (exit 3)")
         assert isinstance(result, ShellResult)
         assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 3)
-        assert (result.outcome, result.replaced) == (Outcome.EXITED, False)
+        assert (result.outcome, result.restarted) == (Outcome.EXITED, False)
         assert result.cwd == box.image.workdir
         assert result.duration >= 0
 
@@ -147,7 +147,7 @@ async def case_stopped_sandbox(make: World) -> None:
 @case("a closed shell stays closed, though its bash was killed before")
 async def case_closed_after_a_kill(box: AsyncSandbox) -> None:
     shell = await box.shell()
-    assert (await shell.run("kill -KILL $$")).replaced
+    assert (await shell.run("kill -KILL $$")).restarted
     await shell.close()
     with raises(InvalidValue, "closed"):
         await shell.run(":")

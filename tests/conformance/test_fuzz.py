@@ -228,7 +228,7 @@ class Machine(RuleBasedStateMachine):
         )
         before = pair.variables.get("v", "")
         result = self.within_deadline(lambda: shell.run(f'printf %s "$v"; {script}', timeout=20))
-        assert (result.stdout, result.exit_code, result.replaced) == (before, 0, False)
+        assert (result.stdout, result.exit_code, result.restarted) == (before, 0, False)
         pair.cwd, pair.variables = directory, {"v": value}
         assert result.cwd == pair.box.image.workdir / directory
 
@@ -242,7 +242,7 @@ class Machine(RuleBasedStateMachine):
         assert result.outcome is Outcome.EXITED
         if script != "if":
             pair.variables = {}
-        if result.replaced or script.startswith("set"):
+        if result.restarted:
             self.within_deadline(shell.close)
             pair.shell = None
         else:

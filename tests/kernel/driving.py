@@ -55,7 +55,8 @@ class Driver:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [door.fileno()]).tobytes())
             self.connection.sendmsg([first[:1]], [rights])
             first = first[1:]
-        self.connection.sendall(first)
+        with contextlib.suppress(BrokenPipeError):  # refused: the reason is still to be read
+            self.connection.sendall(first)
         self.until(lambda: self.channel.started or self.channel.done)
         self.channel.check()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import PATIENCE, until
 
-from minisandbox.errors import HostError, NotFound, OwnerOnly, SandboxGone
+from minisandbox.errors import HostError, InvalidValue, NotFound, OwnerOnly, SandboxGone
 from minisandbox.sandbox import Process, Sandbox, live_sandboxes
 from minisandbox.types import ExecResult, ImageSpec, Outcome, Output, Terminal
 
@@ -107,7 +107,7 @@ def test_many_commands_at_once(owner: Owner) -> None:
         assert [result.stdout for result in results] == ["x\n"] * 60
 
 
-def test_a_process_of_the_owner_is_taken_hold_of(owner: Owner) -> None:
+def test_a_process_of_the_owner_is_attached_to(owner: Owner) -> None:
     with Sandbox.attach(owner.box) as box:
         assert box.processes() == (owner.started,)
         with box.process(owner.started) as process:
@@ -124,21 +124,13 @@ def test_a_process_of_the_owner_is_taken_hold_of(owner: Owner) -> None:
             box.process(owner.started)
 
 
-def test_the_last_to_take_hold_has_it(owner: Owner) -> None:
-    with Sandbox.attach(owner.box) as box, box.process(owner.started) as first:
-        waited: list[BaseException] = []
-
-        def wait() -> None:
-            try:
-                first.wait(PATIENCE)
-            except NotFound as error:
-                waited.append(error)
-
-        thread = threading.Thread(target=wait)
-        thread.start()
+def test_a_process_that_is_held_is_refused_until_its_holder_closes(owner: Owner) -> None:
+    with Sandbox.attach(owner.box) as box:
+        with box.process(owner.started) as first:
+            with pytest.raises(InvalidValue, match="held by another handle"):
+                box.process(owner.started)
+            assert first.pid > 1
         with box.process(owner.started) as second:
-            thread.join(PATIENCE)
-            assert "another handle" in str(waited[0])
             second.kill()
             assert second.wait(PATIENCE).outcome is Outcome.SIGNALED
 

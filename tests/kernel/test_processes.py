@@ -1,4 +1,4 @@
-"""Started processes: streamed both ways, signalled, on terminals, taken hold of again."""
+"""Started processes: streamed both ways, signalled, on terminals, attached to again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.kernel.driving import Driver
 from tests.waiting import PATIENCE, running_with, settled, until
 
-from minisandbox.errors import FileAccessError, InvalidValue, NotFound
+from minisandbox.errors import FileAccessError, InvalidValue
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.protocol.channels import Lifetime, ProcessChannel
 from minisandbox.types import ImageSpec, Limits, Outcome, Terminal
@@ -315,7 +315,7 @@ def test_background_children_of_a_terminal(box: Sandbox) -> None:
 # --- lifetime of the sandbox -----------------------------------------------------------------------------------------
 
 
-def test_a_process_outlives_its_holder_and_is_taken_hold_of_again(box: Sandbox, door: socket.socket) -> None:
+def test_a_process_outlives_its_holder_and_is_attached_to_again(box: Sandbox, door: socket.socket) -> None:
     with start(box, "echo one; cat", lifetime="sandbox", door=door) as process:
         process.until_output(b"one\n")
         pid = process.channel.pid
@@ -354,47 +354,33 @@ def test_an_unseen_result_waits_and_a_seen_one_does_not(box: Sandbox, door: sock
     until(lambda: not is_open(address))
 
 
-def test_knocking_without_a_word_takes_nothing_away(box: Sandbox, door: socket.socket) -> None:
-    with start(box, ["cat"], lifetime="sandbox", door=door) as process:
-        lingering = [socket.socket(socket.AF_UNIX) for _ in range(20)]
-        for connection in lingering:
-            connection.connect(door.getsockname())
-        assert all(is_open(door.getsockname()) for _ in range(20))
-        process.write(b"still mine\n")
-        process.until_output(b"still mine\n")
-        for connection in lingering:
-            connection.close()
-        with knock(door.getsockname()) as other:
-            other.write(b"no more\n")
-            other.until_output(b"no more\n")
-
-
 def is_open(address: str) -> bool:
     with socket.socket(socket.AF_UNIX) as connection:
         return connection.connect_ex(address) == 0
 
 
-def test_who_takes_hold_replaces_who_had_it(box: Sandbox, door: socket.socket) -> None:
-    with start(box, "cat", lifetime="sandbox", door=door) as first, knock(door) as second:
-        first.until(lambda: first.channel.done)
-        with pytest.raises(NotFound, match="another handle"):
-            first.channel.check()
-        second.write(b"mine\n")
-        second.until_output(b"mine\n")
-        assert first.channel.result is None
+def test_a_process_has_one_holder_at_a_time(box: Sandbox, door: socket.socket) -> None:
+    with start(box, "cat", lifetime="sandbox", door=door) as first:
+        for _ in range(3):
+            with pytest.raises(InvalidValue, match="held by another handle"):
+                knock(door)
+        first.write(b"still mine\n")
+        first.until_output(b"still mine\n")
+        first.connection.close()
+        for word in (b"second\n", b"third\n"):  # at once after the hang-up of the holder before
+            with knock(door) as holder:
+                holder.write(word)
+                holder.until_output(word)
 
 
-def test_a_holder_that_does_not_read_is_replaced_all_the_same(box: Sandbox, door: socket.socket) -> None:
+def test_a_holder_that_does_not_read_stays_the_holder(box: Sandbox, door: socket.socket) -> None:
     with start(box, ["yes"], lifetime="sandbox", door=door) as first:
         assert settled(lambda: in_queue(first.connection, termios.FIONREAD)) > 0
-        with knock(door) as second:
-            second.until_output(b"y\ny\n")
-            first.until(lambda: first.channel.done)
-            with pytest.raises(NotFound):
-                first.channel.check()
-            second.channel.kill()
-            second.send()
-            assert second.wait().signal == signal.SIGKILL
+        with pytest.raises(InvalidValue, match="held by another handle"):
+            knock(door)
+        first.channel.kill()
+        first.send()
+        assert first.wait().signal == signal.SIGKILL
 
 
 def in_queue(connection: socket.socket, which: int) -> int:

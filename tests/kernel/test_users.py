@@ -166,8 +166,8 @@ def test_a_terminal_is_its_users_alone(town: Sandbox) -> None:
 def test_shells(town: Sandbox) -> None:
     with closing(Shell(town, user="ann")) as shell:
         assert shell.run("id -u; cd; pwd; x=1").stdout == "1100\n/opt/ann\n"
-        assert shell.run("exit 3").replaced
-        assert shell.run("id -u; pwd; echo $x $HOME").stdout == "1100\n/opt/ann\n1 /opt/ann\n"
+        assert shell.run("exit 3").restarted
+        assert shell.run("id -u; pwd; echo $x $HOME").stdout == "1100\n/opt/ann\n/opt/ann\n"
         assert shell.run("sleep 100", timeout=0.2).outcome is Outcome.TIMEOUT
         assert shell.run("kill -STOP $$; echo on; id -u").stdout == "on\n1100\n"
     with pytest.raises(FileAccessError, match="cannot enter /secret"):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from minisandbox.errors import InvalidValue, SandboxCreationError
 from minisandbox.launch import plan as p
 from minisandbox.launch import zygote
-from minisandbox.launch.jobs.capture import Capture
+from minisandbox.launch.jobs.exec import Capture
 from minisandbox.launch.jobs.frames import Decoder, FrameError, encode
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.plans import Request, make_plan

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -45,14 +44,15 @@ def score_of(pid: int) -> int:
 def refuse(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
     """Have the first attempts to write fail, as for a child that is not dumpable yet; returns the refused paths."""
     refused: list[str] = []
+    real = os.open
 
-    def opening(path: str, mode: str, *, buffering: int) -> FileIO:
-        if mode == "wb" and len(refused) < times:
+    def opening(path: str, flags: int) -> int:
+        if path.endswith("/oom_score_adj") and len(refused) < times:
             refused.append(path)
             raise PermissionError(13, "Permission denied", path)
-        return open(path, mode, buffering=buffering)  # type: ignore[return-value] # unbuffered, so raw
+        return real(path, flags)
 
-    monkeypatch.setattr(module, "open", opening, raising=False)
+    monkeypatch.setattr(os, "open", opening)
     return refused
 
 
@@ -69,6 +69,16 @@ def test_a_score_that_is_refused_while_the_child_executes_is_written_later(
     with sleeping() as pid:
         assert score_of(pid) == min(own_score() + 500, 1000)
         assert refused == [f"/proc/{pid}/oom_score_adj"] * times
+
+
+def test_a_command_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = refuse(monkeypatch, 1_000_000)
+    wait = os.waitid
+    monkeypatch.setattr(os, "waitid", lambda kind, pid, how: wait(kind, pid, os.WEXITED | os.WNOWAIT))
+    request: Header = {"argv": ["true"], "env": [["PATH", os.defpath]], "cwd": "/", "user": None}
+    pid = spawn(request, Stdio())
+    assert refused == [f"/proc/{pid}/oom_score_adj"]
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_program_that_is_never_dumpable_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_a_terminal_is_told_an_end_and_a_size() -> None:
         process().signal(1 << 20)
 
 
-def test_taking_hold_waits_for_the_credit_that_is_left() -> None:
+def test_attaching_waits_for_the_credit_that_is_left() -> None:
     channel = ProcessChannel.attach("p", output=100)
     assert said(channel.start()) == [({"verb": "attach"}, b"")]
     channel.write(b"xyz")
@@ -189,12 +189,20 @@ def test_a_result_is_acknowledged_once_and_only_where_it_would_be_kept() -> None
         assert [header["verb"] for header, _ in said(channel.outgoing())] == expected
 
 
-def test_who_is_replaced_has_no_result() -> None:
+def test_who_attaches_to_a_held_process_is_told_so() -> None:
     channel = ProcessChannel.attach("p", output=100)
-    channel.feed(frames.encode(ATTACHED) + output(0, b"x") + frames.encode({"event": "replaced"}))
+    channel.feed(frames.encode({"event": "error", "errno": 16, "message": "", "operation": "attach", "path": ""}))
     channel.hung_up()
     assert (channel.done, channel.result) == (True, None)
-    with pytest.raises(NotFound, match="p is not ours"):
+    with pytest.raises(InvalidValue, match="p is held by another handle"):
+        channel.check()
+
+
+def test_who_attaches_to_a_process_whose_result_was_taken_is_told_so() -> None:
+    channel = ProcessChannel.attach("p", output=100)
+    channel.hung_up()
+    assert (channel.done, channel.result) == (True, None)
+    with pytest.raises(NotFound, match="its result was taken"):
         channel.check()
 
 
@@ -276,7 +284,14 @@ BEGUN = frames.encode({"event": "started", "pid": 3, "cwd": "/start"})
 
 
 def answer(number: int, payload: bytes = b"", **changes: object) -> bytes:
-    header = {**EXIT, "run": number, "replaced": False, "cwd": "/there", "dropped": [0, 0], "stdout_size": len(payload)}
+    header = {
+        **EXIT,
+        "run": number,
+        "restarted": False,
+        "cwd": "/there",
+        "dropped": [0, 0],
+        "stdout_size": len(payload),
+    }
     return frames.encode({**header, **changes}, payload)
 
 
@@ -295,7 +310,7 @@ def test_the_requests_of_a_shell() -> None:
     ]
 
 
-SHELL_STREAM = BEGUN + answer(1, b"outerr", stdout_size=3) + answer(2, replaced=True, cwd="/new\udcff")
+SHELL_STREAM = BEGUN + answer(1, b"outerr", stdout_size=3) + answer(2, restarted=True, cwd="/new\udcff")
 
 
 def test_a_shell_may_come_in_any_two_pieces() -> None:
@@ -312,11 +327,11 @@ def takes_a_shell_in_two_pieces(cut: int) -> None:
     result = channel.take(first)
     assert isinstance(result, ShellResult)
     assert (result.command, result.stdout, result.stderr, result.exit_code) == ("one", "out", "err", 3)
-    assert (result.replaced, result.cwd) == (False, PurePosixPath("/there"))
+    assert (result.restarted, result.cwd) == (False, PurePosixPath("/there"))
     assert channel.take(first) is None
     result = channel.take(second)
     assert result is not None
-    assert (result.replaced, result.cwd, channel.cwd) == (True, PurePosixPath("/new\udcff"), result.cwd)
+    assert (result.restarted, result.cwd, channel.cwd) == (True, PurePosixPath("/new\udcff"), result.cwd)
 
 
 def test_a_late_answer_is_nobodys() -> None:
@@ -343,7 +358,7 @@ def test_a_shell_begins_again_on_another_connection() -> None:
     channel.hung_up()
     result = channel.take(second)
     assert result is not None
-    assert (result.outcome, result.replaced, channel.done) == (Outcome.SIGNALED, True, True)
+    assert (result.outcome, result.restarted, channel.done) == (Outcome.SIGNALED, True, True)
     ((header, _),) = said(channel.start())
     assert (header["cwd"], header["again"], channel.done, channel.started) == ("/there", True, False, False)
     assert channel.outgoing() == b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minisandbox.agents.session import AgentLimits, LimitName
-from minisandbox.types import ExecResult, Outcome
+from minisandbox.types import ExecResult, Outcome, ShellResult
 
 _UNITS: Mapping[LimitName, str] = {
     "steps": "{:.0f} steps",
@@ -34,6 +34,8 @@ def of_command(result: ExecResult, *, limit: int, timeout: float) -> str:
     notes += [f"the sandbox's limit on {name} was reached" for name in result.limits_hit if name != "output"]
     if result.left_running:
         notes.append(f"background processes left running: {result.left_running}")
+    if isinstance(result, ShellResult) and result.restarted:
+        notes.append(f"the shell was restarted in {result.cwd}; its variables, functions and options are lost")
     parts = [f"[{'; '.join(notes)}]"]
     for (name, text), share in zip(streams, _shares([len(text) for _, text in streams], limit), strict=True):
         parts.append(f"<{name}>\n{shortened(text, share).rstrip(chr(10))}\n</{name}>")

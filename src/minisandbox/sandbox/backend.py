@@ -83,7 +83,7 @@ class SandboxCore(Protocol):
         """What differs from its image, at a path and below it."""
 
     def processes(self) -> tuple[str, ...]:
-        """Processes that can be taken hold of."""
+        """Processes that a handle can attach to."""
 
     def process_listener(self, process_id: str) -> socket.socket:
         """A listening socket at which others can connect to a process."""

@@ -103,6 +103,7 @@ class BashSession:
             return await self._running
         except asyncio.CancelledError:
             if self._interrupted:
+                self._merged = False  # bash was restarted
                 return None
             raise
         finally:
@@ -112,7 +113,7 @@ class BashSession:
         if not self._merged:
             await self._shell.run("exec 2>&1")
         result = await self._shell.run(script, timeout=timeout)
-        self._merged = not result.replaced  # a new bash has separate streams again
+        self._merged = not result.restarted  # a new bash has separate streams again
         return result
 
     async def _interrupt(self, action: BashInterruptAction) -> BashObservation:

@@ -14,12 +14,10 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from .job import Job
 from .trees import identity
-
-if TYPE_CHECKING:
-    from .worker import Job
 
 _OPAQUE = "user.overlay.opaque"
 _ROWS = 500

@@ -18,6 +18,8 @@ _COLLECTING = 0.5
 """Seconds of collecting, after which a tree that forks is looked for again: to look takes long where there are many."""
 _ENDED = (b"Z", b"X")
 """States of a process whose first thread has ended (proc_pid_stat(5))."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def child_processes(pid: int) -> set[int]:
@@ -63,21 +65,29 @@ def stop_all(without: Collection[int] = ()) -> set[int]:
     return stopped
 
 
-def kill_all(reap: Callable[[], bool]) -> None:
+def kill_all(reap: Callable[[], bool], spared: Collection[int] = ()) -> None:
     """End everything below this process.
+
+    All of it is stopped first, so that nothing runs on between the first and the last kill.
 
     Args:
         reap: collects some children that have ended, and says whether there may be more.
+        spared: processes that go on, with everything below them.
     """
     give_up = time.monotonic() + KILL_PATIENCE
-    stop_all()
+    doomed = stopped = stop_all(spared)
     while time.monotonic() < give_up:
-        signal_all(descendants(), signal.SIGKILL)
+        signal_all(doomed, signal.SIGKILL)
         look_again = min(time.monotonic() + _COLLECTING, give_up)
         while reap() and time.monotonic() < look_again:
             pass
         if not have_children():
             return
+        doomed = descendants(spared)
+        if spared:  # they may go on to make orphans, without end
+            doomed &= stopped
+            if not doomed:
+                return
         time.sleep(0.0005)
 
 
@@ -124,3 +134,18 @@ def stat_fields(pid: int) -> list[bytes]:
             return source.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def usage() -> tuple[float, int, int]:
+    """Return what the sandbox uses: CPU seconds, bytes of memory, processes of its commands."""
+    cpu = memory = processes = 0
+    for pid in every_pid():
+        fields = stat_fields(pid)
+        if not fields:  # it has just ended
+            continue
+        # proc_pid_stat(5), from the state on: 1 is the parent; 11 to 14 CPU ticks; 21 resident pages
+        cpu += sum(int(field) for field in fields[11:15])
+        memory += int(fields[21]) * _PAGE
+        # the children of pid 1 are workers: every command descends from one of them
+        processes += pid != 1 and fields[1] != b"1" and not has_ended(pid, fields[0])
+    return cpu / _TICKS, memory, processes

@@ -11,15 +11,12 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from minisandbox.launch.kernel import syscalls as sc
 
-from . import frames, moving, trees, usage
+from . import descendants, frames, tree_writer, trees
+from .job import Job
 from .tree_writer import Attributes, Builder
-
-if TYPE_CHECKING:
-    from .worker import Job
 
 _PATH_MAX = 4096
 _PAGE = 500
@@ -201,7 +198,7 @@ def _remove(job: Job) -> None:
     """``remove``: answers ``done``."""
     try:
         with _parent(_path(job)) as (directory, name):
-            moving.remove(directory, name, recursive=bool(job.request["recursive"]))
+            tree_writer.remove(directory, name, recursive=bool(job.request["recursive"]))
     except FileNotFoundError:
         if not job.request["missing_ok"]:
             raise
@@ -215,7 +212,7 @@ def _move(job: Job) -> None:
         os.stat(name, dir_fd=directory, follow_symlinks=False)  # nothing is made for a source that is not there
         _make_parents(target)
         with _parent(target) as (target_directory, target_name):
-            moving.move(directory, name, target_directory, target_name)
+            tree_writer.move(directory, name, target_directory, target_name)
     _send(job, {"event": "done"})
 
 
@@ -301,6 +298,17 @@ def _take_frame(job: Job, builder: Builder) -> frames.Header | None:
         else:
             builder.link(name, str(header["detail"]), attributes)
     return header
+
+
+def _usage(job: Job) -> None:
+    """``usage``: what the sandbox uses right now, as seen from inside.
+
+    Disk is counted on the sandbox's memory, which holds its upper (unless that is on disk), /run and /dev/shm.
+    """
+    cpu, memory, processes = descendants.usage()
+    scratch = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
+    disk = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize
+    _send(job, {"event": "usage", "cpu": cpu, "memory": memory, "disk": disk, "processes": processes})
 
 
 # --- what they share -------------------------------------------------------------------------------------------------
@@ -393,5 +401,5 @@ _VERBS: dict[str, Callable[[Job], None]] = {
     "move": _move,
     "send_tree": _send_tree,
     "take_tree": _take_tree,
-    "usage": usage.serve,
+    "usage": _usage,
 }

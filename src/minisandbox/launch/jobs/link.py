@@ -1,4 +1,4 @@
-"""A connection to whoever holds a process or a shell: it never waits, neither for its reader nor for its writer."""
+"""A connection to the handle of a process or a shell. It never waits, neither to send nor to receive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Link:
 
     Args:
         connection: the socket; the link closes it.
-        decoder: what has been received of the next frame.
+        decoder: holds the received part of the next frame.
         pending: frames that were received already.
     """
 
@@ -34,26 +34,26 @@ class Link:
         self._broken = False
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return its descriptor."""
         return self._connection.fileno()
 
     @property
     def full(self) -> bool:
-        """Whether something waits for the reader: who makes more should wait too."""
+        """Whether frames wait for the reader: a producer of more should wait too."""
         return bool(self._unsent)
 
     @property
     def interest(self) -> int:
-        """What poll(2) should look for."""
+        """The events that poll(2) should look for."""
         return select.POLLIN | (select.POLLOUT if self._unsent else 0)
 
     def put(self, header: frames.Header, payload: bytes = b"") -> None:
-        """Send a frame, or as much of it as can be taken now."""
+        """Send a frame, or as much of it as the socket takes now; the rest waits."""
         self._unsent.append(memoryview(frames.encode(header, payload)))
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as it is taken; a reader that is gone shows when we listen."""
+        """Send waiting frames as far as the socket takes them. The end of the reader shows in :meth:`receive`."""
         while self._unsent and not self._broken:
             try:
                 sent = self._connection.send(self._unsent[0], socket.MSG_DONTWAIT)
@@ -70,12 +70,12 @@ class Link:
             self._unsent.clear()
 
     def receive(self) -> list[tuple[frames.Header, bytes]]:
-        """The frames that have arrived.
+        """Return the frames that have arrived.
 
         Raises:
             EOFError: the peer closed.
             ConnectionResetError: the peer closed and left something unread (af_unix.c, unix_release_sock).
-            FrameError: it sends something else than frames.
+            FrameError: the peer sent bytes that are not frames.
         """
         found, self._pending = self._pending, []
         with contextlib.suppress(BlockingIOError):
@@ -87,8 +87,15 @@ class Link:
 
     @property
     def waiting(self) -> bool:
-        """Whether frames wait that poll(2) does not know of."""
+        """Whether received frames wait, which poll(2) does not see."""
         return bool(self._pending)
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the peer has closed its end. Frames that it sent before may still be received."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Hang up."""

@@ -10,8 +10,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from io import FileIO
-from typing import NoReturn
+from functools import cache
+from typing import NoReturn, Self
 
 from . import users
 from .frames import Header
@@ -21,9 +21,9 @@ _ARGUMENT_MAX = 120_000
 """Longest single argument: MAX_ARG_STRLEN is 128 KiB (execve(2)); longer scripts go by a descriptor."""
 _SCRIPT = 3
 _SCORE_ABOVE_OURS, _HIGHEST_SCORE = 500, 1000
-"""When memory runs out, the kernel ends commands and what they start rather than their supervisors (proc(5))."""
-_EXECVE_PAUSES = tuple(0.00005 * 2**n for n in range(11))
-"""Seconds between looks at a child in execve(2), 0.1 s in all. They double: an early end is seen early."""
+"""When memory runs out, the kernel kills commands and their children before their workers (proc(5))."""
+_EXECVE_PAUSES = (0.0, *(0.00005 * 2**n for n in range(10)))
+"""Seconds between looks at a child in execve(2), 0.05 s in all."""
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
 _CANNOT_ENTER, _CANNOT_START = b"d", b"x"
 
@@ -42,9 +42,44 @@ class RefusedError(OSError):
         self.path = path
 
 
+class Pipes:
+    """Descriptors that are closed at the end of a ``with`` block unless they are kept."""
+
+    def __init__(self) -> None:
+        self._opened: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._opened:
+            os.close(descriptor)
+
+    def make(self) -> tuple[int, int]:
+        """Make a pipe; returns (end to read, end to write)."""
+        ends = os.pipe2(os.O_CLOEXEC)
+        self._opened.update(ends)
+        return ends
+
+    def null(self) -> int:
+        """Open an empty input."""
+        return self.add(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+
+    def add(self, descriptor: int) -> int:
+        """Take charge of a descriptor."""
+        self._opened.add(descriptor)
+        return descriptor
+
+    def keep(self, *descriptors: int) -> None:
+        """Leave these open and make them non-blocking."""
+        for descriptor in descriptors:
+            os.set_blocking(descriptor, False)
+            self._opened.discard(descriptor)
+
+
 @dataclass(slots=True)
 class Stdio:
-    """What a new process finds at its descriptors.
+    """The descriptors of a new process.
 
     Attributes:
         given: (descriptor of ours, number it gets).
@@ -73,30 +108,42 @@ def spawn(request: Header, stdio: Stdio) -> int:
     environment = {str(name): str(value) for name, value in pairs}
     account = _account(request.get("user"), environment)
     pid = _start(request, stdio, environment, account)
-    with contextlib.suppress(OSError), _open_score(pid) as score:  # it may have ended already
-        score.write(b"%d" % min(_own_score() + _SCORE_ABOVE_OURS, _HIGHEST_SCORE))
+    _raise_score(pid)
     return pid
 
 
-def _open_score(pid: int) -> FileIO:
-    """Open a new command's oom_score_adj, once the command is dumpable.
+def _raise_score(pid: int) -> None:
+    """Have the OOM killer prefer a new command to this worker, once the command is dumpable.
 
-    We are not, and neither is a child before the end of its execve(2): its files in /proc are the machine's root's. A
-    kernel with preemption returns from vfork(2) earlier than that, and opening fails with EACCES.
-
-    Raises:
-        OSError: it has ended, or is never dumpable: its user may execute the program, but not read it.
+    The worker is not dumpable, and neither is its child before the end of execve(2): the machine's root owns the files
+    of both in /proc. On a kernel with preemption, vfork(2) returns before that point, and the open fails with EACCES.
+    So it does for a child that has ended, and for one whose user may execute its program but not read it.
     """
-    path = f"/proc/{pid}/oom_score_adj"
+    score = b"%d" % min(_own_score() + _SCORE_ABOVE_OURS, _HIGHEST_SCORE)
     for pause in _EXECVE_PAUSES:
         try:
-            return open(path, "wb", buffering=0)
+            descriptor = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         except PermissionError:
+            if _has_ended(pid):
+                return
             time.sleep(pause)
-    return open(path, "wb", buffering=0)
+        except OSError:
+            return
+        else:
+            with contextlib.suppress(OSError):  # it has just ended
+                os.write(descriptor, score)
+            os.close(descriptor)
+            return
 
 
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended; it is left to be reaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+@cache
 def _own_score() -> int:
+    """This worker's score, which nobody changes: a pod's processes may have one (Kubernetes)."""
     with open("/proc/self/oom_score_adj", "rb", buffering=0) as score:
         return int(score.read())
 
@@ -117,7 +164,7 @@ def _start(request: Header, stdio: Stdio, environment: dict[str, str], account: 
 
 
 def _account(user: object, environment: dict[str, str]) -> Account | None:
-    """Whom to become, or None for who we are."""
+    """The user to become, or None for the worker's own."""
     if not isinstance(user, str | int):
         return None
     try:
@@ -142,7 +189,7 @@ def _inside(directory: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _arguments(request: Header, stdio: Stdio) -> Iterator[list[str]]:
-    """The argument list; a long script gets a descriptor for as long as starting takes."""
+    """The argument list. A script too long for an argument lies in a file while the program starts."""
     script, argv = request.get("script"), request.get("argv")
     if not isinstance(script, str):
         assert isinstance(argv, list)
@@ -190,10 +237,11 @@ def _candidates(program: str, search_path: str) -> list[str]:
 
 
 def _first_that_starts(paths: list[str], start: Callable[[str], int]) -> int:
-    """What execvp(3) does: go on where there is no such file; remember any other failure; stop for want of memory."""
+    """Start the first program as execvp(3) does: skip missing files, remember other failures, stop at EAGAIN."""
     failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     for path in paths:
         try:
+            os.stat(path)  # a small part of what a start that fails costs
             return start(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -223,7 +271,7 @@ def _fork(
 ) -> int:
     """Start a program as another user.
 
-    posix_spawn(3) cannot change the user, and who looks for the program and its directory must be that user.
+    posix_spawn(3) cannot change the user, and that user must look up the program and its directory.
     """
     said, say = os.pipe2(os.O_CLOEXEC)
     try:
@@ -254,7 +302,7 @@ def _be_child(
     stdio: Stdio,
     say: int,
 ) -> NoReturn:
-    """In the child: become the user and the program. What fails goes to the parent; the pipe closes by itself."""
+    """In the child: become the user and the program. An error goes to the parent by a pipe that execve(2) closes."""
     stage = _CANNOT_START
     try:
         os.setsid()

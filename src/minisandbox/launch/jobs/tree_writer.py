@@ -1,13 +1,15 @@
-"""Building a directory tree from what :mod:`.trees` sends: by descriptors, below one directory, following no link."""
+"""Write directory trees by descriptors, below one directory, without following a link; copy and move them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import stat
 from dataclasses import dataclass
 
-from .trees import Cursor
+from .trees import Cursor, Step, identity, pieces, walk_one
+from .trees import remove as remove_tree
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 16
@@ -174,3 +176,96 @@ class Builder:
         descriptor, self._file = self._file, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def move(source_directory: int, source: str, target_directory: int, target: str) -> None:
+    """Rename a file or tree; copy and remove it where rename(2) cannot.
+
+    rename(2) refuses between mounts, and for a directory that overlayfs has in a lower layer. The copy is made in the
+    target's directory and renamed into place. Links are copied as links. Hard links become files of their own.
+
+    Args:
+        source_directory: descriptor of the directory that the source is in.
+        source: its name there.
+        target_directory: descriptor of the directory that it goes to.
+        target: its name there.
+
+    Raises:
+        OSError: as rename(2), or the copy failed and was removed again.
+    """
+    try:
+        os.rename(source, target, src_dir_fd=source_directory, dst_dir_fd=target_directory)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return
+    _check_not_below(os.stat(source, dir_fd=source_directory, follow_symlinks=False), target_directory)
+    copy = f".{os.urandom(8).hex()}"
+    try:
+        _copy(source_directory, source, target_directory, copy)
+        os.rename(copy, target, src_dir_fd=target_directory, dst_dir_fd=target_directory)
+    except OSError:
+        with contextlib.suppress(OSError):
+            remove(target_directory, copy, recursive=True)
+        raise
+    remove(source_directory, source, recursive=True)
+
+
+def remove(directory: int, name: str, *, recursive: bool) -> None:
+    """Remove a file, a link or a directory; with ``recursive`` a whole tree."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=directory)
+    elif recursive:
+        remove_tree(directory, name)
+    else:
+        os.rmdir(name, dir_fd=directory)
+
+
+def _check_not_below(source: os.stat_result, directory: int) -> None:
+    """Refuse to copy a tree into itself, by a climb from the target to the root."""
+    here, known = os.dup(directory), None
+    try:
+        while (place := identity(os.fstat(here))) != known:
+            if place == identity(source):
+                raise OSError(errno.EINVAL, "the target lies below the source")
+            above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+            os.close(here)
+            here, known = above, place
+    finally:
+        os.close(here)
+
+
+def _copy(source_directory: int, source: str, target_directory: int, target: str) -> None:
+    builder = Builder(os.dup(target_directory), replace=False, exact=True)
+    cursor = Cursor(os.dup(source_directory))
+    try:
+        for step in walk_one(cursor, source):
+            _add(builder, step, step.name if builder.depth else target)
+    finally:
+        cursor.close()
+        builder.close()
+
+
+def _add(builder: Builder, step: Step, name: str) -> None:
+    if step.event == "up":
+        builder.up()
+    if step.status is None:  # the end of a directory, or an entry that was removed meanwhile
+        return
+    attributes = Attributes(
+        stat.S_IMODE(step.status.st_mode), step.status.st_mtime_ns, (step.status.st_uid, step.status.st_gid)
+    )
+    if step.event == "directory":
+        builder.directory(name, attributes)
+    elif step.event == "link":
+        builder.link(name, step.detail, attributes)
+    elif step.event == "file":
+        builder.file(name, attributes)
+        for piece in pieces(step.descriptor, step.status.st_size):
+            if isinstance(piece, int):
+                builder.hole(piece)
+            else:
+                builder.data(piece)
+        builder.end()
+    else:
+        os.mknod(name, step.status.st_mode, step.status.st_rdev, dir_fd=builder.cursor.fd)

@@ -9,7 +9,6 @@ not dumpable, so that they cannot trace it or read its memory.
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import resource
 import select
@@ -21,9 +20,10 @@ from collections.abc import Iterator
 from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.launch.kernel.cgroups import LimitCounters
 
-from . import changes, command, files, frames, process, shell
-from .command import Command
-from .link import Link
+from . import changes, files, process, shell
+from . import exec as commands
+from .exec import Command
+from .job import Job
 
 _IDLE_PATIENCE = 1.0
 FAILED = 70
@@ -37,64 +37,6 @@ _NOTE = struct.Struct("=c3xI")
 def read_notes(data: bytes) -> Iterator[tuple[bytes, int]]:
     """Take notes apart: what, and the pid of the worker that says so. Notes are written whole (pipe(7))."""
     yield from _NOTE.iter_unpack(data)
-
-
-class Job:
-    """One request's socket, as the worker sees it.
-
-    Attributes:
-        request: the request's header.
-        payload: the request's bytes.
-        door: descriptor of a listening socket that came with the request's first byte, or -1.
-        counters: what limits refuse meanwhile.
-    """
-
-    def __init__(self, connection: socket.socket, counters: LimitCounters) -> None:
-        self.connection = connection
-        self.counters = counters
-        self.door = -1
-        self._decoder = frames.Decoder()
-        self._pending: list[tuple[frames.Header, bytes]] = []
-        self._take(self._receive_first())
-        self.request, self.payload = self.receive()
-
-    def _receive_first(self) -> bytes:
-        flags = socket.MSG_CMSG_CLOEXEC
-        data, ancillary, _, _ = self.connection.recvmsg(1 << 20, socket.CMSG_SPACE(4), flags)
-        for level, kind, raw in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self.door = array.array("i", raw[:4])[0]
-        return data
-
-    def receive(self) -> tuple[frames.Header, bytes]:
-        """The next frame from the controller.
-
-        Raises:
-            EOFError: the controller hung up.
-        """
-        while not self._pending:
-            self._take(self.connection.recv(1 << 20))
-        return self._pending.pop(0)
-
-    def _take(self, data: bytes) -> None:
-        if not data:
-            raise EOFError
-        self._pending.extend(self._decoder.feed(data))
-
-    def link(self) -> Link:
-        """The same connection for an exchange in which nobody waits; the job is not used any more."""
-        return Link(self.connection, self._decoder, self._pending)
-
-    def send(self, header: frames.Header, payload: bytes = b"") -> None:
-        """Answer; a controller that hung up does not want it."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.sendall(frames.encode(header, payload))
-
-    def fail(self, error: OSError, operation: str, path: object = "") -> None:
-        """Answer that the job could not be done."""
-        self.send(
-            {"event": "error", "errno": error.errno, "message": error.strerror, "operation": operation, "path": path}
-        )
 
 
 def main(
@@ -159,17 +101,21 @@ def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.soc
             os._exit(0)
         try:
             if control.fileno() not in events:
-                return socket.socket(fileno=_accept(door))
+                return _job_socket(_accept(door))
             flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             data, ancillary, _, _ = control.recvmsg(16, socket.CMSG_SPACE(4), flags)
         except BlockingIOError:  # another worker was quicker
             continue
         for _, kind, raw in ancillary:
             if kind == socket.SCM_RIGHTS:
-                descriptor = array.array("i", raw[:4])[0]
-                return socket.socket(fileno=descriptor)
+                return _job_socket(array.array("i", raw[:4])[0])
         if not data:  # the controller is gone; pid 1 sees it too and ends everything
             os._exit(0)
+
+
+def _job_socket(descriptor: int) -> socket.socket:
+    """A job's socket. Naming family and kind spares the system calls that would find them out."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=descriptor)
 
 
 def _accept(door: socket.SocketType) -> int:
@@ -188,7 +134,7 @@ def _serve(connection: socket.socket, wakeup: int, notes: int, counters: LimitCo
             job = Job(connection, counters)
             verb = job.request.get("verb")
             if verb == "exec":
-                return command.serve(job, wakeup)
+                return commands.serve(job, wakeup)
             if verb in ("start", "shell"):
                 _note(notes, RETIRED)
                 (process if verb == "start" else shell).serve(job, wakeup)

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Self
 
-from minisandbox.errors import InvalidValue, NotFound, SandboxGone, WaitTimeout
+from minisandbox.errors import InvalidValue, SandboxGone, WaitTimeout
 from minisandbox.sandbox.backend import SandboxCore
 from minisandbox.sandbox.io_async import Caller, SharedConnection, call_blocking, open_job
 from minisandbox.sandbox.protocol.channels import ProcessChannel
@@ -225,7 +225,7 @@ class AsyncProcess:
         """
         try:
             if self._owned and not self._connection.closed:
-                with contextlib.suppress(SandboxGone, InvalidValue, NotFound, WaitTimeout):  # it is over anyway
+                with contextlib.suppress(SandboxGone, InvalidValue, WaitTimeout):  # it is over anyway
                     await self.kill()
                     await self.wait(KILL_PATIENCE)
         finally:

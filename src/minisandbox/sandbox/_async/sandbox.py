@@ -221,7 +221,7 @@ class AsyncSandbox:
             user: name or uid of the user inside who runs it, as for :meth:`exec`.
             pty: size of a terminal to run it on; None: pipes.
             lifetime: ``"handle"``: it ends when its handle is closed. ``"sandbox"``: it goes on until it or the sandbox
-                ends, and :meth:`process` takes hold of it again, from this process or another.
+                ends. Once its handle is closed, :meth:`process` attaches to it again, from this process or another.
 
         Returns:
             The running process.
@@ -237,9 +237,9 @@ class AsyncSandbox:
         return await AsyncProcess._started(self._core, channel, owned=lifetime == "handle")
 
     async def process(self, id: str) -> AsyncProcess:  # noqa: A002 - the same word as the property
-        """Take hold of a running process that was started with ``lifetime="sandbox"``.
+        """Attach to a running process that was started with ``lifetime="sandbox"``.
 
-        What it printed while nobody held it was kept, head and tail, and comes first.
+        A process has one holder at a time. What it printed without a holder was kept, head and tail, and comes first.
 
         Args:
             id: its name, as :attr:`AsyncProcess.id` and :meth:`processes` say it.
@@ -248,13 +248,14 @@ class AsyncSandbox:
             A handle on it.
 
         Raises:
-            NotFound: there is no such process, or its end has been told already.
+            InvalidValue: another handle holds it.
+            NotFound: there is no such process, or its result was taken.
             SandboxGone: the sandbox has ended.
         """
         return await AsyncProcess._reached(self._core, id)
 
     async def processes(self) -> tuple[str, ...]:
-        """Return the names of the processes with ``lifetime="sandbox"`` that :meth:`process` can take hold of."""
+        """Return the names of the processes with ``lifetime="sandbox"``, to which :meth:`process` attaches."""
         return await call_blocking(self._core.processes)
 
     async def shell(

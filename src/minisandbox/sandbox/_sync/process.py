@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Callable
 from typing import Self
 
-from minisandbox.errors import InvalidValue, NotFound, SandboxGone, WaitTimeout
+from minisandbox.errors import InvalidValue, SandboxGone, WaitTimeout
 from minisandbox.sandbox.backend import SandboxCore
 from minisandbox.sandbox.io_sync import Caller, SharedConnection, call_blocking, open_job
 from minisandbox.sandbox.protocol.channels import ProcessChannel
@@ -226,7 +226,7 @@ class Process:
         """
         try:
             if self._owned and not self._connection.closed:
-                with contextlib.suppress(SandboxGone, InvalidValue, NotFound, WaitTimeout):  # it is over anyway
+                with contextlib.suppress(SandboxGone, InvalidValue, WaitTimeout):  # it is over anyway
                     self.kill()
                     self.wait(KILL_PATIENCE)
         finally:

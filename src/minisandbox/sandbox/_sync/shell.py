@@ -48,10 +48,9 @@ class Shell:
         """Run a script in the shell. Ctrl-C ends the script as a timeout does; the shell goes on.
 
         Its standard input is empty. The working directory, variables, functions, options and aliases that it leaves
-        are there for the next script. After a timeout the commands it started are killed; where bash itself does not
-        answer then, and after ``exit`` or ``exec``, bash is started anew in the last known directory, and the result
-        says so. After ``exit`` and a failure under ``set -e`` the new one takes over the state of the old, as far as
-        bash can tell it.
+        are there for the next script. A timeout kills bash and the commands that the script started; those of earlier
+        scripts go on. After that, and after ``exit``, ``exec`` or a failure under ``set -e``, the next script gets a
+        new bash. Of the state only the directory survives, and :attr:`.ShellResult.restarted` is true.
 
         Args:
             script: text for bash, of any number of lines.

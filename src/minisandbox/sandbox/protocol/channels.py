@@ -17,7 +17,7 @@ from typing import Literal
 
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.launch.jobs import frames
-from minisandbox.launch.jobs.capture import Capture
+from minisandbox.launch.jobs.exec import Capture
 from minisandbox.launch.jobs.frames import STDIN_CREDIT
 from minisandbox.sandbox.protocol import wire
 from minisandbox.sandbox.validation import check_type
@@ -84,16 +84,16 @@ class ProcessChannel(_Channel):
         user: name or uid, or None for the sandbox's own.
         pty: size of a terminal to run it on, or None for pipes.
         lifetime: whether it ends with the connection, or with the sandbox. For the latter, the first byte of
-            ``start()`` travels with a listening socket (SCM_RIGHTS), at which others take hold of it.
+            ``start()`` travels with a listening socket (SCM_RIGHTS), at which another handle can attach to it.
         output: bytes kept per stream.
 
     Attributes:
         id: its name within the sandbox.
-        command: what was run, as given; of a process taken hold of, known once ``started``.
+        command: what was run, as given; of an attached process, known once ``started``.
         pid: its number inside, once ``started``; before that 0.
         started: whether it runs, or has run.
-        done: whether nothing more will come: it has ended, could not be started, or another handle took hold of it.
-        events: pieces of output as they came, at last the result; the reader removes them.
+        done: whether nothing more will come: it has ended, could not be started, or cannot be attached to.
+        events: pieces of output as they came, at last the result; whoever consumes them takes them out.
         result: how it ended, or None.
         left: once ``started``, seconds that were left of its timeout then; None without one.
 
@@ -144,11 +144,10 @@ class ProcessChannel(_Channel):
         self._unsent = bytearray()
         self._credit = STDIN_CREDIT
         self._closing = self._close_said = False
-        self._taken = False
 
     @classmethod
     def attach(cls, id: str, *, output: int) -> ProcessChannel:  # noqa: A002 - the contract's word
-        """Take hold of a process with lifetime ``sandbox``, on a connection to its listening socket.
+        """Attach to a process with lifetime ``sandbox``, on a connection to its listening socket.
 
         Args:
             id: its name within the sandbox.
@@ -169,21 +168,23 @@ class ProcessChannel(_Channel):
 
         Raises:
             FileAccessError: its working directory cannot be entered.
-            InvalidValue: there is no such user, or it cannot be had here.
-            NotFound: another handle has taken hold of it.
+            InvalidValue: there is no such user, or it cannot be had here; or another handle holds the process.
+            NotFound: it ended before this handle could attach.
         """
+        if self._error is not None and self._request is None:
+            raise InvalidValue(
+                f"process {self.id} is held by another handle", reason="a process has one holder at a time",
+                hint="close the other handle first",
+            )  # fmt: skip
         if self._error is not None:
             wire.raise_error(self._error)
-        if self._taken:
-            raise NotFound(
-                f"process {self.id} is not ours any more", reason="another handle took hold of it",
-                hint=f"process({self.id!r}) takes hold of it again",
-            )  # fmt: skip
+        if self.done and not self.started:
+            raise NotFound(f"process {self.id} has ended, and its result was taken")
 
     def acknowledge(self) -> None:
         """Queue that somebody has seen the result: a process with lifetime ``sandbox`` is then forgotten.
 
-        Without it the result is kept for the next one who takes hold of the process.
+        Without it the result is kept for the next handle that attaches.
         """
         if self._lasting and self.result is not None:
             self._lasting = False
@@ -265,8 +266,6 @@ class ProcessChannel(_Channel):
             self._earn(header["size"])
         elif event == "started":
             self._begin(header)
-        elif event == "replaced":
-            self._taken = self.done = True
         elif event == "exit" and not self.done:
             self._finish(wire.exec_result(self.command, header, b""), header)
 
@@ -310,7 +309,9 @@ class ProcessChannel(_Channel):
 
     def hung_up(self) -> None:
         """The peer closed: if it had not said how the process ended, its supervisor was killed from inside."""
-        if not self.done:
+        if self._request is None and not self.started:
+            self.done = True
+        elif not self.done:
             self._finish(wire.killed(self.command), None)
 
 
@@ -405,15 +406,15 @@ class ShellChannel(_Channel):
             run = header["run"]
             assert isinstance(run, int)
             script = self._running.pop(run, None)
-            if script is not None:  # else its caller was interrupted
-                replaced = header["replaced"] is True
-                self._end(run, wire.exec_result(script, header, payload), replaced=replaced)
+            if script is not None:  # else nobody waits for it any more
+                restarted = header["restarted"] is True
+                self._end(run, wire.exec_result(script, header, payload), restarted=restarted)
 
-    def _end(self, run: int, end: ExecResult, *, replaced: bool) -> None:
+    def _end(self, run: int, end: ExecResult, *, restarted: bool) -> None:
         self._results[run] = ShellResult(
             end.command, end.outcome, end.exit_code, end.signal, end.stdout_bytes, end.stderr_bytes,
             end.dropped_stdout, end.dropped_stderr, end.duration, end.usage, end.left_running, end.limits_hit,
-            replaced, self.cwd,
+            restarted, self.cwd,
         )  # fmt: skip
 
     def _failed(self) -> None:
@@ -423,7 +424,7 @@ class ShellChannel(_Channel):
         """The peer closed: bash and its supervisor were killed from inside. What was under way counts as killed."""
         self.done = True
         for run in sorted(self._running):
-            self._end(run, wire.killed(self._running.pop(run)), replaced=True)
+            self._end(run, wire.killed(self._running.pop(run)), restarted=True)
 
 
 def _directory(path: object) -> PurePosixPath:

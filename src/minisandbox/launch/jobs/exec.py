@@ -1,4 +1,4 @@
-"""One command of a sandbox: started, watched, its output kept, its whole tree ended when it must."""
+"""One command of a sandbox: started, watched, its output kept, its whole tree killed at a deadline or a hang-up."""
 
 from __future__ import annotations
 
@@ -12,41 +12,86 @@ import signal
 import struct
 import termios
 import time
+from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
 
 from minisandbox.launch.kernel.cgroups import FILE_SIZE, PROCESSES, LimitCounters
 
 from . import descendants
-from .capture import Capture
 from .frames import Header
-from .spawn import RefusedError, Stdio, spawn
-
-if TYPE_CHECKING:
-    from .worker import Job
+from .job import Job
+from .spawn import Pipes, RefusedError, Stdio, spawn
 
 CHUNK = 1 << 16
-_MOST_AT_ONCE = 1000  # processes that are collected
 DRAIN = 0.02
-"""Seconds that output of background children is still waited for once the leader has ended."""
-LONGEST_WAIT = 3600.0
-"""poll(2) takes an int of milliseconds; what is more distant is looked at again."""
+"""Seconds to wait for more output of background children once the leader has ended."""
+_MOST_REAPED = 1000
+_LONGEST_WAIT = 3600.0
+"""Seconds of one poll(2), which takes an int of milliseconds; a loop waits again for what is more distant."""
+
+
+class Capture:
+    """Keeps the head and the tail of a stream, and counts the bytes between.
+
+    Args:
+        limit: bytes to keep: the first half of it and the last.
+
+    Attributes:
+        dropped: bytes that were not kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._head_room = limit // 2
+        self._tail_room = limit - limit // 2
+        self._head: list[bytes] = []
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+        self.dropped = 0
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        if self._head_room:
+            self._head.append(data[: self._head_room])
+            taken = len(self._head[-1])
+            self._head_room -= taken
+            data = data[taken:]
+        if not data:
+            return
+        self._tail.append(data)
+        self._tail_size += len(data)
+        while self._tail_size > self._tail_room:
+            self._shorten_tail(self._tail_size - self._tail_room)
+
+    def _shorten_tail(self, excess: int) -> None:
+        first = self._tail.popleft()
+        cut = min(excess, len(first))
+        if cut < len(first):
+            self._tail.appendleft(first[cut:])
+        self._tail_size -= cut
+        self.dropped += cut
+
+    def result(self) -> bytes:
+        """Return the kept bytes; if some are missing, a line between head and tail counts them."""
+        head, tail = b"".join(self._head), b"".join(self._tail)
+        if not self.dropped:
+            return head + tail
+        return head + b"\n[... %d bytes dropped ...]\n" % self.dropped + tail
 
 
 class Leader:
     """A command's first process: its end, its deadline, its tree.
 
     Args:
-        pid: the process, a child of ours.
+        pid: the process, a child of ours; 0 if none could be started.
         timeout: wall seconds it has, or None.
 
     Attributes:
         pid: the process.
-        status: how it ended (wait(2)), or None.
+        status: its wait(2) status once it has ended, or None.
         timed_out: whether its deadline ended it.
-        usage: what it used, once it has ended by itself or was killed.
+        usage: the resources it used, once it has ended.
         duration: seconds from its start to its end.
-        counters: tell which limits it ran into, if anybody keeps one.
+        counters: counts what the limits refuse, or None.
     """
 
     def __init__(self, pid: int, timeout: float | None = None) -> None:
@@ -56,6 +101,7 @@ class Leader:
         self.timed_out = False
         self.usage: resource.struct_rusage | None = None
         self.duration = 0.0
+        self._childless = False
         self._started = time.monotonic()
         self._deadline = None if timeout is None else self._started + timeout
 
@@ -65,36 +111,37 @@ class Leader:
         return self.status is not None
 
     def time_left(self) -> float | None:
-        """Seconds until the deadline, or None without one."""
+        """Return the seconds until the deadline, or None without one."""
         return None if self._deadline is None else self._deadline - time.monotonic()
 
     def reap(self) -> bool:
-        """Collect what has ended: the leader, and orphans that fell to us as their subreaper.
+        """Collect ended children: the leader, and orphans that this process adopted as their subreaper.
 
-        A tree may make them faster than they are collected: after a number of them the caller's loop has its turn.
+        A tree may produce them faster than they are collected: a batch leaves the caller's loop its turn.
 
         Returns:
             Whether there may be more.
         """
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_MOST_REAPED):
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
+                self._childless = True
                 return False
             if pid == 0:
                 return False
-            if os.WIFSTOPPED(status):  # it has asked to be traced by us, and would wait for ever
+            if os.WIFSTOPPED(status):  # it asked to be traced by its parent, and would wait for ever
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                 continue
             if pid == self.pid and not self.ended:
                 self.status, self.usage = status, usage
                 self.duration = time.monotonic() - self._started
-        signal.raise_signal(signal.SIGCHLD)  # this wakes the loop again
+        signal.raise_signal(signal.SIGCHLD)  # wakes the loop again
         return True
 
     def check_deadline(self) -> None:
-        """End the whole tree if the deadline has passed before the leader ended."""
+        """Kill the whole tree if the deadline has passed before the leader ended."""
         left = self.time_left()
         if self.ended or left is None or left > 0.0:
             return
@@ -103,12 +150,12 @@ class Leader:
         self.duration = time.monotonic() - self._started
 
     def kill_tree(self) -> None:
-        """End the leader and everything that descends from it, daemons included.
+        """Kill the leader and all its descendants, daemons included.
 
-        First its process group, by one call that none can outrun (kill(2)). Looking for hundreds of processes takes
-        long where each wants the processor as much as we do: outside of autogroups (sched(7)), as in control groups.
+        First its process group, by one call that no fork can outrun (kill(2)): a search for hundreds of processes is
+        slow while each of them competes for the processor.
         """
-        if self.pid > 0 and not self.ended:  # there is one, and not reaped: the number is still its own
+        if self.pid > 0 and not self.ended:  # not reaped: the number is still its own
             with contextlib.suppress(OSError):  # it has no group of its own yet
                 os.killpg(self.pid, signal.SIGKILL)
         descendants.kill_all(self.reap)
@@ -122,17 +169,16 @@ class Leader:
                 os.kill(self.pid, number)
 
     def has_left_running(self) -> bool:
-        """Whether any of its processes is alive; at the price of one call, not of a look at each."""
+        """Whether any process of its tree is alive. One system call, no look into /proc."""
         self.reap()
-        return descendants.have_children()
+        return not self._childless and descendants.have_children()
 
     def count_left_running(self) -> int:
-        """How many of its processes are alive."""
-        self.reap()
-        return len(descendants.descendants()) if descendants.have_children() else 0
+        """Return how many processes of its tree are alive."""
+        return len(descendants.descendants()) if self.has_left_running() else 0
 
     def fate(self, left_running: int) -> Header:
-        """The final frame's header: how it ended; nothing about output yet."""
+        """Return the final frame's header: how it ended, without output."""
         assert self.status is not None
         usage = self.usage
         return {
@@ -148,7 +194,7 @@ class Leader:
         }
 
     def _hits(self, status: int) -> list[str]:
-        """The limits that it ran into; of a file's size there is but the signal, which a shell tells by its status."""
+        """The limits that it ran into. A file's size shows as a signal only, which a shell turns into a status."""
         too_large = status in (signal.SIGXFSZ, 128 + signal.SIGXFSZ << 8)
         return [*(self.counters.hits() if self.counters else ()), *((FILE_SIZE,) if too_large else ())]
 
@@ -164,37 +210,77 @@ class Command:
         self._open = set(outputs)
 
     @classmethod
-    def start(cls, request: Header, data: bytes) -> Command:
-        """Start what a request asks for.
+    def start(cls, job: Job) -> Command:
+        """Start the command of a request.
 
-        Args:
-            request: ``argv`` or ``script``, ``env`` (pairs), ``timeout`` (seconds or null), ``stdin`` (whether
-                ``data`` is fed), ``output`` (bytes kept per stream).
-            data: bytes for its standard input.
+        The request has ``argv`` or ``script``, ``env`` (pairs), ``cwd``, ``user``, ``timeout`` (seconds or null),
+        ``stdin`` (whether the payload is its standard input) and ``output`` (bytes kept per stream).
 
         Raises:
             RefusedError: there is no such user or directory.
-            OSError: no process could be made, for example because the limit of processes is reached.
+            OSError: no process could be made, for example at the limit of processes.
         """
-        limit = request["output"]
+        request, limit = job.request, job.request["output"]
         assert isinstance(limit, int)
         with Pipes() as pipes:
             stdin, stdin_write = pipes.make() if request["stdin"] else (pipes.null(), -1)
             (out_read, out), (err_read, err) = pipes.make(), pipes.make()
-            pid = spawn(request, Stdio([(stdin, 0), (out, 1), (err, 2)]))
-            kept = (stdin_write, out_read, err_read) if stdin_write >= 0 else (out_read, err_read)
-            pipes.keep(*kept)
-        outputs = {out_read: Capture(limit), err_read: Capture(limit)}
-        return cls(Leader(pid, timeout_of(request)), stdin_write, outputs, data)
+            leader = Leader(spawn(request, Stdio([(stdin, 0), (out, 1), (err, 2)])), timeout_of(request))
+            leader.counters = job.counters
+            pipes.keep(*filter(lambda end: end >= 0, (stdin_write, out_read, err_read)))
+        return cls(leader, stdin_write, {out_read: Capture(limit), err_read: Capture(limit)}, job.payload)
+
+    def watch(self, job: Job, wakeup: int) -> bool:
+        """Follow it until its leader has ended, its deadline has passed, or the controller has hung up.
+
+        Returns:
+            Whether processes of it are still running.
+        """
+        leader = self._leader
+        poll = select.poll()
+        poll.register(wakeup, select.POLLIN)
+        poll.register(job.connection, select.POLLIN | select.POLLRDHUP)
+        self._register(poll)
+        while not leader.ended:
+            events = dict(poll.poll(milliseconds(leader.time_left())))
+            if wakeup in events:
+                os.read(wakeup, 4096)
+                leader.reap()
+            if job.connection.fileno() in events:
+                leader.kill_tree()
+                return False
+            self._move(events, poll)
+            leader.check_deadline()
+        self._drain()
+        left_running = leader.count_left_running()
+        job.send(*with_output(leader.fate(left_running), list(self._outputs.values())))
+        return left_running > 0
+
+    def outlive(self, wakeup: int) -> None:
+        """Reap its background processes and discard their output until the last has ended."""
+        poll = select.poll()
+        poll.register(wakeup, select.POLLIN)
+        self._register(poll)
+        while self._leader.has_left_running():
+            events = dict(poll.poll())
+            if wakeup in events:
+                os.read(wakeup, 4096)
+            self._move(events, poll)
+
+    def close(self) -> None:
+        """Close its pipes."""
+        for descriptor in (*self._outputs, self._stdin):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._outputs, self._stdin = {}, -1
 
     def _register(self, poll: select.poll) -> None:
-        """Have its pipes watched."""
         for descriptor in self._open:
             poll.register(descriptor, select.POLLIN)
         if self._stdin >= 0:
             poll.register(self._stdin, select.POLLOUT)
 
-    def _handle(self, events: Mapping[int, int], poll: select.poll) -> None:
+    def _move(self, events: Mapping[int, int], poll: select.poll) -> None:
         """Move bytes on the pipes that are ready."""
         for descriptor in self._open & events.keys():
             self._read(descriptor, poll)
@@ -202,7 +288,7 @@ class Command:
             self._feed(poll)
 
     def _read(self, descriptor: int, poll: select.poll) -> int:
-        """Read once; returns how many bytes there were."""
+        """Read once; returns the number of bytes."""
         try:
             data = os.read(descriptor, CHUNK)
         except BlockingIOError:
@@ -227,8 +313,8 @@ class Command:
             os.close(self._stdin)
             self._stdin = -1
 
-    def drain(self) -> None:
-        """Read what the leader left in its pipes; wait a moment for its background children, never for long."""
+    def _drain(self) -> None:
+        """Read what the leader left in its pipes; wait a moment for its background children."""
         deadline = time.monotonic() + DRAIN
         poll = select.poll()
         for descriptor in tuple(self._open):
@@ -240,70 +326,17 @@ class Command:
             for descriptor, _ in poll.poll(wait * 1000):
                 self._read(descriptor, poll)
 
-    def report(self, left_running: int) -> tuple[Header, bytes]:
-        """The final frame: how it ended, and what was kept of its output (stdout, then stderr)."""
-        return with_output(self._leader.fate(left_running), list(self._outputs.values()))
-
-    def close(self) -> None:
-        """Close its pipes."""
-        for descriptor in (*self._outputs, self._stdin):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._outputs, self._stdin = {}, -1
-
-    def watch(self, job: Job, wakeup: int) -> bool:
-        """Follow it until its leader has ended, its deadline has passed, or the controller has hung up.
-
-        Returns:
-            Whether processes of it are still running.
-        """
-        leader = self._leader
-        poll = select.poll()
-        poll.register(wakeup, select.POLLIN)
-        poll.register(job.connection, select.POLLIN | select.POLLRDHUP)
-        self._register(poll)
-        while not leader.ended:
-            events = dict(poll.poll(milliseconds(leader.time_left())))
-            if wakeup in events:
-                os.read(wakeup, 4096)
-                leader.reap()
-            if job.connection.fileno() in events:
-                leader.kill_tree()
-                return False
-            self._handle(events, poll)
-            leader.check_deadline()
-        self.drain()
-        left_running = leader.count_left_running()
-        job.send(*self.report(left_running))
-        return left_running > 0
-
-    def record_in(self, counters: LimitCounters) -> None:
-        """Have its report tell which limits it ran into."""
-        self._leader.counters = counters
-
-    def outlive(self, wakeup: int) -> None:
-        """Keep its background processes reaped and their output flowing, until the last has ended."""
-        poll = select.poll()
-        poll.register(wakeup, select.POLLIN)
-        self._register(poll)
-        while self._leader.has_left_running():
-            events = dict(poll.poll())
-            if wakeup in events:
-                os.read(wakeup, 4096)
-            self._handle(events, poll)
-
 
 def serve(job: Job, wakeup: int) -> Command | None:
     """Carry out an ``exec`` request; returns the command if processes of it are still running."""
     try:
-        command = Command.start(job.request, job.payload)
+        command = Command.start(job)
     except RefusedError as error:
         job.fail(error, error.operation, error.path)
         return None
     except OSError as error:
         job.send(*refusal(error))
         return None
-    command.record_in(job.counters)
     if command.watch(job, wakeup):
         return command
     command.close()
@@ -311,7 +344,7 @@ def serve(job: Job, wakeup: int) -> Command | None:
 
 
 def refusal(error: OSError) -> tuple[Header, bytes]:
-    """The final frame of a command that could not be started: a shell's 126."""
+    """Return the final frame of a command that could not be started: a shell's status 126."""
     leader = Leader(0)
     leader.status = 126 << 8
     hit = {"hit": [PROCESSES]} if error.errno == errno.EAGAIN else {}
@@ -319,59 +352,24 @@ def refusal(error: OSError) -> tuple[Header, bytes]:
 
 
 def with_output(header: Header, captures: list[Capture]) -> tuple[Header, bytes]:
-    """A final frame with what was kept of stdout and stderr."""
+    """Return a final frame with the kept bytes of stdout and stderr."""
     kept = [capture.result() for capture in captures]
     header |= {"dropped": [capture.dropped for capture in captures], "stdout_size": len(kept[0])}
     return header, b"".join(kept)
 
 
 def timeout_of(request: Header) -> float | None:
-    """The seconds that a request gives, or None."""
+    """Return the timeout of a request in seconds, or None."""
     timeout = request["timeout"]
     return float(timeout) if isinstance(timeout, int | float) else None
 
 
 def milliseconds(seconds: float | None) -> float | None:
-    """A wait for poll(2)."""
-    return None if seconds is None else max(0.0, min(seconds, LONGEST_WAIT) * 1000)
+    """Return a wait for poll(2)."""
+    return None if seconds is None else max(0.0, min(seconds, _LONGEST_WAIT) * 1000)
 
 
 def readable(descriptor: int) -> int:
-    """How many bytes wait in a pipe. A writer that goes on could keep us reading for ever; these it wrote before."""
+    """Return how many bytes wait in a pipe: to read only those, since a writer may never stop."""
     count: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
     return count
-
-
-class Pipes:
-    """Descriptors that are closed at the end of a ``with`` block, but for those that are kept."""
-
-    def __init__(self) -> None:
-        self._opened: set[int] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for descriptor in self._opened:
-            os.close(descriptor)
-
-    def make(self) -> tuple[int, int]:
-        """A pipe: (end to read, end to write)."""
-        ends = os.pipe2(os.O_CLOEXEC)
-        self._opened.update(ends)
-        return ends
-
-    def null(self) -> int:
-        """An empty input."""
-        return self.add(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-
-    def add(self, descriptor: int) -> int:
-        """Take charge of a descriptor."""
-        self._opened.add(descriptor)
-        return descriptor
-
-    def keep(self, *descriptors: int) -> None:
-        """Leave these open, for use without waiting."""
-        for descriptor in descriptors:
-            os.set_blocking(descriptor, False)
-            self._opened.discard(descriptor)
