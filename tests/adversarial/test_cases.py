@@ -104,7 +104,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "CR11": ("stdin is empty unless given", "interpreters without a script end at once"),
     "CR12": ("git commit, rebase and tag without a message end by themselves", "pagers print and end"),
     "CR13": (
-        "exit is the command's status; the shell restarts in the same directory, without its state, and says so",
+        "exit is the command's status; the shell says that it was restarted, and keeps its directory alone",
         "a shell that is killed from inside is restarted",
     ),
     "CR14": (

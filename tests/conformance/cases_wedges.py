@@ -48,7 +48,7 @@ async def case_syntax(box: AsyncSandbox) -> None:
         await check_usable(shell)
 
 
-@case("exit is the command's status; the shell says that it was restarted, in the same directory and without its state")
+@case("exit is the command's status; the shell says that it was restarted, and keeps its directory alone")
 async def case_exit(box: AsyncSandbox) -> None:
     async with await box.shell() as shell:
         await shell.run("mkdir sub; cd sub; x='a b'; export y=2; f() { echo in f; }; shopt -s nullglob")

@@ -214,6 +214,13 @@ def test_a_bash_that_reports_no_more_is_restarted_at_its_timeout(shell: Shell, s
     works(shell)
 
 
+def test_a_readonly_and_poisoned_state(shell: Shell) -> None:
+    shell.run("readonly x=1 IFS=; export BASH_ENV=/x; POSIXLY_CORRECT=1; set -o posix; set -T; shopt -s extdebug")
+    assert shell.run("x=2; echo no").stdout == ""  # POSIX: it ends the shell
+    assert shell.run("x=2; echo $x").stdout == "2\n"
+    works(shell)
+
+
 def test_false_reports_are_not_believed(shell: Shell) -> None:
     script = r"printf '\0%s\0/etc\0%s\0' 71 7 72 7 99 7 x y 5 >&201; printf '\0half' >&201; cd /usr; echo real"
     for _ in range(3):

@@ -261,6 +261,20 @@ def test_what_else_is_told_of_a_command() -> None:
     assert observed(record)[1] == "[exit status 0, no output; background processes left running: 1]"
 
 
+def test_a_restarted_shell_is_reported() -> None:
+    options = AgentOptions(shell="stateful", command_timeout=0.5)
+    replies = (bash("mkdir sub; cd sub; x=1"), bash("sleep 600"), bash("pwd; echo [$x]"), bash("exit 3"), SUBMISSION)
+    _, record, _ = work(*replies, options=options)
+    told = observed(record)
+    lost = "its variables, functions and options are lost"
+    assert [lost in one for one in told] == [False, True, False, True]
+    directory = told[2].splitlines()[2]
+    assert directory.endswith("/sub")
+    assert told[2].endswith("\n[]\n</stdout>")
+    assert told[1].startswith("[no answer within 0.5 s: killed, no output")
+    assert f"the shell was restarted in {directory}; " in told[1]
+
+
 def test_a_directory_that_is_gone_is_the_agents_business() -> None:
     _, record, _ = work(bash('rmdir "$PWD"'), bash("ls"), SUBMISSION)
     assert "cannot enter" in observed(record)[1]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.launch.jobs.trees import Cursor
+from minisandbox.launch.jobs.trees import DirWalker
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -140,23 +140,23 @@ def measure_tree(path: Path) -> TreeSize:
 
 def _walk_stats(path: Path) -> Iterator[os.stat_result]:
     """What lstat(2) says of everything below a directory; depth costs neither stack nor open files nor PATH_MAX."""
-    cursor = Cursor(os.open(path, _DIRECTORY & ~os.O_NOFOLLOW))
+    walker = DirWalker(os.open(path, _DIRECTORY & ~os.O_NOFOLLOW))
     try:
-        found, names = _look(cursor.fd)
+        found, names = _look(walker.fd)
         yield from found
         waiting = [names]  # for each directory on the way down, the subdirectories that are still to be entered
         while waiting:
             if waiting[-1]:
-                cursor.down(waiting[-1].pop())
-                found, names = _look(cursor.fd)
+                walker.down(waiting[-1].pop())
+                found, names = _look(walker.fd)
                 yield from found
                 waiting.append(names)
             else:
                 waiting.pop()
                 if waiting:
-                    cursor.up()
+                    walker.up()
     finally:
-        cursor.close()
+        walker.close()
 
 
 def _look(fd: int) -> tuple[list[os.stat_result], list[str]]:

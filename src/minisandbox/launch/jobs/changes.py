@@ -1,9 +1,8 @@
-"""What a workspace has changed, read from its uppers by a process in a sandbox made for looking.
+"""The changes of a workspace, read from its uppers by a process in a second sandbox.
 
-It stands in a root directory that holds ``trees/N`` (what was written, the topmost first), ``base`` (the image) and,
-where ``/usr`` could be written, ``base-usr``. Whatever a tree holds was made by an agent: it is opened component by
-component and no link is followed. An upper says *deleted* by a device 0/0 and *replaced* by ``user.overlay.opaque``
-(overlayfs.rst).
+The root directory of that sandbox holds ``trees/N`` (the uppers, topmost first), ``base`` (the image) and, if ``/usr``
+was writable, ``base-usr``. An agent made the trees: they are opened component by component, and no link is followed. An
+upper marks *deleted* by a device 0/0 and *replaced* by ``user.overlay.opaque`` (overlayfs.rst).
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from .trees import identity
 _OPAQUE = "user.overlay.opaque"
 _ROWS = 500
 _PAGE_SIZE = 1 << 18
-"""Characters of paths in one frame: whatever they are, it stays below ``frames.MAX_HEADER``."""
+"""Characters of paths in one frame, which keeps it below ``frames.MAX_HEADER``."""
 _MOST_ROWS = 1 << 21
 MOST_CHARACTERS = 1 << 26
-"""Of paths in all: a few long directories would make millions of files cost as much each."""
+"""Of all paths together: a long directory name repeats in the path of every file below it."""
 _TRIES = 16
-"""How often a path is looked at again that vanishes meanwhile."""
+"""How often to retry a path that vanishes meanwhile."""
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _CHUNK = 1 << 16
 _MOST_OPEN = 1000
-"""Directories that are kept open. The workspace may move one meanwhile, which then does no harm."""
+"""Directories that are kept open: the workspace may move them without harm."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {
@@ -43,7 +42,7 @@ _KINDS = {
 }
 
 Row = tuple[str, str, str]
-"""Path, what happened to it, what it is."""
+"""Path, change, kind."""
 
 
 def serve(job: Job) -> None:
@@ -97,7 +96,7 @@ def _compare_all(base: str, uppers: list[str], prefix: str, below: str) -> Itera
 
 
 class _Directory:
-    """An open directory of one tree, which may be left for a while and be come back to from one below it."""
+    """An open directory of one tree. It can be closed for a while and reopened from a directory below it."""
 
     def __init__(self, descriptor: int, above: _Directory | None) -> None:
         self.descriptor = descriptor
@@ -154,10 +153,10 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class _Views:
-    """One directory as its parts show it.
+    """One directory of the workspace, by the trees that make it up.
 
     Attributes:
-        uppers: what was written, the topmost first.
+        uppers: its upper directories, the topmost first.
         below: the image's directory that shows through them, or None where it was replaced or never was.
         base: the image's directory at this path, shown or not, or None.
     """
@@ -173,10 +172,10 @@ class _Views:
 
 @dataclass(frozen=True, slots=True)
 class _Now:
-    """What a path is now.
+    """The present state of a path.
 
     Attributes:
-        status: as lstat(2) says, or None where it is gone.
+        status: its lstat(2), or None if it is deleted.
         holder: the directory that has it.
         uppers: for a directory, the trees that it consists of.
         through: whether the image shows through them.
@@ -190,13 +189,13 @@ class _Now:
 
 @dataclass(slots=True)
 class _Level:
-    """A directory that is being looked at.
+    """A directory under comparison.
 
     Attributes:
         prefix: its path, with a slash.
         views: the directory.
-        names: what is still to be looked at in it, the next one last.
-        opened: closes what was opened for it.
+        names: its entries still to compare, the next one last.
+        opened: closes its descriptors.
     """
 
     prefix: str
@@ -222,7 +221,7 @@ class _Level:
 
 
 def _changes_below(prefix: str, views: _Views, below: str) -> Iterator[Row]:
-    """Depth costs neither stack nor, beyond some, open files: what lies far above is come back to by ``..``."""
+    """Compare all below. Depth costs no stack and few open files: a directory far above is reopened by ``..``."""
     levels = [_Level.of(prefix, views, contextlib.ExitStack(), below)]
     try:
         while levels:
@@ -255,7 +254,7 @@ def _names(views: _Views) -> set[str]:
 
 
 def _resolve(views: _Views, name: str) -> _Now:
-    """What overlayfs makes of a name."""
+    """Merge the trees for one name, as overlayfs does."""
     found: _Now | None = None
     parts: list[_Directory] = []
     for upper in views.uppers:
@@ -278,15 +277,15 @@ def _resolve(views: _Views, name: str) -> _Now:
 
 
 def _compare(path: str, name: str, views: _Views, stack: contextlib.ExitStack) -> tuple[Row | None, _Views | None]:
-    """What happened to a path, and the directories in which to look further.
+    """Return the change of a path, and the directories to compare below it.
 
-    The workspace may be at work: what vanishes while it is looked at is looked at again.
+    The workspace may be running: a path that vanishes meanwhile is retried.
 
     Args:
         path: the path.
         name: the last part of it.
         views: the directory that it is in.
-        stack: closes what is opened.
+        stack: closes the opened directories.
     """
     for attempt in range(_TRIES):
         try:

@@ -1,6 +1,6 @@
-"""The processes below this one: found through /proc, counted, ended.
+"""The processes below this one: found through /proc, counted, killed.
 
-A worker is the subreaper of what it starts (prctl(2)), so that daemonised processes stay below it too.
+A worker is the subreaper of its commands (prctl(2)), so daemonised processes stay below it too.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Collection
 
 KILL_PATIENCE = 10.0
-"""Seconds after which a process that does not die is left to the end of the sandbox: it hangs in the kernel."""
+"""Seconds after which a process that hangs in the kernel is left to the end of the sandbox."""
 _STOP_PATIENCE = 2.0
 _COLLECTING = 0.5
-"""Seconds of collecting, after which a tree that forks is looked for again: to look takes long where there are many."""
+"""Seconds of reaping between two searches for a tree that forks: a search for many processes is slow."""
 _ENDED = (b"Z", b"X")
 """States of a process whose first thread has ended (proc_pid_stat(5))."""
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -23,21 +23,21 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def child_processes(pid: int) -> set[int]:
-    """The live children of a process, from the parents that /proc names."""
+    """Return the live children of a process, from the parents that /proc names."""
     return set(_children().get(pid, ()))
 
 
-def descendants(without: Collection[int] = ()) -> set[int]:
-    """Every live process below this one.
+def descendants(exclude: Collection[int] = ()) -> set[int]:
+    """Return every live process below this one.
 
     Args:
-        without: processes that are left out, with everything below them.
+        exclude: processes to leave out, with everything below them.
     """
     children = _children()
     found: set[int] = set()
     queue = [os.getpid()]
     while queue:
-        below = [pid for pid in children.get(queue.pop(), ()) if pid not in without]
+        below = [pid for pid in children.get(queue.pop(), ()) if pid not in exclude]
         found.update(below)
         queue += below
     return found
@@ -52,47 +52,43 @@ def have_children() -> bool:
     return True
 
 
-def stop_all(without: Collection[int] = ()) -> set[int]:
-    """Stop every process below this one, also those that appear meanwhile; returns them.
+def stop_all(exclude: Collection[int] = ()) -> None:
+    """Stop every process below this one, also those that appear meanwhile.
 
-    A tree that forks faster than we look is then no longer one that can outrun us; one that is left out may.
+    A tree that forks faster than it can be searched would outrun the kills otherwise.
     """
     give_up = time.monotonic() + _STOP_PATIENCE
     stopped: set[int] = set()
-    while (fresh := descendants(without) - stopped) and time.monotonic() < give_up:
+    while (fresh := descendants(exclude) - stopped) and time.monotonic() < give_up:
         signal_all(fresh, signal.SIGSTOP)
         stopped |= fresh
-    return stopped
 
 
-def kill_all(reap: Callable[[], bool], spared: Collection[int] = ()) -> None:
+def kill_all(reap: Callable[[], bool], exclude: Collection[int] = ()) -> None:
     """End everything below this process.
 
     All of it is stopped first, so that nothing runs on between the first and the last kill.
 
     Args:
         reap: collects some children that have ended, and says whether there may be more.
-        spared: processes that go on, with everything below them.
+        exclude: processes that go on, with everything below them.
     """
-    give_up = time.monotonic() + KILL_PATIENCE
-    doomed = stopped = stop_all(spared)
+    stop_all(exclude)
+    # an excluded process may go on to make orphans without end
+    give_up = time.monotonic() + (_STOP_PATIENCE if exclude else KILL_PATIENCE)
     while time.monotonic() < give_up:
+        doomed = descendants(exclude)
         signal_all(doomed, signal.SIGKILL)
         look_again = min(time.monotonic() + _COLLECTING, give_up)
         while reap() and time.monotonic() < look_again:
             pass
-        if not have_children():
+        if not have_children() or (exclude and not doomed):
             return
-        doomed = descendants(spared)
-        if spared:  # they may go on to make orphans, without end
-            doomed &= stopped
-            if not doomed:
-                return
         time.sleep(0.0005)
 
 
 def signal_all(pids: Collection[int], number: int) -> None:
-    """Signal processes, those that are gone left out."""
+    """Signal processes; ignore those that have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -109,7 +105,7 @@ def _children() -> dict[int, list[int]]:
 
 
 def has_ended(pid: int, state: bytes) -> bool:
-    """Whether a process has: one whose first thread alone has ended looks like a zombie and goes on (proc(5)).
+    """Whether a process has ended. One whose first thread alone has ended looks like a zombie and goes on (proc(5)).
 
     Args:
         pid: of the process.
@@ -123,12 +119,12 @@ def has_ended(pid: int, state: bytes) -> bool:
 
 
 def every_pid() -> list[int]:
-    """Every process that this one can see."""
+    """Return every process that this one can see."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """What the kernel says about a process, from its state on (proc_pid_stat(5)); nothing of one that is gone."""
+    """Return the fields of /proc/PID/stat from the state on (proc_pid_stat(5)); none if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
             return source.read().rpartition(b")")[2].split()
@@ -136,8 +132,11 @@ def stat_fields(pid: int) -> list[bytes]:
         return []
 
 
-def usage() -> tuple[float, int, int]:
-    """Return what the sandbox uses: CPU seconds, bytes of memory, processes of its commands."""
+def usage() -> dict[str, float]:
+    """Return what the sandbox uses: CPU seconds, bytes of memory and of disk, processes of its commands.
+
+    Disk is counted on the sandbox's memory, which holds its upper (unless that is on disk), /run and /dev/shm.
+    """
     cpu = memory = processes = 0
     for pid in every_pid():
         fields = stat_fields(pid)
@@ -148,4 +147,6 @@ def usage() -> tuple[float, int, int]:
         memory += int(fields[21]) * _PAGE
         # the children of pid 1 are workers: every command descends from one of them
         processes += pid != 1 and fields[1] != b"1" and not has_ended(pid, fields[0])
-    return cpu / _TICKS, memory, processes
+    scratch = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
+    disk = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize
+    return {"cpu": cpu / _TICKS, "memory": memory, "disk": disk, "processes": processes}

@@ -169,8 +169,9 @@ class Leader:
                 os.kill(self.pid, number)
 
     def has_left_running(self) -> bool:
-        """Whether any process of its tree is alive. One system call, no look into /proc."""
-        self.reap()
+        """Whether any process of its tree is alive. At most one system call, no look into /proc."""
+        if not self._childless:
+            self.reap()
         return not self._childless and descendants.have_children()
 
     def count_left_running(self) -> int:

@@ -1,7 +1,7 @@
-"""File verbs, carried out inside the sandbox by a worker: the host never opens a path that an agent can shape.
+"""File operations, carried out inside the sandbox by a worker: the host never opens a path that an agent can shape.
 
-Each answers ``error`` where the kernel refused. Paths on the way are followed as any program inside would follow them,
-but for the links of /proc that lead to what is the worker's own.
+Each answers ``error`` where the kernel refused. Paths are followed as a program inside would follow them, except for
+the links of /proc, which lead to the worker's own files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAGE = 500
 _MOST_TEXT = 1 << 26
 """Characters of names and targets in a whole list: hard links give one long target to a million names."""
 _PAGE_SIZE = 1 << 18
-"""Characters of names and targets in one frame of a list: whatever they are, it stays below ``frames.MAX_HEADER``."""
+"""Characters of names and targets in one frame of a list, which keeps it below ``frames.MAX_HEADER``."""
 
 
 def serve(job: Job) -> None:
@@ -33,7 +33,7 @@ def serve(job: Job) -> None:
         _VERBS[verb](job)
     except OSError as error:
         _fail(job, error, verb)
-    except ValueError as error:  # a path with a NUL, or text that is none
+    except ValueError as error:  # a path with a NUL, or malformed text
         job.fail(OSError(errno.EINVAL, str(error)), verb, job.request.get("path"))
 
 
@@ -222,25 +222,25 @@ def _move(job: Job) -> None:
 def _send_tree(job: Job) -> None:
     """``send_tree``: answers the frames of a file or tree of no name, then ``end``."""
     descriptor = _open(_path(job), os.O_RDONLY)
-    cursor = trees.Cursor(descriptor)
+    walker = trees.DirWalker(descriptor)
     tally = trees.Tally(_limit(job), _integer(job.request, "most"))
     try:
-        for batch in trees.batches(trees.tree_frames(_whole(cursor), tally)):
+        for batch in trees.batches(trees.tree_frames(_whole(walker), tally)):
             _send_bytes(job, batch)
     finally:
-        cursor.close()
+        walker.close()
     _send(job, {"event": "end"})
 
 
-def _whole(cursor: trees.Cursor) -> Iterator[trees.Step]:
-    status = os.fstat(cursor.fd)
+def _whole(walker: trees.DirWalker) -> Iterator[trees.Step]:
+    status = os.fstat(walker.fd)
     if not stat.S_ISDIR(status.st_mode):
-        yield trees.Step("file", "", _require_regular(cursor.fd), descriptor=cursor.fd)
+        yield trees.Step("file", "", _require_regular(walker.fd), descriptor=walker.fd)
         return
     if status.st_dev == _proc():
         raise PermissionError(errno.EACCES, "a directory of /proc")
     yield trees.Step("directory", "", status)
-    yield from trees.walk(cursor, avoid=_proc())
+    yield from trees.walk(walker, avoid=_proc())
     yield trees.Step("up")
 
 
@@ -273,7 +273,7 @@ def _build(job: Job, builder: Builder) -> None:
             name = str(header.get("name", name))
     except OSError as error:
         inner = error.filename if isinstance(error.filename, str) else name
-        raise OSError(error.errno, error.strerror, builder.cursor.path(inner)) from error
+        raise OSError(error.errno, error.strerror, builder.walker.path(inner)) from error
 
 
 def _take_frame(job: Job, builder: Builder) -> frames.Header | None:
@@ -301,38 +301,32 @@ def _take_frame(job: Job, builder: Builder) -> frames.Header | None:
 
 
 def _usage(job: Job) -> None:
-    """``usage``: what the sandbox uses right now, as seen from inside.
-
-    Disk is counted on the sandbox's memory, which holds its upper (unless that is on disk), /run and /dev/shm.
-    """
-    cpu, memory, processes = descendants.usage()
-    scratch = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
-    disk = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize
-    _send(job, {"event": "usage", "cpu": cpu, "memory": memory, "disk": disk, "processes": processes})
+    """``usage``: answers what the sandbox uses right now, as seen from inside."""
+    _send(job, {"event": "usage", **descendants.usage()})
 
 
 # --- what they share -------------------------------------------------------------------------------------------------
 
 
 def _open(path: str, flags: int) -> int:
-    """Open a path of the sandbox as an agent left it.
+    """Open a path that an agent can shape.
 
-    A FIFO must not hold us (O_NONBLOCK), and links of /proc must not lead to what is the worker's own: its program is
-    a file of the host (openat2(2), RESOLVE_NO_MAGICLINKS).
+    A FIFO must not block the worker (O_NONBLOCK). Links of /proc must not lead to the worker's own files: its program
+    is a file of the host (openat2(2), RESOLVE_NO_MAGICLINKS).
     """
     if not flags & os.O_PATH:
         flags |= os.O_NONBLOCK | os.O_NOCTTY
     try:
         return sc.openat2(sc.AT_FDCWD, path, flags, sc.RESOLVE_NO_MAGICLINKS, 0o644 if flags & os.O_CREAT else 0)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads (open(2))
+        if error.errno == errno.ENXIO:  # a socket, or a FIFO without a reader (open(2))
             raise OSError(errno.EINVAL, "not a regular file") from error
         raise
 
 
 @contextlib.contextmanager
 def _parent(path: str) -> Iterator[tuple[int, str]]:
-    """The directory that a path's last name is in, as a descriptor, and that name."""
+    """Open the directory that holds a path's last name; yields its descriptor and the name."""
     above, name = os.path.split(path.rstrip("/"))
     if name in ("", ".", ".."):
         raise OSError(errno.EINVAL, "not the name of something in a directory")
@@ -344,7 +338,7 @@ def _parent(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _make_parents(path: str) -> None:
-    """Make the directories that lead to a path; links among them are followed."""
+    """Make the directories above a path; links among them are followed."""
     above = os.path.dirname(path.rstrip("/")) or "/"
     if os.path.isdir(above):
         return
@@ -384,7 +378,7 @@ def _send(job: Job, header: frames.Header, payload: bytes = b"") -> None:
 
 
 def _send_bytes(job: Job, data: bytes) -> None:
-    """Answer; ends the job where nobody wants the answer any more."""
+    """Answer; ends the job if the controller hung up."""
     try:
         job.connection.sendall(data)
     except (BrokenPipeError, ConnectionResetError):

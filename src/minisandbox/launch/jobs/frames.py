@@ -1,4 +1,4 @@
-"""Frames: how the controller and the processes of a sandbox speak over a stream socket.
+"""Frames: the messages between the controller and the workers of a sandbox, on a stream socket.
 
 A frame is two big-endian 32-bit lengths, a JSON object of the first length, and bytes of the second. The codec does no
 I/O: bytes go in, frames come out.
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 Header = dict[str, object]
 _LENGTHS = struct.Struct(">II")
+_JSON = json.JSONEncoder(separators=(",", ":"))
 MAX_HEADER = 8 << 20
 STDIN_CREDIT = 1 << 20
 """Bytes of standard input that may be under way to a process that does not read."""
@@ -22,8 +23,8 @@ class FrameError(ValueError):
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
-    """One frame as bytes. Text that is not valid Unicode (surrogate escapes) survives the round trip."""
-    head = json.dumps(header, separators=(",", ":")).encode("ascii")
+    """Return one frame as bytes. Text that is not valid Unicode (surrogate escapes) survives the round trip."""
+    head = _JSON.encode(header).encode("ascii")
     return _LENGTHS.pack(len(head), len(payload)) + head + payload
 
 
@@ -31,7 +32,7 @@ class Decoder:
     """Turns a stream of bytes into frames.
 
     Args:
-        max_payload: bytes of the largest payload that is taken.
+        max_payload: bytes of the largest payload that is accepted.
     """
 
     def __init__(self, max_payload: int = 0xFFFFFFFF) -> None:

@@ -224,8 +224,6 @@ class _Supervisor:
             self._look_for_the_end()
         self._outlive()
 
-    # --- what to wait for ---
-
     def _poll(self) -> select.poll:
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
@@ -250,8 +248,6 @@ class _Supervisor:
         if not self._leader.ended:
             return self._leader.time_left()
         return self._drained_at - time.monotonic() if self._end is None and not self._is_blocked() else None
-
-    # --- the process's side ---
 
     def _take_ended(self, events: dict[int, int]) -> None:
         if self._wakeup in events:
@@ -316,8 +312,6 @@ class _Supervisor:
             self._end = self._leader.fate(self._leader.count_left_running())
             if self._holder is not None:
                 self._holder.put(self._end)
-
-    # --- the holder's side ---
 
     def _take_frames(self, events: dict[int, int]) -> None:
         if self._holder is not None and (happened := events.get(self._holder.fileno(), 0)):
@@ -391,8 +385,6 @@ class _Supervisor:
                 link.put({"event": "output", "stream": stream}, data[start : start + CHUNK])
         if self._end is not None:
             link.put(self._end)
-
-    # --- the end ---
 
     def _outlive(self) -> None:
         """Hang up; reap background processes and discard their output until the last has ended."""

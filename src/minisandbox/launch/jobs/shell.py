@@ -127,14 +127,14 @@ class _Bash:
         return data
 
     def take_report(self) -> None:
-        """Read what it has reported."""
+        """Read its reports."""
         while data := self.read(self._report):
             self._reported = (self._reported + data)[-_MOST_REPORTED:]
 
     def report_of(self, number: bytes) -> tuple[str | None, int] | None:
-        """Return the directory and the status that it has reported of a run, or None.
+        """Return the reported directory and status of a run, or None.
 
-        A script can write a false report: then it lies about itself. The directory is None if it cannot be one.
+        A script can write a false report, but only about itself. An impossible directory is returned as None.
         """
         found = re.search(rb"\x00%s\x00([^\x00]*)\x00(\d{1,3})\x00" % number, self._reported)
         if found is None:
@@ -303,7 +303,7 @@ class _Shell:
     # --- runs ---
 
     def _begin_next(self) -> None:
-        """Send the next run to bash; start bash if there is none."""
+        """Send the next run to bash, which is started if need be."""
         while self._current is None and self._waiting and not self._link.full:
             run = self._waiting.popleft()
             if run.interrupted:

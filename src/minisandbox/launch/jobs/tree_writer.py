@@ -8,7 +8,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from .trees import Cursor, Step, identity, pieces, walk_one
+from .trees import DirWalker, Step, identity, pieces, walk_one
 from .trees import remove as remove_tree
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -17,7 +17,7 @@ _TRIES = 16
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What a file or directory gets once its content is there.
+    """The metadata of a file or directory, set once its content is complete.
 
     Attributes:
         mode: permission bits.
@@ -34,15 +34,15 @@ class Builder:
     """Builds a tree.
 
     Args:
-        root: descriptor of the directory it grows in, taken over.
-        replace: what is in the way of a file or link is replaced, and directories are merged; else anything in the
-            way is an error.
-        exact: modes are as given; else the umask and the owner's right to read and write count, and setuid, setgid
-            and sticky do not.
+        root: descriptor of the directory to build in; the builder closes it.
+        replace: whether a file or link replaces an existing one, and directories are merged; else an existing entry
+            is an error.
+        exact: whether modes are set as given; else the umask applies, the owner may read and write, and setuid,
+            setgid and sticky are dropped.
     """
 
     def __init__(self, root: int, *, replace: bool, exact: bool) -> None:
-        self.cursor = Cursor(root)
+        self.walker = DirWalker(root)
         self._replace = replace
         self._exact = exact
         self._unfinished: list[Attributes | None] = []
@@ -64,18 +64,18 @@ class Builder:
         """Begin a directory; one that is merged into keeps its own attributes.
 
         Raises:
-            OSError: it cannot be made, or what is in its way is no directory.
-            ValueError: the name is none, or a file is not ended.
+            OSError: it cannot be made, or an existing entry is not a directory.
+            ValueError: the name is invalid, or a file is not ended.
         """
         self.check(name)
         made = True
         try:
-            os.mkdir(name, attributes.mode & 0o777 | 0o700, dir_fd=self.cursor.fd)
+            os.mkdir(name, attributes.mode & 0o777 | 0o700, dir_fd=self.walker.fd)
         except FileExistsError:
             if not self._replace:
                 raise
             made = False
-        self.cursor.down(name)
+        self.walker.down(name)
         self._unfinished.append(attributes if made else None)
 
     def up(self) -> None:
@@ -88,8 +88,8 @@ class Builder:
             raise ValueError("the end of a directory that was not begun, or within a file")
         attributes = self._unfinished.pop()
         if attributes is not None:
-            self._settle(self.cursor.fd, attributes)
-        self.cursor.up()
+            self._settle(self.walker.fd, attributes)
+        self.walker.up()
 
     def file(self, name: str, attributes: Attributes) -> None:
         """Begin a file; its content follows, then :meth:`end`."""
@@ -98,15 +98,15 @@ class Builder:
         for attempt in range(_TRIES):
             self._make_way(name)
             try:
-                self._file = os.open(name, _WRITE, mode, dir_fd=self.cursor.fd)
+                self._file = os.open(name, _WRITE, mode, dir_fd=self.walker.fd)
                 break
-            except FileExistsError:  # put there this very moment
+            except FileExistsError:  # made since by another process
                 if not self._replace or attempt == _TRIES - 1:
                     raise
         self._attributes, self._position = attributes, 0
 
     def data(self, content: bytes) -> None:
-        """Content of the file."""
+        """Add content to the file."""
         self._check_file()
         view = memoryview(content)
         while view:
@@ -115,7 +115,7 @@ class Builder:
             view = view[written:]
 
     def hole(self, size: int) -> None:
-        """Zeros that take no place."""
+        """Add zeros that take no space."""
         self._check_file()
         self._position += size
 
@@ -130,23 +130,23 @@ class Builder:
         """Make a symbolic link."""
         self.check(name)
         self._make_way(name)
-        os.symlink(target, name, dir_fd=self.cursor.fd)
+        os.symlink(target, name, dir_fd=self.walker.fd)
         if attributes.owner is not None:
             with contextlib.suppress(OSError):
-                os.chown(name, *attributes.owner, dir_fd=self.cursor.fd, follow_symlinks=False)
-        os.utime(name, ns=(attributes.mtime, attributes.mtime), dir_fd=self.cursor.fd, follow_symlinks=False)
+                os.chown(name, *attributes.owner, dir_fd=self.walker.fd, follow_symlinks=False)
+        os.utime(name, ns=(attributes.mtime, attributes.mtime), dir_fd=self.walker.fd, follow_symlinks=False)
 
     def close(self) -> None:
-        """Let go; what was built stays."""
+        """Close the descriptors; the written tree stays."""
         self._close_file()
-        self.cursor.close()
+        self.walker.close()
 
     def _settle(self, descriptor: int, attributes: Attributes) -> None:
         if attributes.owner is not None:  # before the mode: a change of owner clears setuid (chown(2))
             try:
                 os.chown(descriptor, *attributes.owner)
             except OSError as error:
-                if error.errno not in (errno.EPERM, errno.EINVAL):  # an owner who does not exist inside
+                if error.errno not in (errno.EPERM, errno.EINVAL):  # an owner without an id inside
                     raise
         if self._exact:
             os.fchmod(descriptor, attributes.mode)
@@ -155,13 +155,13 @@ class Builder:
     def _make_way(self, name: str) -> None:
         if self._replace:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=self.cursor.fd)
+                os.unlink(name, dir_fd=self.walker.fd)
 
     def check(self, name: str) -> None:
-        """Refuse what cannot be the name of something new here.
+        """Refuse a name that no new entry can have.
 
         Raises:
-            ValueError: it is no name of a file, or a file is not ended.
+            ValueError: it is not a file name, or a file is not ended.
         """
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise ValueError(f"{name[:300]!r} is no name of a file")
@@ -238,12 +238,12 @@ def _check_not_below(source: os.stat_result, directory: int) -> None:
 
 def _copy(source_directory: int, source: str, target_directory: int, target: str) -> None:
     builder = Builder(os.dup(target_directory), replace=False, exact=True)
-    cursor = Cursor(os.dup(source_directory))
+    walker = DirWalker(os.dup(source_directory))
     try:
-        for step in walk_one(cursor, source):
+        for step in walk_one(walker, source):
             _add(builder, step, step.name if builder.depth else target)
     finally:
-        cursor.close()
+        walker.close()
         builder.close()
 
 
@@ -268,4 +268,4 @@ def _add(builder: Builder, step: Step, name: str) -> None:
                 builder.data(piece)
         builder.end()
     else:
-        os.mknod(name, step.status.st_mode, step.status.st_rdev, dir_fd=builder.cursor.fd)
+        os.mknod(name, step.status.st_mode, step.status.st_rdev, dir_fd=builder.walker.fd)

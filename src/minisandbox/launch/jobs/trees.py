@@ -1,8 +1,8 @@
-"""Directory trees walked and built by descriptors: depth costs neither stack nor open files nor PATH_MAX.
+"""Walk directory trees by descriptors: depth costs neither stack nor open files, and PATH_MAX does not limit it.
 
-No link is ever followed. The worker and the controller use the same code, one to send and one to take: the frames of a
-tree are ``directory``, ``file`` (then ``data``, ``hole`` and ``eof``), ``link``, ``skip``, and ``up`` where a directory
-ends.
+No link is ever followed. The worker and the controller use the same code, one to send and one to receive. The frames of
+a tree are ``directory``, ``file`` (then ``data``, ``hole`` and ``eof``), ``link``, ``skip``, and ``up`` at the end of a
+directory.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _GONE = "gone before it was read"
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-class Cursor:
-    """A place in a tree: one descriptor, that goes down by a name and up by ``..``.
+class DirWalker:
+    """A position in a tree: one descriptor, which goes down by a name and up by ``..``.
 
     Args:
-        root: descriptor of the tree's directory, taken over.
+        root: descriptor of the tree's directory; the walker closes it.
 
     Attributes:
-        fd: descriptor of the directory it stands in.
-        names: how it came there from the root.
+        fd: descriptor of the current directory.
+        names: the path to it from the root.
     """
 
     def __init__(self, root: int) -> None:
@@ -47,7 +47,7 @@ class Cursor:
         """Enter a directory.
 
         Raises:
-            OSError: there is none of that name (ENOTDIR for a link, too), or it cannot be read.
+            OSError: it is missing, not a directory (ENOTDIR for a link, too), or cannot be read.
         """
         below = os.open(name, _DIRECTORY, dir_fd=self.fd)
         self._above.append(identity(os.fstat(self.fd)))
@@ -55,7 +55,7 @@ class Cursor:
         self._stand_in(below)
 
     def up(self) -> str:
-        """Return to where it came from; returns the name of the directory that was left.
+        """Go to the directory above; returns the name of the one that was left.
 
         Raises:
             OSError: that directory lies elsewhere by now (ESTALE).
@@ -68,11 +68,11 @@ class Cursor:
         return self.names.pop()
 
     def path(self, name: str = "") -> str:
-        """Where it stands, or where ``name`` is, relative to the root."""
+        """Return the path of the current directory, or of ``name`` in it, relative to the root."""
         return "/".join([*self.names, name] if name else self.names)
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the descriptor."""
         self._stand_in(-1)
 
     def _stand_in(self, descriptor: int) -> None:
@@ -82,7 +82,7 @@ class Cursor:
 
 
 def identity(status: os.stat_result) -> tuple[int, int]:
-    """What tells two files apart."""
+    """Return the device and inode, which identify a file."""
     return status.st_dev, status.st_ino
 
 
@@ -91,10 +91,10 @@ class Step:
     """One step of a walk.
 
     Attributes:
-        event: ``directory`` (it is entered), ``up`` (it is left), ``file``, ``link``, or ``skip`` for what is neither.
-        name: its name in the directory that was entered last; empty for ``up``.
-        status: what lstat(2) says, except for ``up`` and for what was gone.
-        detail: the target of a link; why something is skipped.
+        event: ``directory`` (entered), ``up`` (left), ``file``, ``link``, or ``skip`` for any other kind of entry.
+        name: its name in the current directory; empty for ``up``.
+        status: its lstat(2); None for ``up`` and for an entry that had vanished.
+        detail: the target of a link, or the reason for a skip.
         descriptor: of a file, open for reading until the next step.
     """
 
@@ -105,82 +105,82 @@ class Step:
     descriptor: int = -1
 
 
-def walk(cursor: Cursor, avoid: int = -1) -> Generator[Step, None, None]:
-    """Everything below the directory where a cursor stands: first what is in a directory, then its subdirectories.
+def walk(walker: DirWalker, avoid: int = -1) -> Generator[Step, None, None]:
+    """Yield everything below the walker's directory: first the entries of a directory, then its subdirectories.
 
     Args:
-        cursor: moves along.
+        walker: moves through the tree.
         avoid: number of a device that is not entered (``st_dev``), or -1.
 
     Raises:
-        OSError: something cannot be read; ``filename`` is its path relative to the cursor's root.
+        OSError: something cannot be read; ``filename`` is its path relative to the walker's root.
     """
     waiting: list[list[str]] = [[]]
     try:
-        yield from _scan(cursor, avoid, waiting[0])
+        yield from _scan(walker, avoid, waiting[0])
         while waiting:
             if not waiting[-1]:
                 waiting.pop()
                 if waiting:
-                    cursor.up()
+                    walker.up()
                     yield Step("up")
-            elif (step := _enter(cursor, avoid, waiting[-1].pop())).event == "directory":
+            elif (step := _enter(walker, avoid, waiting[-1].pop())).event == "directory":
                 yield step
                 waiting.append([])
-                yield from _scan(cursor, avoid, waiting[-1])
+                yield from _scan(walker, avoid, waiting[-1])
             else:
                 yield step
     except OSError as error:
-        raise OSError(error.errno, error.strerror, cursor.path(_name(error))) from error
+        raise OSError(error.errno, error.strerror, walker.path(_name(error))) from error
 
 
 def _name(error: OSError) -> str:
     return error.filename if isinstance(error.filename, str) and error.filename != ".." else ""
 
 
-def _enter(cursor: Cursor, avoid: int, name: str) -> Step:
+def _enter(walker: DirWalker, avoid: int, name: str) -> Step:
     try:
-        cursor.down(name)
+        walker.down(name)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return Step("skip", name, detail=_GONE)
         raise
-    status = os.fstat(cursor.fd)
+    status = os.fstat(walker.fd)
     if status.st_dev == avoid:
-        cursor.up()
+        walker.up()
         return Step("skip", name, status, "a file system of the kernel")
     return Step("directory", name, status)
 
 
-def walk_one(cursor: Cursor, name: str) -> Iterator[Step]:
-    """What a name in the directory of a cursor stands for: a whole tree with its ``directory`` and ``up``, or a file.
+def walk_one(walker: DirWalker, name: str) -> Iterator[Step]:
+    """Yield one entry of the walker's directory: a whole tree with its ``directory`` and ``up``, or a file.
 
     Raises:
-        OSError: there is nothing of that name, or as :func:`walk`.
+        OSError: it is missing, or as :func:`walk`.
     """
-    status = os.stat(name, dir_fd=cursor.fd, follow_symlinks=False)
+    status = os.stat(name, dir_fd=walker.fd, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
-        cursor.down(name)
-        yield Step("directory", name, os.fstat(cursor.fd))
-        yield from walk(cursor)
-        cursor.up()
+        walker.down(name)
+        yield Step("directory", name, os.fstat(walker.fd))
+        yield from walk(walker)
+        walker.up()
         yield Step("up")
     else:
-        yield from _look_at(cursor.fd, name, -1)
+        yield from _look_at(walker.fd, name, -1)
 
 
-def _scan(cursor: Cursor, avoid: int, below: list[str]) -> Iterator[Step]:
-    """All of one directory but its subdirectories, whose names are put on ``below``."""
-    with os.scandir(cursor.fd) as entries:
+def _scan(walker: DirWalker, avoid: int, below: list[str]) -> Iterator[Step]:
+    """Yield the entries of one directory except its subdirectories, whose names are added to ``below``."""
+    with os.scandir(walker.fd) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 below.append(entry.name)
             else:
-                yield from _look_at(cursor.fd, entry.name, avoid)
+                yield from _look_at(walker.fd, entry.name, avoid)
 
 
 def _look_at(directory: int, name: str, avoid: int) -> Iterator[Step]:
-    """The step of something that is no directory; a file is open until the next."""
+    """Yield the step of an entry that is not a directory; a file is open until the next step."""
     try:
         step = _step(directory, name, avoid)
     except OSError as error:
@@ -209,14 +209,14 @@ def _step(directory: int, name: str, avoid: int) -> Step:
 
 
 def kind(status: os.stat_result) -> str:
-    """What something is that is no file, directory or link, in words."""
+    """Return the name of a kind of entry other than file, directory and link."""
     return _KINDS.get(stat.S_IFMT(status.st_mode), "a file of the kernel")
 
 
 def pieces(descriptor: int, size: int) -> Iterator[bytes | int]:
-    """The content of a file up to ``size``: bytes, at most :data:`CHUNK` at a time, and the sizes of its holes.
+    """Yield the content of a file up to ``size``: bytes, at most :data:`CHUNK` at a time, and the sizes of its holes.
 
-    A file that has no size, as some of the kernel's have none, is read to its end; one that shrinks ends early.
+    A file of size 0 is read to its end, as some files of the kernel need; one that shrinks ends early.
     """
     position = 0
     while position < size:
@@ -237,20 +237,20 @@ def pieces(descriptor: int, size: int) -> Iterator[bytes | int]:
 
 
 def seek(descriptor: int, position: int, whence: int, size: int) -> int:
-    """Where the next data or hole of a file begins (lseek(2)): its size where there is none."""
+    """Return the start of the next data or hole of a file (lseek(2)); its size if there is no other."""
     try:
         return os.lseek(descriptor, position, whence)
     except OSError as error:
         if error.errno == errno.ENXIO:  # nothing but a hole from here on (lseek(2)), or the file has shrunk
             return size
-        if error.errno == errno.EINVAL:  # a file system that knows no holes
+        if error.errno == errno.EINVAL:  # a file system without holes
             return position if whence == os.SEEK_DATA else size
         raise
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was sent so far, and how much may be.
+    """The amount sent so far, and its limits.
 
     Attributes:
         limit: most bytes of content, holes included, or None.
@@ -280,13 +280,13 @@ class Tally:
             self.check(step.status.st_size)
 
     def check(self, more: int) -> None:
-        """Refuse what would be too large."""
+        """Raise EFBIG if so many more bytes are too many."""
         if self.limit is not None and self.size + more > self.limit:
             raise OSError(errno.EFBIG, f"larger than {self.limit} bytes")
 
 
 def content_frames(descriptor: int, size: int, tally: Tally) -> Iterator[tuple[frames.Header, bytes]]:
-    """A file's content as ``data`` and ``hole`` frames."""
+    """Yield a file's content as ``data`` and ``hole`` frames."""
     for piece in pieces(descriptor, size):
         length = piece if isinstance(piece, int) else len(piece)
         tally.check(length)
@@ -298,7 +298,7 @@ def content_frames(descriptor: int, size: int, tally: Tally) -> Iterator[tuple[f
 
 
 def tree_frames(steps: Iterable[Step], tally: Tally) -> Iterator[tuple[frames.Header, bytes]]:
-    """A walk as frames."""
+    """Yield a walk as frames."""
     for step in steps:
         tally.count(step)
         header: frames.Header = {"event": step.event}
@@ -315,7 +315,7 @@ def tree_frames(steps: Iterable[Step], tally: Tally) -> Iterator[tuple[frames.He
 
 
 def batches(items: Iterable[tuple[frames.Header, bytes]]) -> Iterator[bytes]:
-    """Frames encoded, several small ones in one piece."""
+    """Yield encoded frames, several small ones in one piece."""
     batch = bytearray()
     for header, payload in items:
         batch += frames.encode(header, payload)
@@ -327,9 +327,7 @@ def batches(items: Iterable[tuple[frames.Header, bytes]]) -> Iterator[bytes]:
 
 
 def remove(directory: int, name: str) -> None:
-    """Remove a directory and all that is below it.
-
-    What appears in it meanwhile is removed too, within reason.
+    """Remove a directory and everything below it, and up to 1,000 entries that appear meanwhile.
 
     Args:
         directory: descriptor of the directory that it is in.
@@ -338,33 +336,33 @@ def remove(directory: int, name: str) -> None:
     Raises:
         OSError: something cannot be removed; ``filename`` is its path.
     """
-    cursor, patience = Cursor(os.dup(directory)), _PATIENCE
+    walker, patience = DirWalker(os.dup(directory)), _PATIENCE
     try:
-        cursor.down(name)
-        waiting = [_unlink_files(cursor.fd)]
+        walker.down(name)
+        waiting = [_unlink_files(walker.fd)]
         while waiting:
             if waiting[-1]:
                 with contextlib.suppress(FileNotFoundError):
-                    cursor.down(waiting[-1].pop())
-                    waiting.append(_unlink_files(cursor.fd))
+                    walker.down(waiting[-1].pop())
+                    waiting.append(_unlink_files(walker.fd))
                 continue
             waiting.pop()
-            left = cursor.up()
-            if not _remove_empty(cursor.fd, left, final=patience == 0):
+            left = walker.up()
+            if not _remove_empty(walker.fd, left, final=patience == 0):
                 patience -= 1
-                cursor.down(left)
-                waiting.append(_unlink_files(cursor.fd))
+                walker.down(left)
+                waiting.append(_unlink_files(walker.fd))
     except OSError as error:
-        raise OSError(error.errno, error.strerror, cursor.path(_name(error))) from error
+        raise OSError(error.errno, error.strerror, walker.path(_name(error))) from error
     finally:
-        cursor.close()
+        walker.close()
 
 
 def _unlink_files(directory: int) -> list[str]:
-    """Remove everything in a directory that is not one; returns the names of its subdirectories."""
+    """Remove all entries of a directory except its subdirectories; returns their names."""
     below: list[str] = []
     with os.scandir(directory) as entries:
-        listed = list(entries)  # removing while reading can leave some out
+        listed = list(entries)  # a directory that changes while it is read can hide entries
     for entry in listed:
         if entry.is_dir(follow_symlinks=False):
             below.append(entry.name)
@@ -375,7 +373,7 @@ def _unlink_files(directory: int) -> list[str]:
 
 
 def _remove_empty(directory: int, name: str, *, final: bool) -> bool:
-    """Remove a directory that was emptied; returns whether it had stayed empty."""
+    """Remove a directory that was emptied; returns whether it was still empty."""
     try:
         os.rmdir(name, dir_fd=directory)
     except FileNotFoundError:

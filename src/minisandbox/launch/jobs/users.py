@@ -1,7 +1,7 @@
-"""Whom a command runs as: looked up in the sandbox's own files, become in a forked child.
+"""The user of a command: looked up in the sandbox's own files, assumed by a forked child.
 
-The modules ``pwd`` and ``grp`` and initgroups(3) would load name service libraries (nsswitch.conf(5)) that an agent
-can replace; here is only text.
+The modules ``pwd`` and ``grp`` and initgroups(3) would load name service libraries (nsswitch.conf(5)), which an agent
+can replace. This module only reads text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minisandbox.launch.kernel import syscalls as sc
 _MOST_BYTES = 1 << 20
 _MOST_DIGITS = 10
 _MOST_GROUPS = 63
-"""What the system-call filter lets setgroups(2) take."""
+"""The most that the system-call filter permits to setgroups(2)."""
 _ROOT = 0
 _ROOTS_NAMES = (_ROOT, str(_ROOT), "root")
 
@@ -27,7 +27,7 @@ class Account:
     """One user of the sandbox.
 
     Attributes:
-        name: what it is called; its number if it has no name.
+        name: its login name; its number if it has no name.
         uid: its user id inside.
         gid: its primary group.
         groups: its supplementary groups.
@@ -42,21 +42,21 @@ class Account:
 
     @property
     def is_root(self) -> bool:
-        """Whether it is who every command runs as anyway."""
+        """Whether it is the user of every command that names none."""
         return self.uid == _ROOT
 
     def complete(self, environment: dict[str, str]) -> None:
-        """Fill in what an environment does not say about its user."""
+        """Add the missing variables about the user."""
         for name, value in (("HOME", self.home), ("USER", self.name), ("LOGNAME", self.name)):
             environment.setdefault(name, value)
 
     def own(self, descriptor: int) -> None:
-        """Let it open a pipe of ours again by a name such as /dev/stdout, where permissions are checked (proc(5))."""
+        """Give it a pipe of ours, so that it can open /dev/stdout, which checks permissions (proc(5))."""
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # not /dev/null, which belongs to all
             os.fchown(descriptor, self.uid, self.gid)
 
     def become(self) -> None:
-        """Be this user for good, without any capability (capabilities(7): leaving uid 0 drops them)."""
+        """Become this user for good, without any capability (capabilities(7): leaving uid 0 drops them)."""
         os.setgroups(self.groups)
         os.setresgid(self.gid, self.gid, self.gid)
         os.setresuid(self.uid, self.uid, self.uid)
@@ -70,13 +70,13 @@ def find(user: str | int) -> Account:
         user: a name, or a uid, which needs no entry; its group is then the one of the same number.
 
     Raises:
-        OSError: ENOENT: there is no such name; EACCES: it is root's under another name; EPERM: this sandbox has one id
+        OSError: ENOENT: there is no such name; EACCES: it is another name of root; EPERM: this sandbox has one id
             only; ERANGE: an id is not the sandbox's; E2BIG: it is in too many groups.
     """
     account = _named(user) or _numbered(user)
     if account is None:
         raise FileNotFoundError(errno.ENOENT, "no such user")
-    if account.is_root and user not in _ROOTS_NAMES:  # whoever was root inside can have written the table
+    if account.is_root and user not in _ROOTS_NAMES:  # a command run as root can have written the table
         raise PermissionError(errno.EACCES, "a name that stands for root")
     if len(account.groups) > _MOST_GROUPS:
         raise OSError(errno.E2BIG, f"in more than {_MOST_GROUPS} groups")
@@ -89,7 +89,7 @@ def find(user: str | int) -> Account:
 
 
 def _named(user: str | int) -> Account | None:
-    """The account of that name, or of that number."""
+    """Return the account of a name or a number."""
     field, wanted = (0, user) if isinstance(user, str) else (2, str(user))
     for row in _rows("/etc/passwd"):
         if len(row) > 5 and row[field] == wanted and _is_id(row[2]) and _is_id(row[3]):
@@ -115,7 +115,7 @@ def _is_id(text: str) -> bool:
 
 
 def _rows(path: str) -> Iterator[list[str]]:
-    """The lines of a table that an agent may have replaced by anything."""
+    """Yield the lines of a table, which an agent may have replaced by any kind of file."""
     try:
         descriptor = sc.openat2(sc.AT_FDCWD, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, sc.RESOLVE_NO_MAGICLINKS)
     except OSError:
@@ -129,7 +129,7 @@ def _rows(path: str) -> Iterator[list[str]]:
 
 
 def _ranges(path: str) -> Iterator[tuple[int, int]]:
-    """The ids that exist here: (first, end) of each range (user_namespaces(7))."""
+    """Yield the ids of this sandbox: (first, end) of each range (user_namespaces(7))."""
     with open(path, encoding="ascii") as table:
         for line in table:
             first, _, count = map(int, line.split())

@@ -1,8 +1,8 @@
 """A worker: the process inside a sandbox that carries out one job at a time.
 
 It takes a job's socket from the sandbox's control socket, reads one request frame from it, and answers on it. For a
-command it is the subreaper (prctl(2)): whatever the command starts, daemonised or not, stays its descendant, so that a
-deadline or a hang-up ends the command's whole tree and nothing else. It runs with the same uid as the commands, but is
+command it is the subreaper (prctl(2)): all processes of the command, daemons included, stay its descendants. A deadline
+or a hang-up ends the command's whole tree and nothing else. The worker runs with the same uid as the commands, but is
 not dumpable, so that they cannot trace it or read its memory.
 """
 
@@ -30,12 +30,12 @@ FAILED = 70
 """Exit status of a worker that broke: a mistake of ours, or too few resources left to take a job."""
 
 BUSY, IDLE, RETIRED = b"b", b"i", b"r"
-"""Notes to pid 1: the worker took a job; waits for one; will take none again, because its command goes on."""
+"""Notes to pid 1: the worker took a job; waits for one; takes no other, because its command goes on."""
 _NOTE = struct.Struct("=c3xI")
 
 
 def read_notes(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Take notes apart: what, and the pid of the worker that says so. Notes are written whole (pipe(7))."""
+    """Yield each note and the pid of the worker that sent it. Notes are written whole (pipe(7))."""
     yield from _NOTE.iter_unpack(data)
 
 
@@ -52,7 +52,7 @@ def main(
     Args:
         control: the socket on which jobs arrive; all workers of the sandbox wait on it.
         door: listening socket at which processes other than the owner bring jobs.
-        notes: pipe on which pid 1 hears what this worker does, and what counts the refusals of limits.
+        notes: pipe for notes to pid 1 about this worker's state, and the counters of what limits refused.
         rlimits: (name without ``RLIMIT_``, value) pairs for this process and so for every command.
         primary: whether it stays after its first job.
     """
@@ -114,7 +114,7 @@ def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.soc
 
 
 def _job_socket(descriptor: int) -> socket.socket:
-    """A job's socket. Naming family and kind spares the system calls that would find them out."""
+    """Return a job's socket. With family and kind given, Python need not ask the kernel for them."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=descriptor)
 
 

@@ -125,7 +125,7 @@ class Download:
 
     def _skip(self, name: str, reason: str) -> None:
         self._builder.check(name)
-        path = "/".join([*self._builder.cursor.names[1:], name])
+        path = "/".join([*self._builder.walker.names[1:], name])
         self._skipped.append((path, reason[:_LONGEST_REASON]))
         self._skipped_size += len(path)
         if self._skipped_size > _MOST_SKIPPED:
@@ -216,7 +216,7 @@ class Upload:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._cursor = trees.Cursor(descriptor)
+        self._cursor = trees.DirWalker(descriptor)
         self._tally = trees.Tally(None, 1 << 62)
         self._skipped: list[tuple[str, str]] = []
 
