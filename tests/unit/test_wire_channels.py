@@ -189,6 +189,15 @@ def test_a_result_is_acknowledged_once_and_only_where_it_would_be_kept() -> None
         assert [header["verb"] for header, _ in said(channel.outgoing())] == expected
 
 
+def test_a_supervisor_that_is_killed_before_it_answers_is_a_kill() -> None:
+    channel = process(lifetime="sandbox")
+    channel.start()
+    channel.hung_up()
+    channel.check()
+    assert channel.result is not None
+    assert channel.result.outcome is Outcome.SIGNALED
+
+
 def test_who_attaches_to_a_held_process_is_told_so() -> None:
     channel = ProcessChannel.attach("p", output=100)
     channel.feed(frames.encode({"event": "error", "errno": 16, "message": "", "operation": "attach", "path": ""}))

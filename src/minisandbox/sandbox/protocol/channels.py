@@ -178,7 +178,7 @@ class ProcessChannel(_Channel):
             )  # fmt: skip
         if self._error is not None:
             wire.raise_error(self._error)
-        if self.done and not self.started:
+        if self.done and self.result is None:
             raise NotFound(f"process {self.id} has ended, and its result was taken")
 
     def acknowledge(self) -> None:
