@@ -106,7 +106,7 @@ with create() as box:
     refused(create, "record sandbox box-", f" in {runtime}/owners/", "No space left", ROOM)
     (runtime / "filling").unlink()
     names = [path.name for path in next((runtime / "owners").iterdir()).iterdir()]
-    assert sorted(names) == sorted([f"{box.id}.door", f"{box.id}.json"]), names
+    assert sorted(names) == sorted([f"{box.id}.door", f"{box.id}.json", "groups"]), names
     with create() as other:
         other.exec("true").check()
 """

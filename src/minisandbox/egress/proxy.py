@@ -41,8 +41,6 @@ _LINES = 100
 """Refusals whose reasons are all reported; after them, one reason a second."""
 _RESOLVERS = 4
 _RETRY = 0.1
-REFUSED = "refused: "
-"""What the report of a refusal starts with."""
 _SECOND = "a second request on the same connection"
 
 
@@ -85,7 +83,7 @@ class Reports:
         now = time.monotonic()
         if self._told < _LINES or now >= self._last_told + 1:
             self._told, self._last_told = self._told + 1, now
-            self.say(f"{REFUSED}{why}")
+            self.say(f"{rules.REFUSED}{why}")
 
     def say(self, text: str) -> None:
         """Send a text, unless the controller has too many to read."""

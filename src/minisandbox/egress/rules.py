@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+REFUSED = "refused: "
+"""What the report of a refusal starts with."""
 MOST_HEAD = 1 << 16
 MOST_CHUNK_LINE = 1024
 _MOST_LENGTH = 1 << 62

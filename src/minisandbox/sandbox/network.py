@@ -12,7 +12,7 @@ import subprocess
 import threading
 from collections import deque
 
-from minisandbox.egress import proxy, rules
+from minisandbox.egress import rules
 from minisandbox.errors import HostError, InvalidValue
 from minisandbox.host.descriptors import hold_streams
 from minisandbox.sandbox import fd_passing, helper_process
@@ -161,8 +161,8 @@ class _Refusals:
                 with contextlib.suppress(OSError):
                     while text := self.texts.recv(_MOST_TEXT).decode("ascii", "replace"):
                         _LOG.warning("sandbox %s: %s", self._name, text)
-                        if text.startswith(proxy.REFUSED):
-                            self._last.append(text.removeprefix(proxy.REFUSED))
+                        if text.startswith(rules.REFUSED):
+                            self._last.append(text.removeprefix(rules.REFUSED))
                 with contextlib.suppress(OSError):
                     self._count += os.eventfd_read(self.counter)
             return Refusals(self._count, tuple(self._last))
