@@ -13,8 +13,9 @@ from tests.waiting import PATIENCE, running, stat_fields, until
 
 from minisandbox.errors import SandboxGone
 from minisandbox.launch.jobs.frames import Header, encode
-from minisandbox.sandbox import Sandbox, live_sandboxes, wire
+from minisandbox.sandbox import Sandbox, live_sandboxes
 from minisandbox.sandbox.controller import current_controller
+from minisandbox.sandbox.protocol import wire
 from minisandbox.sandbox.protocol.wire import ExecCall
 from minisandbox.types import ImageSpec, Limits, Outcome
 

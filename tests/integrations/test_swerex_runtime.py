@@ -145,6 +145,9 @@ def test_files_are_sourced_at_the_start(spec: ImageSpec) -> None:
             request = CreateBashSessionRequest(session="s", startup_source=["/etc/start.sh"], startup_timeout=PATIENCE)
             assert (await rex.create_session(request)).output == "said\n"
             assert (await bash(rex, "echo $A", session="s")).output == "1\n"
+            with pytest.raises(CommandTimeoutError):
+                await bash(rex, "sleep 1000", session="s", timeout=0.5)
+            assert (await bash(rex, "echo $A", session="s")).output == "1\n"  # a new bash has sourced it again
             missing = CreateBashSessionRequest(session="m", startup_source=["/none"], startup_timeout=PATIENCE)
             assert "No such file" in (await rex.create_session(missing)).output
             await rex.write_file(WriteFileRequest(path="/etc/late.sh", content="sleep 1000"))

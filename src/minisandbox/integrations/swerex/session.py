@@ -28,6 +28,8 @@ class BashSession:
         self._box = box
         self._shell = shell
         self._merged = False
+        self._preparation = "exec 2>&1"
+        self._preparation_timeout: float | None = None
         self._program: Program | None = None
         self._running: asyncio.Task[ShellResult] | None = None
         self._interrupted = False
@@ -41,6 +43,8 @@ class BashSession:
     async def source(self, request: CreateBashSessionRequest) -> str:
         """Source files and return their output, including errors about missing files.
 
+        A bash that replaces this one, after a timeout for example, sources them again.
+
         Raises:
             CommandTimeoutError: sourcing took longer than ``startup_timeout``.
         """
@@ -50,6 +54,8 @@ class BashSession:
         result = await self._run_script(script, request.startup_timeout)
         if result.outcome is Outcome.TIMEOUT:
             raise CommandTimeoutError(f"timeout after {request.startup_timeout} seconds while starting the session")
+        self._preparation += f"\n{{\n{script}\n}} >/dev/null"
+        self._preparation_timeout = request.startup_timeout
         return plain(result.stdout_bytes)
 
     async def run(self, action: BashAction | BashInterruptAction) -> BashObservation:
@@ -111,7 +117,7 @@ class BashSession:
 
     async def _run_script(self, script: str, timeout: float | None) -> ShellResult:
         if not self._merged:
-            await self._shell.run("exec 2>&1")
+            await self._shell.run(self._preparation, timeout=self._preparation_timeout)
         result = await self._shell.run(script, timeout=timeout)
         self._merged = not result.restarted  # a new bash has separate streams again
         return result
