@@ -180,8 +180,9 @@ while True:
 def test_a_call_whose_supervisor_is_held_ends_in_bounded_time(spec: ImageSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until its child executes something, a supervisor is held (vfork(2)); here that child is stopped before."""
     monkeypatch.setattr(wire, "_DEADLINE_GRACE", 3.0)
-    path = ":".join(f"/none/{number}" for number in range(5000)) + ":/usr/bin:/bin"
+    path = "/tmp/not-executable:" * 5000 + "/usr/bin:/bin"
     with Sandbox.create(spec) as box:
+        box.files.write_text("/tmp/not-executable/sleep", "no program")
         box.files.write_text("/tmp/stopper.py", STOPPER)
         with box.start(["python3", "/tmp/stopper.py"]):
             until(lambda: any(found.path.name == "ready" for found in box.files.list("/tmp")))
