@@ -32,7 +32,7 @@ help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
 	@echo "make train-demo   train a small model by SFT and RL in sandboxes, and print the reward before and after; 20 minutes"
 	@echo "make experiment   the whole experiment of docs/results.md, in EXPERIMENT=$(EXPERIMENT); hours; it goes on where it was"
-	@echo "make test         the tests of every kind but the slow ones, as the user who calls; 10 minutes on two processors"
+	@echo "make test         the tests of every kind but the slow ones, as the user who calls; 8 minutes on two processors"
 	@echo "make test-quick   the unit tests and a few sandboxes; 3 minutes"
 	@echo "make test-all     what .ci/run runs: every test with all extras; as root, those that are not slow as an ordinary user too; 45 minutes"
 	@echo "make test-kernel  only the tests that touch the kernel, as whoever calls"

@@ -101,7 +101,9 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
         environment_check("inotify", environment.inotify(), ("programs that watch files",)),
         environment_check("file-max", environment.file_max(), ("many open files at once",)),
         environment_check("core-pattern", environment.core_pattern(), ("crashes kept away from the host",)),
-        environment_check("landlock", environment.landlock(), ("Network.host() out of reach of abstract sockets",)),
+        environment_check(
+            "landlock", environment.landlock(), ("abstract sockets of the host hidden from Network.host()",)
+        ),
         *(
             environment_check(name, environment.program(name), needs)
             for name, needs in (("bash", ("sandbox",)), ("git", ("sandbox", "images")), ("tar", ("image export",)))

@@ -89,7 +89,7 @@ def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise HostError(
             f"{path} is not a private directory of this user",
-            reason="it is no directory, belongs to another user, or others may write to it",
+            reason="it is not a directory, belongs to another user, or others may write to it",
             hint=f"remove it, or {elsewhere}" if elsewhere else "remove it",
         )
     return path
@@ -246,7 +246,7 @@ class Records:
         self._inside(f"record sandbox {record.id}", lambda directory: _write(directory, f"{record.id}.json", row))
 
     def listener(self, name: str) -> socket.socket:
-        """A new listener beside the records; see :func:`.listeners.listen`."""
+        """Make a listener next to the records; see :func:`.listeners.listen`."""
         return self._inside(f"make the socket {name}", lambda directory: listeners.listen(directory, name))
 
     def remove(self, sandbox_id: str) -> None:
@@ -265,7 +265,7 @@ class Records:
 
 def _write(directory: int, name: str, text: str) -> None:
     """Write a private file in an open directory."""
-    data = text.encode(errors="surrogateescape")
+    data = text.encode()
     private = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         if os.write(private, data) < len(data):
@@ -318,7 +318,7 @@ def owner_directories(runtime: Path) -> list[Path]:
 
 
 def _is_own_directory(path: Path) -> bool:
-    """Whether it is a directory of this user; what its owner has just removed is none any more."""
+    """Whether it is a directory of this user; one that its owner has just removed does not count."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
