@@ -58,6 +58,23 @@ def test_two_looks_in_a_row_that_find_too_much_end_it(ended: list[object], monke
         assert ended == [()]
 
 
+def test_one_that_ends_while_it_is_looked_at_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its status and its share: it shows no share then, as does a process that hides its own."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        rows = watchdog._rows
+
+        def ends(path: str) -> dict[bytes, bytes]:
+            if path.endswith("/smaps_rollup"):
+                process.kill()
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            return rows(path)
+
+        monkeypatch.setattr(watchdog, "_rows", ends)
+        found = watchdog._read(process.pid)
+        assert found is not None
+        assert not watch(monkeypatch, found.held - 1, process.pid)._is_too_much([process.pid])
+
+
 def test_an_excess_that_passes_ends_nothing(ended: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     for pid in holding():
         looks = watch(monkeypatch, 32 * MIB, pid)

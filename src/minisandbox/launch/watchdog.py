@@ -85,7 +85,7 @@ class Watchdog:
         processes = {pid: found for pid in pids if (found := _read(pid))}
         for pid in _vforked(processes):  # until it executes something, its memory is its parent's
             del processes[pid]
-        return sum(_share(pid, process) for pid, process in processes.items()) > self._limit
+        return sum(map(_share, processes)) > self._limit
 
 
 def end_all(ours: Collection[int]) -> None:
@@ -111,7 +111,11 @@ def _resident(pid: int) -> int:
         return 0
     if pages:
         return pages * _PAGE
-    found = _read(pid)  # its first thread has ended, and others may live
+    return _held(pid)  # its first thread has ended, and others may live
+
+
+def _held(pid: int) -> int:
+    found = _read(pid)
     return found.held if found else 0
 
 
@@ -135,11 +139,11 @@ def _vforked(processes: dict[int, _Process]) -> set[int]:
     return set(found.values())
 
 
-def _share(pid: int, process: _Process) -> int:
+def _share(pid: int) -> int:
     """Return a process's share of the memory that it holds; all of it where the process does not show its share."""
     with contextlib.suppress(OSError, KeyError):
         return _sum(_rows(f"/proc/{pid}/smaps_rollup"), _SHARED)
-    return process.held
+    return _held(pid)  # read again: one that has ended since shows no share either, and holds nothing
 
 
 def _rows(path: str) -> dict[bytes, bytes]:
