@@ -49,7 +49,7 @@ class AsyncShell:
         Its standard input is empty. The working directory, variables, functions, options and aliases that it leaves
         are there for the next script. A timeout kills bash and the commands that the script started; those of earlier
         scripts go on. After that, and after ``exit``, ``exec`` or a failure under ``set -e``, the next script gets a
-        new bash. Of the state only the directory survives, and :attr:`.ShellResult.restarted` is true.
+        new bash. Of the state only the directory survives, and the result says so: ``restarted``.
 
         Args:
             script: text for bash, of any number of lines.
