@@ -39,6 +39,23 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     be_impatient(monkeypatch)
 
 
+def test_a_server_that_is_down_is_reported_once_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    def warnings() -> int:
+        return sum("3 times in a row" in one.message and one.levelno == logging.WARNING for one in caplog.records)
+
+    async def body() -> None:
+        async with ScriptedServer(["answer"]) as server, opened(server.url, retries=8) as model:
+            server.fail("reset", "reset")
+            await model.complete(ASK)
+            assert warnings() == 0
+            for outage in (1, 2):
+                server.fail(*["reset"] * 8)
+                await asyncio.gather(model.complete(ASK), model.complete(ASK))
+                assert warnings() == outage
+
+    run(body())
+
+
 # --- faults ----------------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("minisandbox.models")
 _SELDOM = 2  # retries after failures that will probably repeat
+_OUTAGE = 3  # failed tries of a request after which a person hears of it
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _LONGEST_WAIT = 600.0
@@ -95,6 +96,7 @@ class OpenAIModel:
         self._length_field = "max_tokens"
         self._probing = asyncio.Lock()
         self._processed: bool | None = None
+        self._outage = False
 
     def __repr__(self) -> str:
         return f"OpenAIModel({self._model!r} at {self._transport.server!r})"
@@ -137,11 +139,15 @@ class OpenAIModel:
                 failed = error
             else:
                 self._settle(call)
+                self._outage = False
                 return replace(completion, cost=call.cost, seconds=time.monotonic() - began, tries=call.tries)
             # outside the except block: a chained exception could contain the key
             if not self._adapt(failed, fields, call):
                 pause = self._pause(failed, call, time.monotonic() - began)
                 _LOG.info("%s; again in %.1f s", failed.error.what, pause)
+                if sum(call.failures.values()) == _OUTAGE and not self._outage:  # once, for all requests
+                    self._outage = True
+                    _LOG.warning("%s, %d times in a row; trying on for some minutes", failed.error.what, _OUTAGE)
                 await asyncio.sleep(pause)
 
     async def close(self) -> None:
