@@ -53,7 +53,7 @@ def test_a_server_that_is_down_is_reported_once_each_time(caplog: pytest.LogCapt
                 await asyncio.gather(model.complete(ASK), model.complete(ASK))
                 assert warnings() == outage
 
-    run(body())
+    run(body)
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------
