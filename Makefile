@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython fuzz adversarial adversarial-load soak stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -51,6 +51,7 @@ help:
 	@echo "make adversarial  275 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
 	@echo "make adversarial-load  bombs in sandboxes while 20 neighbours answer"
 	@echo "make soak         200 times: kill -9 among 50 busy sandboxes, and see what is left"
+	@echo "make soak-steady  128 busy sandboxes for 30 minutes: what grows; STEADY='--minutes 5 ...'"
 	@echo "make stress-store 60 processes want the same 10 layers; then the same with makers killed"
 	@echo "make grading-load  grade 200 honest passes, eight at once, under tight limits: none may fail; GRADING_LOAD='--gradings 20 ...'"
 	@echo "make paper-scale  compute the store's size for the paper's whole data sets; PAPER_SCALE='--pins DIR ...'"
@@ -187,6 +188,10 @@ adversarial-load: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	@"$(BIN)/python" tests/adversarial/soak.py
+
+# STEADY: --sandboxes, --minutes, --window, --every, --threads
+soak-steady: $(VENV)/.dev
+	@"$(BIN)/python" tests/adversarial/steady.py $(STEADY)
 
 stress-store: $(VENV)/.dev
 	@"$(BIN)/python" benchmarks/stress_store.py
