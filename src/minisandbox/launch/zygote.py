@@ -18,7 +18,9 @@ import select
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from . import init, setup
@@ -29,7 +31,7 @@ from .plan import INOTIFY, PROCESSES
 
 _MAX_MESSAGE = 1 << 18
 _SETUP_WORKERS = max(2, min(8, len(os.sched_getaffinity(0))))
-_QUIET = 5
+_QUIET = 30
 """Milliseconds without a request before the next spare is made: the sandbox just asked for needs the CPU first."""
 _RETRY = 1000
 """Milliseconds until setup workers that the kernel refused to fork are tried again."""
@@ -41,10 +43,11 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     Args:
         connection: datagram socket to the controller.
         controller: pidfd of the controller.
-        settings: where locks of id ranges lie; the owner's name for control groups, or "" for none; the programs that
-            map an ordinary user's subordinate ids (newuidmap(1), newgidmap(1)), or empty texts for one id.
+        settings: where locks of id ranges lie; the owner's name for control groups, or "" for none; what to prepare
+            before anybody asks (:func:`.plan.pack_operations`); the programs that map an ordinary user's subordinate
+            ids (newuidmap(1), newgidmap(1)), or empty texts for one id.
     """
-    lock_directory, owner, *mappers = settings
+    lock_directory, owner, preparations, *mappers = settings
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor per live sandbox
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a sandbox interrupt its pid 1
@@ -57,7 +60,7 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
         sc.join_new_session_keyring()
         roots = _find_roots() if owner else cgroups.CgroupRoots(0)
         identities = _enter_namespaces(connection, lock_directory, mappers)
-        zygote = _Zygote(connection, controller, identities, _make_groups(roots, owner))
+        zygote = _Zygote(connection, controller, identities, _make_groups(roots, owner), preparations.encode())
     except (OSError, ValueError) as error:
         number, path = getattr(error, "errno", None), getattr(error, "filename", None)
         answer = {"event": "error", "to": 0, "errno": number, "message": str(error), "path": str(path)}
@@ -147,6 +150,7 @@ class _Zygote:
         controller: int,
         identities: Identities,
         groups: cgroups.OwnerCgroups | None,
+        preparations: bytes,
     ) -> None:
         self._connection = connection
         self._controller = controller
@@ -166,7 +170,9 @@ class _Zygote:
         self._fork_workers()
         self._sealed = 0
         self._usual = SpawnOptions(nproc=0 if groups else PROCESSES)
-        self._spare: _Spare | None = self._fork(self._usual)
+        self._preparations = preparations
+        self._spares: deque[_Spare] = deque()
+        self._make_spare()
         self._pause: int | None = None  # until missing processes are made
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered}
@@ -225,7 +231,8 @@ class _Zygote:
         """Make the next spare and lost setup workers; on failure the next request reports the reason."""
         self._pause = None
         with contextlib.suppress(OSError):
-            self._spare = self._spare or self._fork(self._usual)
+            if not self._spares:
+                self._make_spare()
         try:
             self._fork_workers()
         except OSError:
@@ -235,9 +242,10 @@ class _Zygote:
         """Collect processes that have ended. Those that every sandbox needs are replaced when it is quiet."""
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                if self._spare and pid == self._spare.pid:
-                    self._spare.birth.close()
-                    self._spare, self._pause = None, _QUIET
+                for spare in [spare for spare in self._spares if spare.pid == pid]:
+                    spare.source.close()
+                    self._spares.remove(spare)
+                    self._pause = _QUIET
                 if pid in self._workers:
                     self._workers.remove(pid)
                     self._pause = _QUIET
@@ -340,21 +348,33 @@ class _Zygote:
         """
         if not self._workers:
             self._fork_workers()
-        if self._spare and options.fits(self._usual, many_ids=self._identities.count > 1):
-            spare, self._spare, self._pause = self._spare, None, _QUIET
+        usual = options.fits(self._usual, many_ids=self._identities.count > 1)
+        if self._spares and usual and plan.partition(b"\n")[0] == self._preparations:
+            spare, job = self._spares.popleft(), setup.FINISH
+            self._pause = _QUIET
         else:
-            spare = self._fork(options)
+            spare, job = self._fork(options), setup.BOTH
         trees: list[int] = []
-        with spare.birth:
+        with spare.source:
             try:
                 options.limit(spare.group)
                 trees.extend(sc.open_tree(f"{init.HOLD}/{number}") for number in options.sealed)
-                job = setup.pack_job(spare.pid, spare.identity, plan)
-                socket.send_fds(self._jobs, [job], [spare.birth.fileno(), *given, *trees])
+                self._give_job(job, spare, plan, (spare.source.fileno(), *given, *trees))
                 return os.pidfd_open(spare.pid)
             finally:
                 for tree in trees:
                     os.close(tree)
+
+    def _give_job(self, job: str, spare: _Spare, plan: bytes, descriptors: Sequence[int]) -> None:
+        socket.send_fds(self._jobs, [setup.pack_job(job, spare.pid, spare.identity, plan)], descriptors)
+
+    def _make_spare(self) -> None:
+        """Fork a spare, and have a setup worker prepare it."""
+        spare = self._fork(self._usual)
+        handover, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with spare.source, theirs:
+            self._give_job(setup.PREPARE, spare, self._preparations, (spare.source.fileno(), theirs.fileno()))
+        self._spares.append(replace(spare, source=handover))
 
     def _fork(self, options: SpawnOptions) -> _Spare:
         """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
@@ -411,13 +431,13 @@ class _Spare:
     Attributes:
         pid: its first process.
         identity: who it is.
-        birth: socket on which it is mapped, and told to begin.
+        source: socket to it, on which it is mapped and told to begin; once a setup worker prepares it, the handover.
         group: its control group, if there are any.
     """
 
     pid: int
     identity: Identity
-    birth: socket.socket
+    source: socket.socket
     group: cgroups.Cgroup | None
 
 

@@ -24,7 +24,7 @@ from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.controller import Controller, current_controller
 from minisandbox.sandbox.network import check_network
-from minisandbox.sandbox.plans import Request, check_mounts, make_plan
+from minisandbox.sandbox.plans import HOSTNAME, Request, check_mounts, make_plan
 from minisandbox.sandbox.protocol.environment import command_environment, network_environment
 from minisandbox.sandbox.run import SandboxRun
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree, check_room
@@ -95,7 +95,7 @@ class Core:
         base = image.image if isinstance(image, Snapshot) else image
         trees = image.trees() if isinstance(image, Snapshot) else ()
         request = Request(
-            base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), "sandbox", upper,
+            base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), HOSTNAME, upper,
             controller.launcher.writable_usr, controller.launcher.layered_usr,
             controller.launcher.host_sockets if base.host_usr else (),
             enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),

@@ -25,7 +25,7 @@ from minisandbox.host import fixes, reaper, registry
 from minisandbox.host.descriptors import hold_streams
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import fd_passing, helper_process, host_sockets
-from minisandbox.sandbox.plans import real_directories
+from minisandbox.sandbox.plans import real_directories, usual_preparations
 
 _DOCTOR = "run 'minisandbox doctor': it tries each kernel feature and names the fix"
 # The path of the package goes by stdin: a command line would show a host path inside every sandbox.
@@ -82,7 +82,8 @@ class Launcher:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else registry.owner_name()
-            self._process = helper_process.start(_BOOTSTRAP, theirs, (str(self._ranges), groups, *_mappers()))
+            settings = (str(self._ranges), groups, usual_preparations().decode(), *_mappers())
+            self._process = helper_process.start(_BOOTSTRAP, theirs, settings)
         self._connection.settimeout(_START_TIMEOUT)
         try:
             hello, _ = self._receive(0)
