@@ -178,13 +178,11 @@ def test_a_mount_of_several_directories_shows_one_over_the_other() -> None:
 
 def test_a_descriptor_that_cannot_be_sent_is_closed() -> None:
     """A user's sandbox can leave so many under way that no more may be sent."""
-    made = zygote._Zygote.__new__(zygote._Zygote)
-    made._connection, other = socket.socketpair()
+    control, other = socket.socketpair()
     other.close()
     inside, outside = os.pipe()
-    made._create = lambda *_: inside  # type: ignore[method-assign] # no sandbox is made
-    with made._connection, pytest.raises(BrokenPipeError):
-        made._answer_create(["1", "network=off"], b"", [0, 0])
+    with control, pytest.raises(BrokenPipeError):
+        zygote._hand_out(control, inside)
     with pytest.raises(BrokenPipeError):
         os.write(outside, b".")
     os.close(outside)
@@ -194,12 +192,14 @@ def test_a_request_that_is_too_long_ends_no_other_sandbox() -> None:
     """One with some thousands of mounts is."""
     made = Launcher.__new__(Launcher)
     made._lock, made._numbers, made._forgotten = threading.Lock(), itertools.count(1), deque()
+    made.enforcement = {"processes": "rlimit"}
+    mounts = tuple(Mount(Path("/given", "x" * 200), PurePosixPath(f"/run/{number}")) for number in range(5000))
     made._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with made._connection, other:
         with pytest.raises(SandboxCreationError, match=r"Message too long.*fewer mounts"):
-            made._ask("create", (), bytes(8 << 20), ())
-        other.send(json.dumps({"event": "held", "to": 2, "number": 7}).encode())
-        assert made._ask("hold", (), b"", ())[0]["number"] == 7
+            made.create(make_plan(request(mounts=mounts)), other, other)
+        other.send(json.dumps({"event": "held", "to": 1, "number": 7}).encode())
+        assert made.hold(0) == 7
 
 
 def test_what_a_signals_handler_raises_does_not_say_that_a_sandbox_is_late() -> None:

@@ -185,12 +185,15 @@ class _Making:
                 made = self._take_over(source) if prepared else self._prepare(source, plan.preparations)
                 if made is None:
                     return
-                self._complete(made, plan, controller, trees)
-                self.step = "enter its user namespace"
                 with socket.socket(fileno=os.dup(made.leader)) as leader:
+                    self.step = "enter its user namespace"
                     if (answer := leader.recv(4096)) != BECOME:
                         raise read_failure(answer)
-                    socket.send_fds(leader, [pack_numbers(_numbers(plan))], [control, door])
+                    self._complete(made, plan, controller, trees)
+                    numbers = pack_numbers(_numbers(plan))
+                    for _ in ("pid 1", "its worker"):
+                        socket.send_fds(leader, [numbers], [control, door])
+                _hand_out(controller, "ready", made.tree)
             except _Refused as error:
                 controller.send(error.args[0])
             except (OSError, ValueError) as error:
@@ -226,7 +229,6 @@ class _Making:
         with self._inside([(made.mount, sc.CLONE_NEWNS), *network]):
             executor.enter_scratch()
             self._run(executor, plan.operations)
-            _hand_out(controller, "tree", made.tree)
             if network:
                 self.step = "listen for the network proxy"
                 _hand_out_listener(controller)

@@ -33,6 +33,9 @@ _MAX_MESSAGE = 1 << 18
 _SETUP_WORKERS = max(2, min(8, len(os.sched_getaffinity(0))))
 _QUIET = 30
 """Milliseconds without a request before the next spare is made: the sandbox just asked for needs the CPU first."""
+_MOST_SPARES = max(2, min(8, 2 * len(os.sched_getaffinity(0))))
+_CALM = 10_000
+"""Milliseconds without a request after which there is one spare again: each takes memory."""
 _RETRY = 1000
 """Milliseconds until setup workers that the kernel refused to fork are tried again."""
 
@@ -172,8 +175,9 @@ class _Zygote:
         self._usual = SpawnOptions(nproc=0 if groups else PROCESSES)
         self._preparations = preparations
         self._spares: deque[_Spare] = deque()
+        self._wanted = 1  # spares, more while many are asked for at once
         self._make_spare()
-        self._pause: int | None = None  # until missing processes are made
+        self._pause: int | None = None  # milliseconds until missing processes are made, or spare ones ended
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered}
         if groups:
@@ -228,11 +232,18 @@ class _Zygote:
         os._exit(0)
 
     def _make_missing(self) -> None:
-        """Make the next spare and lost setup workers; on failure the next request reports the reason."""
-        self._pause = None
+        """Make one spare, or lost setup workers; on failure the next request reports the reason."""
+        calm, self._pause = self._pause == _CALM, None
+        if calm:
+            self._wanted = 1
+            while len(self._spares) > self._wanted:
+                self._spares.pop().source.close()  # it ends, and is reaped
         with contextlib.suppress(OSError):
-            if not self._spares:
+            if len(self._spares) < self._wanted:
                 self._make_spare()
+                self._pause = 0  # the next one, unless somebody asks for something
+            elif self._wanted > 1:
+                self._pause = _CALM
         try:
             self._fork_workers()
         except OSError:
@@ -258,7 +269,8 @@ class _Zygote:
     def _handle_request(self) -> None:
         """Take a request: a line of words, then the plan of a sandbox.
 
-        The first word is what to do, the second the request's number, but where no answer is awaited.
+        The first word is what to do. To ``hold`` there is an answer, with the number that is the second word; of what
+        it creates, the controller hears on the sandbox's own control socket.
         """
         flags = socket.MSG_CMSG_CLOEXEC
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(8), flags)
@@ -269,7 +281,7 @@ class _Zygote:
         verb, *words = line.decode().split()
         try:
             if verb == "create":
-                self._answer_create(words, plan, given)
+                self._create(words, plan, given)
             elif verb == "hold":
                 held = {"event": "held", "to": int(words[0]), "number": self._hold(given)}
                 self._connection.send(json.dumps(held).encode())
@@ -328,39 +340,45 @@ class _Zygote:
                 sc.umount(f"{init.HOLD}/{int(number)}", sc.MNT_DETACH)
                 os.rmdir(f"{init.HOLD}/{int(number)}")
 
-    def _answer_create(self, words: list[str], plan: bytes, given: list[int]) -> None:
-        if len(given) != 2:  # the controller ran out of descriptors, or the message was cut
-            raise ValueError("a request without a control socket and a door")
-        number, *words = words
-        pidfd = self._create(SpawnOptions.read(words), plan, given)
-        try:
-            socket.send_fds(self._connection, [json.dumps({"event": "forked", "to": int(number)}).encode()], [pidfd])
-        finally:
-            os.close(pidfd)
-
-    def _create(self, options: SpawnOptions, plan: bytes, given: list[int]) -> int:
-        """Give a spare its plan; returns a pidfd of it.
+    def _create(self, words: list[str], plan: bytes, given: list[int]) -> None:
+        """Give a spare its plan, and the controller a pidfd of it, or the reason why there will be no sandbox.
 
         Args:
-            options: what cannot be changed once it is a spare, and what of it is limited from outside.
+            words: what cannot be changed once it is a spare, and what of it is limited from outside.
             plan: what it is to become.
             given: the sandbox's end of its control socket, and its door.
         """
+        if len(given) != 2:  # the controller hears that the end of the control socket is closed
+            return
+        control = socket.socket(fileno=given[0])
+        try:
+            self._begin(SpawnOptions.read(words), plan, control, given[1])
+        except (OSError, ValueError) as error:
+            refusal = {"event": "refused", "errno": getattr(error, "errno", None), "message": str(error)}
+            with contextlib.suppress(OSError):
+                control.send(json.dumps(refusal).encode())
+        finally:
+            control.detach()
+
+    def _begin(self, options: SpawnOptions, plan: bytes, control: socket.socket, door: int) -> None:
         if not self._workers:
             self._fork_workers()
         usual = options.fits(self._usual, many_ids=self._identities.count > 1)
-        if self._spares and usual and plan.partition(b"\n")[0] == self._preparations:
-            spare, job = self._spares.popleft(), setup.FINISH
+        usual = usual and plan.partition(b"\n")[0] == self._preparations
+        if usual:
             self._pause = _QUIET
-        else:
-            spare, job = self._fork(options), setup.BOTH
+            if not self._spares:  # others may be about to ask as well
+                self._wanted = min(2 * self._wanted, _MOST_SPARES)
+        spare, job = (
+            (self._spares.popleft(), setup.FINISH) if usual and self._spares else (self._fork(options), setup.BOTH)
+        )
         trees: list[int] = []
         with spare.source:
             try:
+                _hand_out(control, os.pidfd_open(spare.pid))
                 options.limit(spare.group)
                 trees.extend(sc.open_tree(f"{init.HOLD}/{number}") for number in options.sealed)
-                self._give_job(job, spare, plan, (spare.source.fileno(), *given, *trees))
-                return os.pidfd_open(spare.pid)
+                self._give_job(job, spare, plan, (spare.source.fileno(), control.fileno(), door, *trees))
             finally:
                 for tree in trees:
                     os.close(tree)
@@ -422,6 +440,14 @@ class _Zygote:
         finally:
             # back to our own, or the next unshare(CLONE_NEWPID) is EINVAL (kernel/pid_namespace.c, copy_pid_ns)
             sc.setns(self._own_pid_namespace, sc.CLONE_NEWPID)
+
+
+def _hand_out(control: socket.socket, pidfd: int) -> None:
+    """Give the controller a hold on the first process of its sandbox."""
+    try:
+        socket.send_fds(control, [b'{"event":"forked"}'], [pidfd])
+    finally:
+        os.close(pidfd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,6 @@ class Core:
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
             self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
-        self._controller.add(self, self._record(self._run))  # now, while the sandbox is being made
 
     def _plan(self) -> Plan:
         held = sum(tree.held() for tree in self._trees)
@@ -143,6 +142,8 @@ class Core:
     def _finish(self) -> None:
         """Wait until it is ready."""
         assert self._run is not None
+        self._run.await_process()
+        self._controller.add(self, self._record(self._run))  # now, while the sandbox is being made
         self._run.await_ready()
         if self._run.listener is not None:
             self._controller.gateway.serve(self.id, self._request.network, self._run.listener, self._run.pidfd)
