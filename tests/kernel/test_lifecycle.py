@@ -22,6 +22,7 @@ from minisandbox.host import reaper, registry
 from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox, helper_process, live_sandboxes, network
 from minisandbox.sandbox.controller import current_controller, shut_down
+from minisandbox.sandbox.run import SandboxRun
 from minisandbox.types import ImageSpec, Network
 
 pytestmark = pytest.mark.kernel
@@ -415,12 +416,12 @@ def test_an_interrupt_while_one_is_made_harms_no_other(
 ) -> None:
     """What a signal's handler raises comes between a request and its answer, which nobody may take for another's."""
 
-    def interrupted(number: int) -> NoReturn:
+    def interrupted(_: SandboxRun) -> NoReturn:
         monkeypatch.undo()
         raise error
 
     with Sandbox.create(spec) as other:
-        monkeypatch.setattr(current_controller().launcher, "_receive", interrupted)
+        monkeypatch.setattr(SandboxRun, "_receive", interrupted)
         with pytest.raises(error):
             Sandbox.create(spec)
         with Sandbox.create(spec) as box, box.snapshot() as snapshot, Sandbox.create(snapshot) as fork:

@@ -22,7 +22,7 @@ from minisandbox.launch import zygote
 from minisandbox.launch.jobs.exec import Capture
 from minisandbox.launch.jobs.frames import Decoder, FrameError, encode
 from minisandbox.sandbox.launcher import Launcher
-from minisandbox.sandbox.plans import Request, make_plan
+from minisandbox.sandbox.plans import Request, make_plan, usual_preparations
 from minisandbox.sandbox.run import SandboxRun
 from minisandbox.types import ImageSpec, Limits, Mount, Network, parse_size
 
@@ -49,7 +49,8 @@ def test_a_plan_survives_serialisation(writable_usr: bool, upper: Path | None) -
 
 
 @pytest.mark.parametrize(
-    "text", [b"{}", b"[]", b"null", b'{"operations":[["Nope"]]}', b'{"operations":[["Scratch"]]}', b"x"]
+    "text",
+    [b"{}", b"[]", b"[]\n{}", b"[]\nnull", b'[["Nope"]]\n{}', b'[]\n{"takes":[],"operations":[["Scratch"]]}', b"x"],
 )
 def test_what_is_not_a_plan_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - json's own message is good enough here
@@ -58,14 +59,24 @@ def test_what_is_not_a_plan_is_refused(text: bytes) -> None:
 
 def test_host_paths_appear_only_where_they_are_taken() -> None:
     plan = make_plan(request(upper=Path("/upper")))
-    for operation in plan.operations:
-        if not isinstance(operation, p.Take):
-            assert "/store" not in operation.describe()
-            assert "/upper" not in operation.describe()
-    takes = [index for index, operation in enumerate(plan.operations) if isinstance(operation, p.Take)]
-    scratch = next(index for index, operation in enumerate(plan.operations) if isinstance(operation, p.Scratch))
-    assert max(takes) < scratch
+    assert {Path("/store/one"), Path("/store/two"), Path("/upper")} <= {
+        Path(take.source) for take in plan.takes if isinstance(take, p.Take)
+    }
+    for operation in (*plan.preparations, *plan.operations):
+        assert "/store" not in repr(operation)
+        assert "/upper" not in repr(operation)
     assert isinstance(plan.operations[-1], p.Enter)
+
+
+@pytest.mark.parametrize("upper", [None, Path("/upper")])
+def test_what_is_prepared_is_the_same_for_every_plan_that_is_not_in_the_hosts_network(upper: Path | None) -> None:
+    prepared = usual_preparations()
+    for network in (Network.off(), Network.allow("pypi.org")):
+        plan = make_plan(request(upper=upper, network=network, limits=Limits(disk="64M")))
+        assert plan.to_json().partition(b"\n")[0] == prepared
+        assert p.unpack_operations(prepared) == plan.preparations
+        assert p.Resize(64 << 20) in plan.operations
+    assert make_plan(request(hostname="other")).to_json().partition(b"\n")[0] != prepared
 
 
 @pytest.mark.parametrize(("most", "own"), [(-1, 1024), (1 << 20, 1024), (1030, 838), (100, 1)])
@@ -85,7 +96,8 @@ def test_the_topmost_layer_comes_first() -> None:
 
 def test_a_plan_describes_itself() -> None:
     text = make_plan(request()).describe()
-    assert text.startswith("1. take /store/one as 0 (ro, owners: image)")
+    assert text.startswith("1. make a scratch tmpfs of 2147483648 bytes")
+    assert "take /store/one as 0 (ro, owners: image)" in text
     assert "network: off" in text
     assert "NPROC=1024" in text
 
@@ -157,7 +169,7 @@ def test_limits_refuse_nonsense() -> None:
 def test_a_mount_of_several_directories_shows_one_over_the_other() -> None:
     mount = Mount(Path("/top"), PurePosixPath("/run/x"), below=(Path("/bottom"), Path("/middle")))
     plan = make_plan(request(mounts=(mount,)))
-    taken = {op.slot: op.source for op in plan.operations if isinstance(op, p.Take)}
+    taken = {op.slot: op.source for op in plan.takes if isinstance(op, p.Take)}
     shown = next(op for op in plan.operations if isinstance(op, p.Overlay) and op.path == "mounts/0")
     attached = {op.path: op.slot for op in plan.operations if isinstance(op, p.Attach)}
     order = [taken[attached[lower]] for lower in shown.lowers if attached.get(lower)]
@@ -166,13 +178,11 @@ def test_a_mount_of_several_directories_shows_one_over_the_other() -> None:
 
 def test_a_descriptor_that_cannot_be_sent_is_closed() -> None:
     """A user's sandbox can leave so many under way that no more may be sent."""
-    made = zygote._Zygote.__new__(zygote._Zygote)
-    made._connection, other = socket.socketpair()
+    control, other = socket.socketpair()
     other.close()
     inside, outside = os.pipe()
-    made._create = lambda *_: inside  # type: ignore[method-assign] # no sandbox is made
-    with made._connection, pytest.raises(BrokenPipeError):
-        made._answer_create(["1", "network=off"], b"", [0, 0])
+    with control, pytest.raises(BrokenPipeError):
+        zygote._hand_out(control, inside)
     with pytest.raises(BrokenPipeError):
         os.write(outside, b".")
     os.close(outside)
@@ -182,12 +192,14 @@ def test_a_request_that_is_too_long_ends_no_other_sandbox() -> None:
     """One with some thousands of mounts is."""
     made = Launcher.__new__(Launcher)
     made._lock, made._numbers, made._forgotten = threading.Lock(), itertools.count(1), deque()
+    made.enforcement = {"processes": "rlimit"}
+    mounts = tuple(Mount(Path("/given", "x" * 200), PurePosixPath(f"/run/{number}")) for number in range(5000))
     made._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with made._connection, other:
         with pytest.raises(SandboxCreationError, match=r"Message too long.*fewer mounts"):
-            made._ask("create", (), bytes(8 << 20), ())
-        other.send(json.dumps({"event": "held", "to": 2, "number": 7}).encode())
-        assert made._ask("hold", (), b"", ())[0]["number"] == 7
+            made.create(make_plan(request(mounts=mounts)), other, other)
+        other.send(json.dumps({"event": "held", "to": 1, "number": 7}).encode())
+        assert made.hold(0) == 7
 
 
 def test_what_a_signals_handler_raises_does_not_say_that_a_sandbox_is_late() -> None:

@@ -2,7 +2,8 @@
 
 When the controller's end of the control socket closes, or the zygote dies, it exits, and with it the kernel ends every
 process of the sandbox and its mounts (pid_namespaces(7)). It does as little as it can, because whatever it touches is
-memory of its own for as long as the sandbox lives: the plan is carried out by another process (:mod:`.setup`).
+memory of its own for as long as the sandbox lives: the plan is carried out by another process (:mod:`.setup`). It forks
+its first worker before there is a plan. Both then wait for the same words, and neither has a privilege any more.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
 """Children that are collected before anything else is looked at."""
 _LONGEST_WAIT = 3600.0
+_PATIENCE = 10.0
+"""Seconds that a worker waits for its sandbox to be asked for: it takes memory. Pid 1 can fork another."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -42,7 +45,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
 
     Args:
         identity: who it is.
-        birth: socket to the setup worker, which maps the ids of this process and sends the control socket at the end.
+        birth: socket to the setup workers, which map the ids of this process and send the control socket at the end.
         lifeline: pipe whose other end only the zygote holds.
         network: ``off`` or ``host``.
         group: the control group that it joins, if there are any.
@@ -56,9 +59,11 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         partner.send(failure(error))
         partner.recv(1)  # the setup worker reads it when this sandbox is asked for
         os._exit(1)
-    numbers, door = _await_birth(partner)
-    partner.close()
-    Init(socket.SocketType(fileno=_CONTROL), door, numbers, cgroups.LimitCounters(fds)).serve()
+    leader = Init(cgroups.LimitCounters(fds))
+    leader.fork_worker(partner)
+    partner.send(BECOME)  # only now: pivot_root(2) moves no process that is being forked (fs/fs_struct.c)
+    leader.begin(*_await_birth(partner))
+    leader.serve()
 
 
 def _become(
@@ -96,15 +101,18 @@ def _become(
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     seccomp.install()
     seccomp.verify()
-    partner.send(BECOME)
     return fds
 
 
-def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
-    """Wait until the sandbox is made; returns the limits of its commands, with its lifetime, and its door.
+Birth = tuple[dict[str, int], socket.SocketType, socket.SocketType]
+"""What a sandbox begins with: the limits of its commands with its lifetime, its control socket and its door."""
+
+
+def _await_birth(partner: socket.socket) -> Birth:
+    """Wait until the sandbox is made.
 
     The control socket takes the place of the birth socket. Where making failed, or the zygote died first, there is
-    nothing to be pid 1 of.
+    nothing to be pid 1 of, or a worker.
     """
     data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -112,7 +120,9 @@ def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketT
     control, door = array.array("i", ancillary[0][2])
     os.dup2(control, _CONTROL, inheritable=False)
     os.close(control)
-    return dict(setup.unpack_numbers(data)), socket.SocketType(fileno=door)
+    partner.close()
+    numbers = dict(setup.unpack_numbers(data))
+    return numbers, socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=door)
 
 
 def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
@@ -132,32 +142,22 @@ def _raise_loopback() -> None:
 
 
 class Init:
-    """The event loop of pid 1.
+    """The event loop of pid 1: :meth:`begin`, then :meth:`serve`.
 
     Args:
-        control: socket on which jobs arrive; its end is the end of the sandbox.
-        door: listening socket at which others bring jobs.
-        numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.setup` gives them.
         counters: what counts the limits that were met.
     """
 
-    def __init__(
-        self,
-        control: socket.SocketType,
-        door: socket.SocketType,
-        numbers: dict[str, int],
-        counters: cgroups.LimitCounters,
-    ) -> None:
-        self._control = control
-        self._door = door
+    _control: socket.SocketType
+    _door: socket.SocketType
+    _watchdog: Watchdog | None
+    _expects_commands: bool
+    _ends_at: float | None
+    _rlimits: tuple[tuple[str, int], ...]
+
+    def __init__(self, counters: cgroups.LimitCounters) -> None:
         self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._counters = counters
-        memory = numbers.pop(setup.MEMORY, 0)
-        self._watchdog = Watchdog(memory, counters) if memory else None
-        self._expects_commands = bool(numbers.pop(setup.EXPECTS_COMMANDS, 0))
-        lifetime = numbers.pop(setup.LIFETIME)
-        self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
-        self._rlimits = tuple(numbers.items())
         self._workers: set[int] = set()
         self._waiting: set[int] = set()
         self._primary = 0
@@ -169,11 +169,29 @@ class Init:
         for descriptor in (self._notes, self._wakeup, _LIFELINE):
             self._poll.register(descriptor, select.POLLIN)
 
+    def begin(self, numbers: dict[str, int], control: socket.SocketType, door: socket.SocketType) -> None:
+        """Be the first process of a sandbox.
+
+        Args:
+            numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.setup` gives
+                them.
+            control: socket on which jobs arrive; its end is the end of the sandbox.
+            door: listening socket at which others bring jobs.
+        """
+        self._control = control
+        self._door = door
+        memory = numbers.get(setup.MEMORY, 0)
+        self._watchdog = Watchdog(memory, self._counters) if memory else None
+        self._expects_commands = bool(numbers.get(setup.EXPECTS_COMMANDS, 0))
+        lifetime = numbers[setup.LIFETIME]
+        self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
+        self._rlimits = _rlimits(numbers)
+
     def serve(self) -> None:
         """Loop until the controller or the zygote is gone."""
-        self._control.send(b'{"event":"ready"}')
-        if self._expects_commands:
-            self._fork_worker()
+        self._reap()
+        if self._expects_commands and not self._workers:
+            self.fork_worker()
         while True:
             # a job is only looked for while no worker waits for one; a hang-up always shows (poll(2))
             for jobs in (_CONTROL, self._door.fileno()):
@@ -189,7 +207,7 @@ class Init:
             if self._notes in events:
                 self._take_notes(os.read(self._notes, 4096))
             elif (events.get(_CONTROL, 0) | events.get(self._door.fileno(), 0)) & select.POLLIN:
-                self._fork_worker()
+                self.fork_worker()
 
     def _end(self, status: int = 0) -> NoReturn:
         """End, and with it every process here."""
@@ -274,18 +292,26 @@ class Init:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _fork_worker(self) -> None:
+    def fork_worker(self, partner: socket.socket | None = None) -> None:
+        """Fork a worker.
+
+        Args:
+            partner: the birth socket, on which the worker of a sandbox that is not asked for yet waits, as pid 1 does.
+        """
         primary = self._primary == 0
         try:
             pid = os.fork()
         except OSError:
-            self._make_room()
+            if partner is None:
+                self._make_room()
             return
         if pid == 0:
             try:
                 os.close(_LIFELINE)
                 if self._counters.fds:
                     self._counters.fds.close_quota()
+                if partner is not None:
+                    self._await_begin(partner)
                 notes = (self._notes_write, self._counters)
                 worker.main(self._control, self._door, notes, self._rlimits, primary=primary)
             finally:
@@ -294,3 +320,17 @@ class Init:
         self._waiting.add(pid)
         if primary:
             self._primary = pid
+
+    def _await_begin(self, partner: socket.socket) -> None:
+        """In the first worker: wait for what pid 1 waits for too; each takes a message of its own."""
+        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if not select.select([partner], [], [], _PATIENCE)[0]:
+            os._exit(0)
+        numbers, self._control, self._door = _await_birth(partner)
+        self._rlimits = _rlimits(numbers)
+
+
+def _rlimits(numbers: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    """Those of the numbers that are limits of commands."""
+    others = (setup.MEMORY, setup.EXPECTS_COMMANDS, setup.LIFETIME)
+    return tuple((name, value) for name, value in numbers.items() if name not in others)

@@ -1,6 +1,8 @@
 """A sandbox's filesystem described as frozen operations; pure data, nothing here touches the kernel.
 
-A plan is made by the controller, travels to the zygote as JSON, and is executed by :mod:`.kernel.mounts`. Its names:
+A plan is made by the controller, travels to the zygote as JSON, and is executed by :mod:`.kernel.mounts`, in three
+parts: its *preparations*, which are the same for almost every plan and carried out before anybody asks; its *takes*,
+where host paths are what they seem; and the *operations* that need both. Its names:
 
 * *slot*: a short neutral name ("0", "1", "usr") under which a host tree is held. Host paths appear only in
   :class:`Take`; everything the mount table of the sandbox shows is made of slots.
@@ -11,7 +13,7 @@ A plan is made by the controller, travels to the zygote as JSON, and is executed
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -84,6 +86,21 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """Give the scratch tmpfs another size.
+
+    Attributes:
+        size: bytes it may hold.
+    """
+
+    size: int
+
+    def describe(self) -> str:
+        """Describe the operation, for people."""
+        return f"limit the scratch tmpfs to {self.size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
 class Directory:
     """Make a directory in scratch, owned by the sandbox's uid 0."""
 
@@ -114,6 +131,23 @@ class Attach:
     def describe(self) -> str:
         """Describe the operation, for people."""
         return f"attach {self.slot or self.source} at {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Move a mount, with all below it, from one scratch path to another; as :class:`Attach` otherwise.
+
+    Attributes:
+        path: scratch path to move it to.
+        source: scratch path where it is.
+    """
+
+    path: str
+    source: str
+
+    def describe(self) -> str:
+        """Describe the operation, for people."""
+        return f"move {self.source} to {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +228,17 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
+class Name:
+    """Name the sandbox; where that is refused, have the name that it has resolve in it (``run/hosts``)."""
+
+    hostname: str
+
+    def describe(self) -> str:
+        """Describe the operation, for people."""
+        return f"call it {self.hostname}"
+
+
+@dataclass(frozen=True, slots=True)
 class Enter:
     """Make a scratch directory the root of everything and forget the host's."""
 
@@ -204,11 +249,10 @@ class Enter:
         return f"make {self.path} the root directory"
 
 
-Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | Cover | File | Enter
-_KINDS: dict[str, type[Operation]] = {
-    kind.__name__: kind
-    for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, Cover, File, Enter)
-}
+Operation = (
+    Take | Given | Scratch | Resize | Directory | Attach | Move | Overlay | Devices | Proc | Cover | File | Name | Enter
+)
+_KINDS: dict[str, type[Operation]] = {kind.__name__: kind for kind in Operation.__args__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +260,9 @@ class Plan:
     """Everything the launcher needs to make one sandbox.
 
     Attributes:
-        operations: the filesystem, in order.
-        hostname: what the sandbox is called inside.
+        preparations: what does not depend on the image, in order.
+        takes: the trees of the host that it shows.
+        operations: what is made of both, in order.
         network: ``off`` (a network namespace of its own, loopback up), ``allow`` (the same, with a socket handed out on
             which a proxy listens) or ``host``.
         rlimits: (name without ``RLIMIT_``, value) pairs that every command gets, soft and hard.
@@ -229,8 +274,9 @@ class Plan:
         group_limits: (name, amount) for its control group (:meth:`.kernel.cgroups.Cgroup.limit`).
     """
 
+    preparations: tuple[Operation, ...]
+    takes: tuple[Take | Given, ...]
     operations: tuple[Operation, ...]
-    hostname: str = "sandbox"
     network: str = "off"
     rlimits: tuple[tuple[str, int], ...] = ()
     lifetime: int = 0
@@ -242,28 +288,25 @@ class Plan:
 
     def describe(self) -> str:
         """The plan as numbered lines, for people and for error messages."""
-        lines = [f"{number}. {operation.describe()}" for number, operation in enumerate(self.operations, 1)]
-        lines.append(f"network: {self.network}; hostname: {self.hostname}")
+        operations = (*self.preparations, *self.takes, *self.operations)
+        lines = [f"{number}. {operation.describe()}" for number, operation in enumerate(operations, 1)]
+        lines.append(f"network: {self.network}")
         lines.append("limits: " + ", ".join(f"{name}={value}" for name, value in self.rlimits))
         return "\n".join(lines)
 
     @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
     def to_json(self) -> bytes:
-        """Serialise; :meth:`from_json` makes an equal plan of it."""
-        return json.dumps(
-            {
-                "operations": [
-                    [type(op).__name__, *(getattr(op, f.name) for f in fields(op))] for op in self.operations
-                ],
-                "hostname": self.hostname,
-                "network": self.network,
-                "rlimits": self.rlimits,
-                "lifetime": self.lifetime,
-                "memory": self.memory,
-                "expects_commands": self.expects_commands,
-            },
-            separators=(",", ":"),
-        ).encode()
+        """Serialise, the preparations on a line of their own; :meth:`from_json` makes an equal plan of it."""
+        rest = {
+            "takes": _rows(self.takes),
+            "operations": _rows(self.operations),
+            "network": self.network,
+            "rlimits": self.rlimits,
+            "lifetime": self.lifetime,
+            "memory": self.memory,
+            "expects_commands": self.expects_commands,
+        }
+        return pack_operations(self.preparations) + b"\n" + json.dumps(rest, separators=(",", ":")).encode()
 
     @classmethod
     @lru_cache(maxsize=8)
@@ -273,15 +316,40 @@ class Plan:
         Raises:
             ValueError: the data is not a plan.
         """
-        raw = json.loads(data)
+        preparations, _, rest = data.partition(b"\n")
         try:
+            raw = json.loads(rest)
+            takes = tuple(_operation(*row) for row in raw["takes"])
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
             lifetime, memory = int(raw["lifetime"]), int(raw["memory"])
-            hostname, network, expects = str(raw["hostname"]), str(raw["network"]), bool(raw["expects_commands"])
-            return cls(operations, hostname, network, rlimits, lifetime, memory, expects_commands=expects)
+            network, expects = str(raw["network"]), bool(raw["expects_commands"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from error
+        first = unpack_operations(preparations)
+        return cls(first, takes, operations, network, rlimits, lifetime, memory, expects_commands=expects)  # type: ignore[arg-type]
+
+
+def pack_operations(operations: Sequence[Operation]) -> bytes:
+    """Operations as one line."""
+    return json.dumps(_rows(operations), separators=(",", ":")).encode()
+
+
+@lru_cache(maxsize=8)
+def unpack_operations(line: bytes) -> tuple[Operation, ...]:
+    """Read what :func:`pack_operations` wrote.
+
+    Raises:
+        ValueError: the line holds no operations.
+    """
+    try:
+        return tuple(_operation(*row) for row in json.loads(line))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not operations: {error!r}") from error
+
+
+def _rows(operations: Sequence[Operation]) -> list[list[object]]:
+    return [[type(op).__name__, *(getattr(op, f.name) for f in fields(op))] for op in operations]
 
 
 def _operation(kind: str, *arguments: object) -> Operation:

@@ -1,28 +1,33 @@
-"""A setup worker: a process next to the zygote that carries out the plans of sandboxes, one after the other.
+"""A setup worker: a process next to the zygote that makes sandboxes, in two steps, each a job.
 
-It goes into the namespaces of a sandbox's pid 1, which waits there, without privileges, for what it is to serve; makes
-what the plan says; hands over; and leaves. So pid 1 never has a privilege together with a plan, and no process needs to
-be forked for a plan: what a process touches after a fork is copied page by page.
+To *prepare* one it maps the ids of a new pid 1, goes into its namespaces, and makes there what does not depend on the
+image; nobody has asked for the sandbox yet. To *finish* one it goes there again, adds what the plan says, and tells
+pid 1 to begin. Between the two, what the second step needs lies in a socket, the *handover*, so that any setup worker
+can take it: descriptors of the namespaces, of scratch, and of the socket to pid 1. So pid 1 never has a privilege
+together with a plan, and no process needs to be forked for a plan: what a process touches after a fork is copied page
+by page.
+
+Jobs wait in one queue, and a sandbox is prepared before it is finished. A setup worker that waits for a handover
+therefore waits for another one that has begun, never for a job that is behind its own.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
-import errno
 import gc
 import json
 import os
 import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .kernel import mounts
 from .kernel import syscalls as sc
 from .kernel.identity import BECOME, Identity, act_as_owner, map_namespace, read_failure
-from .plan import Plan
+from .plan import Operation, Plan, unpack_operations
 
 PROXY_PORT = 3128
 _BACKLOG = 256
@@ -34,15 +39,21 @@ _JOBS, _FIRST_HOME = 3, 4
 _VISITED = (("mnt", sc.CLONE_NEWNS), ("uts", sc.CLONE_NEWUTS), ("net", sc.CLONE_NEWNET))
 
 
-def pack_job(pid: int, identity: Identity, plan: bytes) -> bytes:
-    """A job as one message: who the sandbox is, then its plan.
+PREPARE, FINISH, BOTH = "prepare", "finish", "both"
+"""Jobs. With each come descriptors: the socket to pid 1 and our end of the handover; or its other end, or the socket to
+pid 1, and then the sandbox's end of its control socket, its door, and the sealed trees that its plan names."""
+
+
+def pack_job(job: str, pid: int, identity: Identity, plan: bytes) -> bytes:
+    """A job as one message: what is to be done, for whom, then the plan.
 
     Args:
-        pid: its first process, as ``/proc`` calls it here.
+        job: ``PREPARE``, ``FINISH`` or ``BOTH``.
+        pid: the sandbox's first process, as ``/proc`` calls it here.
         identity: who it is.
-        plan: what it is to be (:meth:`.plan.Plan.to_json`).
+        plan: what it is to be (:meth:`.plan.Plan.to_json`); to prepare one, its first line.
     """
-    who = (pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
+    who = (job, pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
     return json.dumps(who).encode() + b"\n" + plan
 
 
@@ -50,8 +61,7 @@ def main(jobs: int) -> None:
     """Carry out jobs until the zygote ends. Never returns.
 
     Args:
-        jobs: socket on which they arrive (:func:`pack_job`), each with descriptors: the socket to its pid 1, its end of
-            the control socket, its door, and the sealed trees that its plan names.
+        jobs: socket on which they arrive (:func:`pack_job`).
     """
     gc.enable()
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -59,24 +69,31 @@ def main(jobs: int) -> None:
     os.dup2(jobs, _JOBS, inheritable=False)
     refusal = _make_home()
     source = socket.socket(fileno=_JOBS)
-    space, flags = socket.CMSG_SPACE(4 * _MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC
     while True:
         if refusal:
             select.select([source], [], [])
             refusal = _make_home()
         try:
-            data, ancillary, _, _ = source.recvmsg(_MAX_JOB, space, flags | (socket.MSG_DONTWAIT if refusal else 0))
+            data, given = _receive(source, socket.MSG_DONTWAIT if refusal else 0)
         except BlockingIOError:  # another setup worker took the job
             continue
         if not data:
             os._exit(0)
         who, _, plan = data.partition(b"\n")
-        birth, control, door, *trees = array.array("i", ancillary[0][2])
-        pid, first_id, id_map, inotify, mapped, groups = json.loads(who)
-        identity = Identity(first_id, id_map, inotify, mapped, groups)
-        with socket.socket(fileno=birth) as leader, socket.socket(fileno=control) as controller:
-            _Making(pid, identity, plan, controller, door, tuple(trees)).carry_out(leader, refusal)
+        job, pid, first_id, id_map, inotify, mapped, groups = json.loads(who)
+        making = _Making(pid, Identity(first_id, id_map, inotify, mapped, groups), plan, refusal)
+        if job == PREPARE:
+            making.prepare_for_another(*given)
+        else:
+            making.finish(given[0], given[1], given[2], given[3:], prepared=job == FINISH)
         sc.close_range(_FIRST_HOME + len(_VISITED))
+
+
+def _receive(source: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
+    """A message with its descriptors."""
+    space, flags = socket.CMSG_SPACE(4 * _MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC | flags
+    data, ancillary, _, _ = source.recvmsg(_MAX_JOB, space, flags)
+    return data, list(array.array("i", ancillary[0][2])) if ancillary else []
 
 
 def _make_home() -> OSError | None:
@@ -94,6 +111,33 @@ def _make_home() -> OSError | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A sandbox that only lacks what its plan adds: descriptors of it.
+
+    Attributes:
+        leader: socket to its pid 1, which ends when this is closed without a word.
+        user: its user namespace.
+        mount: its mount namespace.
+        network: its network namespace.
+        tree: a copy of its scratch mount (:attr:`.mounts.Executor.tree`).
+    """
+
+    leader: int
+    user: int
+    mount: int
+    network: int
+    tree: int
+
+    def descriptors(self) -> tuple[int, ...]:
+        """All of them, in order."""
+        return (self.leader, self.user, self.mount, self.network, self.tree)
+
+
+class _Refused(Exception):
+    """The message of a setup worker that could not prepare a sandbox."""
+
+
 @dataclass(slots=True)
 class _Making:
     """One sandbox, being made.
@@ -101,42 +145,98 @@ class _Making:
     Attributes:
         pid: its first process.
         identity: who it is.
-        data: its plan.
-        control: its end of the control socket.
-        door: its door.
-        trees: the sealed trees that its plan names.
+        plan: its plan, or the first line of one.
+        refusal: why this setup worker has no namespaces of its own, without which it can make none.
         step: what is being done, for people.
     """
 
     pid: int
     identity: Identity
-    data: bytes
-    control: socket.socket
-    door: int
-    trees: tuple[int, ...]
+    plan: bytes
+    refusal: OSError | None
     step: str = "make namespaces"
 
-    def carry_out(self, leader: socket.socket, refusal: OSError | None) -> None:
-        """Make it, or tell the controller why not.
+    def prepare_for_another(self, leader: int, handover: int) -> None:
+        """Prepare it, and leave it to whoever finishes it.
+
+        A failure waits there too, with the socket, so that the process stays until somebody asks for it.
+        """
+        with socket.socket(fileno=handover) as other:
+            try:
+                prepared = self._prepare(leader, unpack_operations(self.plan))
+                socket.send_fds(other, [b"prepared"], prepared.descriptors())
+            except (OSError, ValueError) as error:
+                with contextlib.suppress(OSError):
+                    socket.send_fds(other, [self._failure(error)], [leader])
+
+    def finish(self, source: int, control: int, door: int, trees: Sequence[int], *, prepared: bool) -> None:
+        """Make what its plan says and tell its pid 1 to begin; or tell the controller why there will be no sandbox.
 
         Args:
-            leader: socket to its pid 1, which ends when this is closed without a word.
-            refusal: why this setup worker has no namespaces of its own, without which it can make none.
+            source: its end of the handover, or the socket to its pid 1.
+            control: its end of the control socket.
+            door: its door.
+            trees: the sealed trees that its plan names.
+            prepared: whether it is prepared already.
         """
-        try:
-            if refusal:
-                raise refusal
-            plan = Plan.from_json(self.data)
-            visited = [pair for pair in _VISITED if pair[0] != "net" or plan.network == "allow"]
-            proc, *there = map_namespace(self.identity, self.pid, leader, [name for name, _ in visited])
-            with self._inside([(descriptor, kind) for descriptor, (_, kind) in zip(there, visited, strict=True)]):
-                self._make(plan, proc)
-            self.step = "enter its user namespace"
-            if (answer := leader.recv(4096)) != BECOME:
-                raise read_failure(answer)
-            socket.send_fds(leader, [pack_numbers(_numbers(plan))], [self.control.fileno(), self.door])
-        except (OSError, ValueError) as error:
-            self._report(error)
+        with socket.socket(fileno=control) as controller:
+            try:
+                plan = Plan.from_json(self.plan)
+                made = self._take_over(source) if prepared else self._prepare(source, plan.preparations)
+                if made is None:
+                    return
+                with socket.socket(fileno=os.dup(made.leader)) as leader:
+                    self.step = "enter its user namespace"
+                    if (answer := leader.recv(4096)) != BECOME:
+                        raise read_failure(answer)
+                    self._complete(made, plan, controller, trees)
+                    numbers = pack_numbers(_numbers(plan))
+                    for _ in ("pid 1", "its worker"):
+                        socket.send_fds(leader, [numbers], [control, door])
+                _hand_out(controller, "ready", made.tree)
+            except _Refused as error:
+                controller.send(error.args[0])
+            except (OSError, ValueError) as error:
+                with contextlib.suppress(OSError):
+                    controller.send(self._failure(error))
+
+    def _prepare(self, leader: int, operations: Sequence[Operation]) -> _Prepared:
+        if self.refusal:
+            raise self.refusal
+        executor = mounts.Executor(None)
+        with socket.socket(fileno=os.dup(leader)) as partner:
+            held = map_namespace(self.identity, self.pid, partner, ("mnt", "net", "uts"))
+        executor.proc, mount, network, names = held
+        executor.idmap_fd = self.identity.userns_fd if self.identity.mapped else None
+        with self._inside([(mount, sc.CLONE_NEWNS), (names, sc.CLONE_NEWUTS)]):
+            self._run(executor, operations)
+        return _Prepared(leader, self.identity.userns_fd, mount, network, executor.tree)
+
+    def _take_over(self, handover: int) -> _Prepared | None:
+        """What another setup worker prepared; nothing where it, or the sandbox's first process, was killed."""
+        with socket.socket(fileno=handover) as other:
+            data, given = _receive(other)
+        if len(given) == 1:
+            raise _Refused(data)
+        return _Prepared(*given) if given else None
+
+    def _complete(self, made: _Prepared, plan: Plan, controller: socket.socket, trees: Sequence[int]) -> None:
+        if self.refusal:
+            raise self.refusal
+        executor = mounts.Executor(made.user if self.identity.mapped else None, tuple(trees))
+        self._run(executor, plan.takes)
+        network = [(made.network, sc.CLONE_NEWNET)] if plan.network == "allow" else []
+        with self._inside([(made.mount, sc.CLONE_NEWNS), *network]):
+            executor.enter_scratch()
+            self._run(executor, plan.operations)
+            if network:
+                self.step = "listen for the network proxy"
+                _hand_out_listener(controller)
+
+    def _run(self, executor: mounts.Executor, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            self.step = operation.describe()
+            executor.run(operation)
 
     @contextlib.contextmanager
     def _inside(self, there: list[tuple[int, int]]) -> Iterator[None]:
@@ -151,53 +251,27 @@ class _Making:
                 act_as_owner(self.identity, no_more=True)
                 for number, (_, kind) in enumerate(_VISITED, _FIRST_HOME):
                     sc.setns(number, kind)
-            except OSError as error:  # a setup worker that is not at home must not make the next one
-                self._report(error)
+            except OSError:  # a setup worker that is not at home must not make the next one
                 os._exit(1)
 
-    def _make(self, plan: Plan, proc: int) -> None:
-        executor = mounts.Executor(self.identity.userns_fd if self.identity.mapped else None, self.trees, proc)
-        for operation in plan.operations:
-            self.step = operation.describe()
-            executor.run(operation)
-        self.step = "name it"
-        _set_names(plan.hostname)
-        self._hand_out("tree", executor.tree)
-        if plan.network == "allow":
-            self.step = "listen for the network proxy"
-            self._hand_out_listener()
-
-    def _hand_out_listener(self) -> None:
-        """Give the controller a socket that listens in this network, where the way out is: nobody of ours is inside."""
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
-            listener.bind(("127.0.0.1", PROXY_PORT))
-            listener.listen(_BACKLOG)
-            self._hand_out("listener", listener.fileno())
-
-    def _hand_out(self, what: str, descriptor: int) -> None:
-        """Give the controller a hold on something of the sandbox: the mount that is written to, a socket."""
-        socket.send_fds(self.control, [json.dumps({"event": what}).encode()], [descriptor])
-
-    def _report(self, error: OSError | ValueError) -> None:
-        """Tell the controller why there will be no sandbox."""
+    def _failure(self, error: OSError | ValueError) -> bytes:
+        """The message that tells the controller why there will be no sandbox."""
         number = getattr(error, "errno", None)
         message = {"event": "error", "errno": number, "message": str(error), "operation": self.step}
-        with contextlib.suppress(OSError):
-            self.control.send(json.dumps(message).encode())
+        return json.dumps(message).encode()
 
 
-def _set_names(hostname: str) -> None:
-    """Name this sandbox; where a container engine's seccomp profile refuses that, have the old name resolve in it."""
-    try:
-        socket.sethostname(hostname)
-        sc.setdomainname("(none)")  # the kernel's default for NIS
-    except OSError as error:
-        if error.errno != errno.EPERM:
-            raise
-        with contextlib.suppress(FileNotFoundError):  # not every plan has the file
-            hosts = os.open("/run/hosts", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            os.write(hosts, f"127.0.0.1\t{os.uname().nodename}\n".encode())
-            os.close(hosts)
+def _hand_out(controller: socket.socket, what: str, descriptor: int) -> None:
+    """Give the controller a hold on something of the sandbox: the mount that is written to, a socket."""
+    socket.send_fds(controller, [json.dumps({"event": what}).encode()], [descriptor])
+
+
+def _hand_out_listener(controller: socket.socket) -> None:
+    """Give the controller a socket that listens in this network, where the way out is: nobody of ours is inside."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
+        listener.bind(("127.0.0.1", PROXY_PORT))
+        listener.listen(_BACKLOG)
+        _hand_out(controller, "listener", listener.fileno())
 
 
 def _numbers(plan: Plan) -> tuple[tuple[str, int], ...]:

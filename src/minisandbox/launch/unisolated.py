@@ -62,7 +62,9 @@ def _supervise(control: int, lifeline: int, door: int, numbers: dict[str, int]) 
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     jobs, outside = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=_DOOR)
     jobs.send(json.dumps({"event": "born", "pid": os.getpid()}).encode())
-    init.Init(jobs, outside, numbers, LimitCounters(None, disk="/")).serve()
+    leader = init.Init(LimitCounters(None, disk="/"))
+    leader.begin(numbers, jobs, outside)
+    leader.serve()
 
 
 def _guard(pid: int, owner: int) -> None:

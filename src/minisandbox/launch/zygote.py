@@ -18,7 +18,9 @@ import select
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from . import init, setup
@@ -29,8 +31,11 @@ from .plan import INOTIFY, PROCESSES
 
 _MAX_MESSAGE = 1 << 18
 _SETUP_WORKERS = max(2, min(8, len(os.sched_getaffinity(0))))
-_QUIET = 5
+_QUIET = 30
 """Milliseconds without a request before the next spare is made: the sandbox just asked for needs the CPU first."""
+_MOST_SPARES = max(2, min(8, 2 * len(os.sched_getaffinity(0))))
+_CALM = 10_000
+"""Milliseconds without a request after which there is one spare again: each takes memory."""
 _RETRY = 1000
 """Milliseconds until setup workers that the kernel refused to fork are tried again."""
 
@@ -41,10 +46,11 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
     Args:
         connection: datagram socket to the controller.
         controller: pidfd of the controller.
-        settings: where locks of id ranges lie; the owner's name for control groups, or "" for none; the programs that
-            map an ordinary user's subordinate ids (newuidmap(1), newgidmap(1)), or empty texts for one id.
+        settings: where locks of id ranges lie; the owner's name for control groups, or "" for none; what to prepare
+            before anybody asks (:func:`.plan.pack_operations`); the programs that map an ordinary user's subordinate
+            ids (newuidmap(1), newgidmap(1)), or empty texts for one id.
     """
-    lock_directory, owner, *mappers = settings
+    lock_directory, owner, preparations, *mappers = settings
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor per live sandbox
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own handler would let a sandbox interrupt its pid 1
@@ -57,7 +63,7 @@ def main(connection: socket.socket, controller: int, settings: list[str]) -> Non
         sc.join_new_session_keyring()
         roots = _find_roots() if owner else cgroups.CgroupRoots(0)
         identities = _enter_namespaces(connection, lock_directory, mappers)
-        zygote = _Zygote(connection, controller, identities, _make_groups(roots, owner))
+        zygote = _Zygote(connection, controller, identities, _make_groups(roots, owner), preparations.encode())
     except (OSError, ValueError) as error:
         number, path = getattr(error, "errno", None), getattr(error, "filename", None)
         answer = {"event": "error", "to": 0, "errno": number, "message": str(error), "path": str(path)}
@@ -147,6 +153,7 @@ class _Zygote:
         controller: int,
         identities: Identities,
         groups: cgroups.OwnerCgroups | None,
+        preparations: bytes,
     ) -> None:
         self._connection = connection
         self._controller = controller
@@ -166,8 +173,11 @@ class _Zygote:
         self._fork_workers()
         self._sealed = 0
         self._usual = SpawnOptions(nproc=0 if groups else PROCESSES)
-        self._spare: _Spare | None = self._fork(self._usual)
-        self._pause: int | None = None  # until missing processes are made
+        self._preparations = preparations
+        self._spares: deque[_Spare] = deque()
+        self._wanted = 1  # spares, more while many are asked for at once
+        self._make_spare()
+        self._pause: int | None = None  # milliseconds until missing processes are made, or spare ones ended
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered}
         if groups:
@@ -222,10 +232,18 @@ class _Zygote:
         os._exit(0)
 
     def _make_missing(self) -> None:
-        """Make the next spare and lost setup workers; on failure the next request reports the reason."""
-        self._pause = None
+        """Make one spare, or lost setup workers; on failure the next request reports the reason."""
+        calm, self._pause = self._pause == _CALM, None
+        if calm:
+            self._wanted = 1
+            while len(self._spares) > self._wanted:
+                self._spares.pop().source.close()  # it ends, and is reaped
         with contextlib.suppress(OSError):
-            self._spare = self._spare or self._fork(self._usual)
+            if len(self._spares) < self._wanted:
+                self._make_spare()
+                self._pause = 0  # the next one, unless somebody asks for something
+            elif self._wanted > 1:
+                self._pause = _CALM
         try:
             self._fork_workers()
         except OSError:
@@ -235,9 +253,10 @@ class _Zygote:
         """Collect processes that have ended. Those that every sandbox needs are replaced when it is quiet."""
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                if self._spare and pid == self._spare.pid:
-                    self._spare.birth.close()
-                    self._spare, self._pause = None, _QUIET
+                for spare in [spare for spare in self._spares if spare.pid == pid]:
+                    spare.source.close()
+                    self._spares.remove(spare)
+                    self._pause = _QUIET
                 if pid in self._workers:
                     self._workers.remove(pid)
                     self._pause = _QUIET
@@ -250,7 +269,8 @@ class _Zygote:
     def _handle_request(self) -> None:
         """Take a request: a line of words, then the plan of a sandbox.
 
-        The first word is what to do, the second the request's number, but where no answer is awaited.
+        The first word is what to do. To ``hold`` there is an answer, with the number that is the second word; of what
+        it creates, the controller hears on the sandbox's own control socket.
         """
         flags = socket.MSG_CMSG_CLOEXEC
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(8), flags)
@@ -261,7 +281,7 @@ class _Zygote:
         verb, *words = line.decode().split()
         try:
             if verb == "create":
-                self._answer_create(words, plan, given)
+                self._create(words, plan, given)
             elif verb == "hold":
                 held = {"event": "held", "to": int(words[0]), "number": self._hold(given)}
                 self._connection.send(json.dumps(held).encode())
@@ -320,41 +340,59 @@ class _Zygote:
                 sc.umount(f"{init.HOLD}/{int(number)}", sc.MNT_DETACH)
                 os.rmdir(f"{init.HOLD}/{int(number)}")
 
-    def _answer_create(self, words: list[str], plan: bytes, given: list[int]) -> None:
-        if len(given) != 2:  # the controller ran out of descriptors, or the message was cut
-            raise ValueError("a request without a control socket and a door")
-        number, *words = words
-        pidfd = self._create(SpawnOptions.read(words), plan, given)
-        try:
-            socket.send_fds(self._connection, [json.dumps({"event": "forked", "to": int(number)}).encode()], [pidfd])
-        finally:
-            os.close(pidfd)
-
-    def _create(self, options: SpawnOptions, plan: bytes, given: list[int]) -> int:
-        """Give a spare its plan; returns a pidfd of it.
+    def _create(self, words: list[str], plan: bytes, given: list[int]) -> None:
+        """Give a spare its plan, and the controller a pidfd of it, or the reason why there will be no sandbox.
 
         Args:
-            options: what cannot be changed once it is a spare, and what of it is limited from outside.
+            words: what cannot be changed once it is a spare, and what of it is limited from outside.
             plan: what it is to become.
             given: the sandbox's end of its control socket, and its door.
         """
+        if len(given) != 2:  # the controller hears that the end of the control socket is closed
+            return
+        control = socket.socket(fileno=given[0])
+        try:
+            self._begin(SpawnOptions.read(words), plan, control, given[1])
+        except (OSError, ValueError) as error:
+            refusal = {"event": "refused", "errno": getattr(error, "errno", None), "message": str(error)}
+            with contextlib.suppress(OSError):
+                control.send(json.dumps(refusal).encode())
+        finally:
+            control.detach()
+
+    def _begin(self, options: SpawnOptions, plan: bytes, control: socket.socket, door: int) -> None:
         if not self._workers:
             self._fork_workers()
-        if self._spare and options.fits(self._usual, many_ids=self._identities.count > 1):
-            spare, self._spare, self._pause = self._spare, None, _QUIET
-        else:
-            spare = self._fork(options)
+        usual = options.fits(self._usual, many_ids=self._identities.count > 1)
+        usual = usual and plan.partition(b"\n")[0] == self._preparations
+        if usual:
+            self._pause = _QUIET
+            if not self._spares:  # others may be about to ask as well
+                self._wanted = min(2 * self._wanted, _MOST_SPARES)
+        spare, job = (
+            (self._spares.popleft(), setup.FINISH) if usual and self._spares else (self._fork(options), setup.BOTH)
+        )
         trees: list[int] = []
-        with spare.birth:
+        with spare.source:
             try:
+                _hand_out(control, os.pidfd_open(spare.pid))
                 options.limit(spare.group)
                 trees.extend(sc.open_tree(f"{init.HOLD}/{number}") for number in options.sealed)
-                job = setup.pack_job(spare.pid, spare.identity, plan)
-                socket.send_fds(self._jobs, [job], [spare.birth.fileno(), *given, *trees])
-                return os.pidfd_open(spare.pid)
+                self._give_job(job, spare, plan, (spare.source.fileno(), control.fileno(), door, *trees))
             finally:
                 for tree in trees:
                     os.close(tree)
+
+    def _give_job(self, job: str, spare: _Spare, plan: bytes, descriptors: Sequence[int]) -> None:
+        socket.send_fds(self._jobs, [setup.pack_job(job, spare.pid, spare.identity, plan)], descriptors)
+
+    def _make_spare(self) -> None:
+        """Fork a spare, and have a setup worker prepare it."""
+        spare = self._fork(self._usual)
+        handover, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with spare.source, theirs:
+            self._give_job(setup.PREPARE, spare, self._preparations, (spare.source.fileno(), theirs.fileno()))
+        self._spares.append(replace(spare, source=handover))
 
     def _fork(self, options: SpawnOptions) -> _Spare:
         """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
@@ -404,6 +442,14 @@ class _Zygote:
             sc.setns(self._own_pid_namespace, sc.CLONE_NEWPID)
 
 
+def _hand_out(control: socket.socket, pidfd: int) -> None:
+    """Give the controller a hold on the first process of its sandbox."""
+    try:
+        socket.send_fds(control, [b'{"event":"forked"}'], [pidfd])
+    finally:
+        os.close(pidfd)
+
+
 @dataclass(frozen=True, slots=True)
 class _Spare:
     """A sandbox before it has its plan.
@@ -411,13 +457,13 @@ class _Spare:
     Attributes:
         pid: its first process.
         identity: who it is.
-        birth: socket on which it is mapped, and told to begin.
+        source: socket to it, on which it is mapped and told to begin; once a setup worker prepares it, the handover.
         group: its control group, if there are any.
     """
 
     pid: int
     identity: Identity
-    birth: socket.socket
+    source: socket.socket
     group: cgroups.Cgroup | None
 
 

@@ -24,7 +24,7 @@ from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.controller import Controller, current_controller
 from minisandbox.sandbox.network import check_network
-from minisandbox.sandbox.plans import Request, check_mounts, make_plan
+from minisandbox.sandbox.plans import HOSTNAME, Request, check_mounts, make_plan
 from minisandbox.sandbox.protocol.environment import command_environment, network_environment
 from minisandbox.sandbox.run import SandboxRun
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree, check_room
@@ -95,7 +95,7 @@ class Core:
         base = image.image if isinstance(image, Snapshot) else image
         trees = image.trees() if isinstance(image, Snapshot) else ()
         request = Request(
-            base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), "sandbox", upper,
+            base, limits or Limits(), check_network(network or Network.off()), check_mounts(mounts), HOSTNAME, upper,
             controller.launcher.writable_usr, controller.launcher.layered_usr,
             controller.launcher.host_sockets if base.host_usr else (),
             enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
@@ -134,7 +134,6 @@ class Core:
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
             self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
-        self._controller.add(self, self._record(self._run))  # now, while the sandbox is being made
 
     def _plan(self) -> Plan:
         held = sum(tree.held() for tree in self._trees)
@@ -143,6 +142,8 @@ class Core:
     def _finish(self) -> None:
         """Wait until it is ready."""
         assert self._run is not None
+        self._run.await_process()
+        self._controller.add(self, self._record(self._run))  # now, while the sandbox is being made
         self._run.await_ready()
         if self._run.listener is not None:
             self._controller.gateway.serve(self.id, self._request.network, self._run.listener, self._run.pidfd)

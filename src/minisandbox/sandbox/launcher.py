@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import functools
@@ -16,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from minisandbox.host import fixes, reaper, registry
 from minisandbox.host.descriptors import hold_streams
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import fd_passing, helper_process, host_sockets
-from minisandbox.sandbox.plans import real_directories
+from minisandbox.sandbox.plans import real_directories, usual_preparations
 
 _DOCTOR = "run 'minisandbox doctor': it tries each kernel feature and names the fix"
 # The path of the package goes by stdin: a command line would show a host path inside every sandbox.
@@ -82,10 +81,11 @@ class Launcher:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else registry.owner_name()
-            self._process = helper_process.start(_BOOTSTRAP, theirs, (str(self._ranges), groups, *_mappers()))
+            settings = (str(self._ranges), groups, usual_preparations().decode(), *_mappers())
+            self._process = helper_process.start(_BOOTSTRAP, theirs, settings)
         self._connection.settimeout(_START_TIMEOUT)
         try:
-            hello, _ = self._receive(0)
+            hello = self._receive(0)
         except (OSError, HostError) as error:
             self.close()
             raise error if isinstance(error, HostError) else HostError(f"the launcher process: {error}") from error
@@ -103,8 +103,11 @@ class Launcher:
         sealed: Sequence[int] = (),
         *,
         one_id: bool = False,
-    ) -> int:
-        """Fork a sandbox.
+    ) -> None:
+        """Ask for a sandbox, without waiting for it.
+
+        On the control socket come a pidfd of its first process (``forked``), then ``ready``; or why there will be
+        none (``refused``, which is for :meth:`check`, or ``error``).
 
         Args:
             plan: what to make.
@@ -113,23 +116,19 @@ class Launcher:
             sealed: numbers of the held trees that the plan names.
             one_id: whether it has but one uid where it would share more with the caller's other sandboxes.
 
-        Returns:
-            A pidfd of its first process, which answers ``ready`` or ``error`` on the control socket.
-
         Raises:
-            SandboxCreationError: it could not even be forked, or the zygote is gone.
+            SandboxCreationError: the zygote is gone.
         """
         network = "host" if plan.network == "host" else "off"  # the way out of an allow-list is no matter of the kernel
-        words = [f"network={network}", f"ids={'one' if one_id else 'all'}", f"inotify={plan.inotify}"]
+        words = ["create", f"network={network}", f"ids={'one' if one_id else 'all'}", f"inotify={plan.inotify}"]
         words.append(f"sealed={','.join(map(str, sealed))}")
         if self.enforcement["processes"] == BY_RLIMIT:
             words.append(f"nproc={plan.processes}")
         words += (f"{name}={amount}" for name, amount in plan.group_limits)
-        _, pidfd = self._ask("create", words, plan.to_json(), (control.fileno(), door.fileno()))
-        if pidfd == -1:
-            hint = "close sandboxes that are not needed, or raise the limit on open files (ulimit -n)"
-            raise SandboxCreationError("no file descriptor is left for the sandbox", errno=errno.EMFILE, hint=hint)
-        return pidfd
+        self.flush()
+        with self._explaining():  # messages are sent whole, by several threads too
+            request = " ".join(words).encode() + b"\n" + plan.to_json()
+            fd_passing.send(self._connection, request, (control.fileno(), door.fileno()))
 
     def hold(self, tree: int) -> int:
         """Keep what a sandbox has written beyond its end; returns the number by which other sandboxes get it.
@@ -140,8 +139,11 @@ class Launcher:
         Raises:
             SandboxCreationError: the kernel refused, or the zygote is gone.
         """
-        answer, _ = self._ask("hold", (), b"", (tree,))
-        return int(str(answer["number"]))
+        self.flush()
+        try:
+            return self._hold(tree)
+        finally:
+            self.flush()
 
     def forget(self, number: int) -> None:
         """Give up a held tree, at the next request or flush; safe to call from anywhere, finalisers included."""
@@ -163,53 +165,48 @@ class Launcher:
             finally:
                 self._lock.release()
 
-    def _ask(
-        self, verb: str, words: Sequence[str], body: bytes, descriptors: Sequence[int]
-    ) -> tuple[dict[str, object], int]:
-        """One request and its answer, with the descriptor that came along, or -1."""
-        self.flush()
+    def _hold(self, tree: int) -> int:
+        with self._lock, self._explaining():
+            number = next(self._numbers)
+            fd_passing.send(self._connection, f"hold {number}\n".encode(), (tree,))
+            return int(str(self._receive(number)["number"]))
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Say what an error of the connection means for a sandbox."""
+        begun = time.monotonic()
         try:
-            return self._exchange(verb, words, body, descriptors)
-        finally:
-            self.flush()
+            yield
+        except OSError as error:
+            early = time.monotonic() < begun + _START_TIMEOUT
+            if isinstance(error, HostError) or (isinstance(error, TimeoutError) and early):  # of a signal's handler
+                raise
+            if error.errno not in _OF_THE_MESSAGE:
+                self.close()
+            hint = "give it fewer mounts" if error.errno == errno.EMSGSIZE else "create the sandbox again"
+            raise SandboxCreationError(
+                f"the launcher process does not answer: {error}", errno=error.errno, hint=hint
+            ) from error
 
-    def _exchange(
-        self, verb: str, words: Sequence[str], body: bytes, descriptors: Sequence[int]
-    ) -> tuple[dict[str, object], int]:
-        with self._lock:
-            number, begun = next(self._numbers), time.monotonic()
-            try:
-                request = " ".join((verb, str(number), *words)).encode()
-                fd_passing.send(self._connection, request + b"\n" + body, descriptors)
-                return self._receive(number)
-            except OSError as error:
-                early = time.monotonic() < begun + _START_TIMEOUT
-                if isinstance(error, HostError) or (isinstance(error, TimeoutError) and early):  # of a signal's handler
-                    raise
-                if error.errno not in _OF_THE_MESSAGE:
-                    self.close()
-                hint = "give it fewer mounts" if error.errno == errno.EMSGSIZE else "create the sandbox again"
-                raise SandboxCreationError(
-                    f"the launcher process does not answer: {error}", errno=error.errno, hint=hint
-                ) from error
-
-    def _receive(self, number: int) -> tuple[dict[str, object], int]:
+    def _receive(self, number: int) -> dict[str, object]:
         """Return the answer to a request, and drop those to earlier requests, which were interrupted."""
         while True:
-            data, ancillary, _, _ = self._connection.recvmsg(1 << 16, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            data = self._connection.recv(1 << 16)
             if not data:
                 raise BrokenPipeError(errno.EPIPE, "the launcher process ended")
-            answer, given = json.loads(data), array.array("i", ancillary[0][2][:4])[0] if ancillary else -1
+            answer = json.loads(data)
             if answer["to"] == number:
-                return self._check(answer), given
-            if given != -1:
-                os.close(given)
+                return self.check(answer)
             if answer["event"] == "held":
                 self.forget(answer["number"])
 
-    def _check(self, answer: dict[str, Any]) -> dict[str, object]:
-        """An answer, unless it is an error."""
-        if answer["event"] == "error":
+    def check(self, answer: dict[str, Any]) -> dict[str, object]:
+        """An answer of the zygote, unless it is an error.
+
+        Raises:
+            SandboxCreationError: it is.
+        """
+        if answer["event"] in ("error", "refused"):
             if str(answer.get("path")).startswith(str(self._ranges)):
                 raise registry.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
             reason, hint = _REASONS.get(answer["errno"]), _DOCTOR

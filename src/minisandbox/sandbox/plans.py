@@ -16,6 +16,9 @@ from minisandbox.types import ImageSpec, Limits, Mount, Network
 
 LEAST_DISK = 64 << 10
 """Bytes without which nothing can be done over sealed trees."""
+HOSTNAME = "sandbox"
+"""What every sandbox is called inside."""
+_USUAL_DISK = Limits().disk
 _VIEWER_SCRATCH = 1 << 20
 _OWN_PROCESSES = 8
 """Pid 1 and workers, which the kernel counts with the rest."""
@@ -85,20 +88,13 @@ def make_plan(request: Request) -> p.Plan:
     if not image.layers:
         raise InvalidValue(f"image {image.name!r} has no layers", hint="images.host_image() is the smallest image")
     operations = (
-        *_takes(request),
-        p.Scratch(_left(request)),
-        *(p.Directory(path, mode) for path, mode in (("shm", 0o1777), ("run", 0o755), ("dev", 0o755))),
-        *_name_service(request),
+        *_resize(_left(request)),
         *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
         *(p.Attach(f"sealed/{slot}", slot=f"s{slot}") for slot in range(request.sealed)),
         *_root(request),
         *(_usr(request) if image.host_usr else ()),
-        p.Attach("root/dev", source="dev"),
-        p.Devices("root/dev"),
-        p.Attach("root/dev/shm", source="shm"),
         *_tmp(request),
-        p.Attach("root/run", source="run"),
-        p.Proc("root/proc", (*_HIDDEN, *_unknown()), _FROZEN),
+        *(p.Move(f"root/{name}", source=name) for name in ("dev", "run", "proc")),
         *_mounts(request.mounts),
         p.Enter(p.ROOT),
     )
@@ -106,9 +102,41 @@ def make_plan(request: Request) -> p.Plan:
     lifetime = 0 if limits.lifetime is None else max(1, int(limits.lifetime * 1000))
     watched = limits.memory if limits.memory is not None and not _grouped(by, "memory") else 0
     return p.Plan(
-        operations, request.hostname, request.network.mode, tuple(_rlimits(request)), lifetime, watched,
-        limits.inotify, limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
+        _preparations(request.hostname, outside=request.network.mode == "host"), tuple(_takes(request)), operations,
+        request.network.mode, tuple(_rlimits(request)), lifetime, watched, limits.inotify,
+        limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
     )  # fmt: skip
+
+
+@functools.cache
+def usual_preparations() -> bytes:
+    """What is prepared before anybody asks, as a plan's first line."""
+    return p.pack_operations(_preparations(HOSTNAME, outside=False))
+
+
+def _preparations(hostname: str, *, outside: bool) -> tuple[p.Operation, ...]:
+    """What does not depend on the image.
+
+    Args:
+        hostname: what the sandbox is called inside.
+        outside: whether it is in the host's network.
+    """
+    return (
+        p.Scratch(_USUAL_DISK),
+        *(p.Directory(path, mode) for path, mode in (("shm", 0o1777), ("run", 0o755), ("dev", 0o755))),
+        *_name_service(hostname, outside=outside),
+        p.Name(hostname),
+        p.Attach("dev", source="dev"),
+        p.Devices("dev"),
+        p.Attach("dev/shm", source="shm"),
+        p.Attach("run", source="run"),
+        p.Proc("proc", (*_HIDDEN, *_unknown()), _FROZEN),
+    )
+
+
+def _resize(size: int) -> Iterator[p.Resize]:
+    if size != _USUAL_DISK:
+        yield p.Resize(size)
 
 
 @functools.cache
@@ -134,8 +162,7 @@ def make_viewer_plan(request: Request, trees: int) -> p.Plan:
     image, usr = request.image, request.image.host_usr and request.writable_usr
     looking = replace(request, sealed=trees, mounts=(), upper=None)
     operations: list[p.Operation] = [
-        *_takes(looking),
-        p.Scratch(_VIEWER_SCRATCH),
+        *_resize(_VIEWER_SCRATCH),
         *(p.Directory(path) for path in ("empty", p.ROOT)),
         p.Attach(p.ROOT, source=p.ROOT),  # what becomes the root must be a mount (pivot_root(2))
         *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
@@ -146,7 +173,9 @@ def make_viewer_plan(request: Request, trees: int) -> p.Plan:
         lowers = tuple(f"layers/{slot}/usr" for slot in _usr_layers(image))
         operations.append(p.Attach("layers/usr", slot="usr"))
         operations.append(p.Overlay("root/base-usr", (*lowers, "layers/usr", "empty"), "", ""))
-    return p.Plan((*operations, p.Proc("root/proc"), p.Enter(p.ROOT)), rlimits=(("CORE", 0), ("NOFILE", 4096)))
+    operations += (p.Move("root/proc", source="proc"), p.Enter(p.ROOT))
+    preparations = _preparations(request.hostname, outside=False)
+    return p.Plan(preparations, tuple(_takes(looking)), tuple(operations), rlimits=(("CORE", 0), ("NOFILE", 4096)))
 
 
 def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
@@ -286,12 +315,11 @@ def _has_entries(directory: str, inode: int, changed: int) -> bool:  # noqa: ARG
         return any(True for _ in entries)
 
 
-def _name_service(request: Request) -> Iterator[p.File]:
+def _name_service(hostname: str, *, outside: bool) -> Iterator[p.File]:
     resolver = Path("/etc/resolv.conf")
-    outside = request.network.mode == "host"
     text = resolver.read_text(encoding="utf-8", errors="replace") if outside and resolver.is_file() else ""
     yield p.File("run/resolv.conf", text)
-    yield p.File("run/hosts", _HOSTS.format(name=request.hostname))
+    yield p.File("run/hosts", _HOSTS.format(name=hostname))
 
 
 def _grouped(enforcement: Mapping[str, str], name: str) -> bool:

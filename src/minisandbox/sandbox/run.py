@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import json
 import os
 import select
@@ -11,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from minisandbox.errors import SandboxCreationError, SandboxGone
 from minisandbox.launch.plan import Plan
@@ -20,11 +21,12 @@ from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.snapshots import Tree
 
 _READY_TIMEOUT = 60.0
+_END_PATIENCE = 5.0
 _STOP_TIMEOUT = 30.0
 
 
 class SandboxRun:
-    """The processes of a sandbox; ready for commands after :meth:`await_ready`.
+    """The processes of a sandbox, asked for and not awaited; ready for commands after :meth:`await_ready`.
 
     Args:
         launcher: who makes it.
@@ -35,12 +37,12 @@ class SandboxRun:
         one_id: whether it has but one uid even where a range could be had.
 
     Attributes:
-        pid: host pid of its first process.
+        pid: host pid of its first process; 0 before :meth:`await_process`.
         tree: what it writes.
         listener: where it was asked for, the socket that listens inside for its way out; the gateway closes it.
 
     Raises:
-        SandboxCreationError: it could not even be forked.
+        SandboxCreationError: nobody is there to be asked.
     """
 
     def __init__(
@@ -60,10 +62,11 @@ class SandboxRun:
         numbers = [tree.number() for tree in trees]
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pidfd = -1
+        self.pid = 0
+        self._awaited = True
         try:
             with theirs:
-                self._pidfd = launcher.create(plan, theirs, door, numbers, one_id=one_id)
-            self.pid = _pid_of(self._pidfd)
+                launcher.create(plan, theirs, door, numbers, one_id=one_id)
         except BaseException:  # a Ctrl-C included
             self.end()
             raise
@@ -74,28 +77,35 @@ class SandboxRun:
         assert self._tree is not None
         return self._tree
 
+    def await_process(self) -> None:
+        """Wait until its first process is known.
+
+        Raises:
+            SandboxCreationError: it could not be forked.
+        """
+        self._await_process(_READY_TIMEOUT)
+
+    def _await_process(self, seconds: float) -> None:
+        self._control.settimeout(seconds)
+        while not self.pid:
+            self._receive()
+
     def await_ready(self) -> None:
         """Wait until commands can be run.
 
         Raises:
             SandboxCreationError: the kernel refused a step, or it took too long.
         """
-        self._control.settimeout(_READY_TIMEOUT)
-        while (answer := self._receive())["event"] != "ready":
-            if answer["event"] in ("tree", "listener"):
-                continue
-            if answer["event"] == "gone":
-                raise SandboxCreationError(
-                    f"sandbox {self._name} ended while it was made", reason="it was killed from outside"
-                )
-            raise SandboxCreationError(
-                f"could not {answer['operation']}: {answer['message']}",
-                operation=answer["operation"],
-                errno=answer["errno"],
-                hint="run 'minisandbox doctor': it tries each kernel feature and names the fix",
-            )
+        self.await_process()
+        while self._receive() != "ready":
+            pass
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self) -> str:
+        """Take the next message about its making; returns what it is about.
+
+        Raises:
+            SandboxCreationError: the sandbox will not be.
+        """
         begun = time.monotonic()
         try:
             flags = socket.MSG_CMSG_CLOEXEC
@@ -109,14 +119,39 @@ class SandboxRun:
                 hint="create fewer sandboxes at once, and look at the load and at 'sudo dmesg | tail'",
             ) from None
         answer = json.loads(data or b'{"event":"gone"}')
-        assert isinstance(answer, dict)
-        if ancillary:
-            descriptor = array.array("i", ancillary[0][2][:4])[0]
-            if answer["event"] == "listener":
-                self.listener = socket.socket(fileno=descriptor)
-            else:
-                self._tree = Tree(self._launcher, descriptor)
-        return answer
+        event = answer["event"]
+        if event in ("forked", "listener", "ready"):
+            self._keep(event, array.array("i", ancillary[0][2][:4])[0] if ancillary else -1)
+        else:
+            self._awaited = False
+            self._fail(answer)
+        return str(event)
+
+    def _keep(self, event: str, descriptor: int) -> None:
+        if descriptor < 0:
+            hint = "close sandboxes that are not needed, or raise the limit on open files (ulimit -n)"
+            raise SandboxCreationError("no file descriptor is left for the sandbox", errno=errno.EMFILE, hint=hint)
+        if event == "forked":
+            self._pidfd = descriptor
+            self.pid = _pid_of(descriptor)
+        elif event == "listener":
+            self.listener = socket.socket(fileno=descriptor)
+        else:
+            self._tree = Tree(self._launcher, descriptor)
+
+    def _fail(self, answer: dict[str, Any]) -> NoReturn:
+        if answer["event"] == "gone":
+            raise SandboxCreationError(
+                f"sandbox {self._name} ended while it was made", reason="it was killed from outside"
+            )
+        if answer["event"] == "refused":
+            self._launcher.check(answer)
+        raise SandboxCreationError(
+            f"could not {answer['operation']}: {answer['message']}",
+            operation=answer["operation"],
+            errno=answer["errno"],
+            hint="run 'minisandbox doctor': it tries each kernel feature and names the fix",
+        )
 
     @property
     def pidfd(self) -> int:
@@ -150,6 +185,10 @@ class SandboxRun:
         Raises:
             SandboxGone: a process of it hangs in the kernel and did not end.
         """
+        with contextlib.suppress(SandboxCreationError, OSError):
+            if self._awaited and self._pidfd < 0:  # given up before its first process was known
+                self._await_process(_END_PATIENCE)
+        self._awaited = False
         self._control.close()
         if self.listener is not None:
             self.listener.close()

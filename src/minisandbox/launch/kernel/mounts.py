@@ -1,7 +1,7 @@
 """Execute the operations of a plan: the new mount interface first, mount(2) where the kernel has no better.
 
-Runs in the sandbox's future first process, already in mount, pid and network namespaces of its own and still with
-the launcher's privileges. Every path below scratch is opened without following symbolic links.
+Runs in a setup worker, with the launcher's privileges: trees are taken where it is at home, all else happens in the
+mount namespace of a sandbox. Every path below scratch is opened without following symbolic links.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import socket
 import stat
 from dataclasses import dataclass, field
 
@@ -28,7 +29,7 @@ _DEVICE_LINKS = (
 _INODES = 1024
 _MOST_TERMINALS = "256"
 """The machine has a maximum for all instances of devpts together (kernel.pty.max)."""
-_NEW_PROC, _EMPTY_FILE, _EMPTY_DIRECTORY = "new-proc", "hidden/file", "hidden/directory"
+_EMPTY_FILE, _EMPTY_DIRECTORY = "hidden/file", "hidden/directory"
 _SAFE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV
 _DEVICE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_RDONLY
 _NO_LINKS = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
@@ -43,7 +44,8 @@ class Executor:
     Attributes:
         idmap_fd: user namespace whose map shows image files as owned by uid 0 inside; None where they already are.
         given: descriptors of the sealed trees handed over with the plan.
-        proc: descriptor of a proc file system of the sandbox's process namespace, not yet attached.
+        proc: descriptor of a proc file system of the sandbox's process namespace, not yet attached; only for
+            preparations.
         tree: descriptor of a copy of the scratch mount that can outlive the sandbox, once it is made.
     """
 
@@ -54,7 +56,12 @@ class Executor:
     _slots: dict[str, int] = field(default_factory=dict)
     _scratch: int = -1
 
-    def run(self, operation: p.Operation) -> None:  # noqa: C901 - one line for each kind
+    def enter_scratch(self) -> None:
+        """Go into a scratch tmpfs that was made before."""
+        self._scratch = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.fchdir(self._scratch)
+
+    def run(self, operation: p.Operation) -> None:  # noqa: C901, PLR0912 - one line for each kind
         """Carry out one operation.
 
         Raises:
@@ -68,10 +75,15 @@ class Executor:
                 self._set_attributes(tree, _SAFE | sc.MOUNT_ATTR_RDONLY, owners="image")
             case p.Scratch():
                 self._make_scratch(operation.size)
+            case p.Resize():
+                _resize(operation.size)
             case p.Directory():
                 self._make_directory(operation.path, operation.mode)
             case p.Attach():
                 self._attach(operation)
+            case p.Move():
+                moved = os.open(operation.source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._mount_at(moved, operation.path)
             case p.Overlay():
                 self._mount_overlay(operation)
             case p.Devices():
@@ -82,6 +94,8 @@ class Executor:
                 self._cover(operation.paths)
             case p.File():
                 self._write_file(operation)
+            case p.Name():
+                _set_names(operation.hostname)
             case p.Enter():
                 _enter(operation.path)
 
@@ -100,7 +114,7 @@ class Executor:
             sc.mount_setattr(tree, flags, recursive=recursive)
 
     def _make_scratch(self, size: int) -> None:
-        options = {"size": str(size), "nr_inodes": str(_INODES + size // p.BYTES_PER_FILE), "mode": "0755"}
+        options = _tmpfs_sizes(size) | {"mode": "0755"}
         if self.idmap_fd is not None:
             options |= {"uid": "0", "gid": "0"}  # as on the disk of a layer: each sandbox sees it through its own map
         self._scratch = sc.new_filesystem("tmpfs", 0, **options)
@@ -139,11 +153,11 @@ class Executor:
             os.close(tree)
 
     def _mount_proc(self, proc: p.Proc) -> None:
-        """Mount and restrict it in scratch, where paths are what they seem, then move it with all that covers it.
+        """Mount and restrict it in scratch, where paths are what they seem.
 
         A bind by mount(2) is one call, has the flags of its source, and there are thirty for each sandbox.
         """
-        self._mount_at(self.proc, _NEW_PROC)
+        self._mount_at(self.proc, proc.path)
         if proc.hidden:
             self._make_directory("hidden", 0o755)
             self._make_directory(_EMPTY_DIRECTORY, 0o555)
@@ -151,11 +165,10 @@ class Executor:
             for empty in (_EMPTY_FILE, _EMPTY_DIRECTORY):
                 _bind_read_only(empty)
         for name in proc.hidden:
-            _hide(f"{_NEW_PROC}/{name}")
+            _hide(f"{proc.path}/{name}")
         for name in proc.frozen:
             with contextlib.suppress(FileNotFoundError):  # not of this kernel
-                _bind_read_only(f"{_NEW_PROC}/{name}")
-        self._mount_at(os.open(_NEW_PROC, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), proc.path)
+                _bind_read_only(f"{proc.path}/{name}")
 
     def _cover(self, paths: tuple[str, ...]) -> None:
         self._make_directory("cover", 0o755)
@@ -241,6 +254,16 @@ class Executor:
         self._mount_at(pts, f"{path}/pts")
 
 
+def _tmpfs_sizes(size: int) -> dict[str, str]:
+    return {"size": str(size), "nr_inodes": str(_INODES + size // p.BYTES_PER_FILE)}
+
+
+def _resize(size: int) -> None:
+    """Give the tmpfs of the working directory another size (mount(2): a remount changes what it names)."""
+    options = ",".join(f"{name}={value}" for name, value in _tmpfs_sizes(size).items())
+    sc.mount("none", ".", None, sc.MS_REMOUNT | sc.MS_NOSUID | sc.MS_NODEV, options)
+
+
 def _cover_scratch_point(tree: int) -> None:
     point = os.open(_SCRATCH_POINT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     sc.move_mount(tree, point, "scratch")
@@ -271,6 +294,19 @@ def _create(parent: int, name: str, *, directory: bool) -> None:
         os.mkdir(name, 0o755, dir_fd=parent)
     else:
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=parent))
+
+
+def _set_names(hostname: str) -> None:
+    """Name this sandbox; where a container engine's seccomp profile refuses that, have the old name resolve in it."""
+    try:
+        socket.sethostname(hostname)
+        sc.setdomainname("(none)")  # the kernel's default for NIS
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise
+        hosts = os.open("run/hosts", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        os.write(hosts, f"127.0.0.1\t{os.uname().nodename}\n".encode())
+        os.close(hosts)
 
 
 def _enter(path: str) -> None:
