@@ -19,12 +19,13 @@ import time
 from typing import NoReturn
 
 from . import setup
+from .disk import DiskLimit
 from .jobs import worker
 from .jobs.descendants import child_processes
 from .kernel import cgroups, seccomp
 from .kernel import syscalls as sc
 from .kernel.identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
-from .watchdog import Watchdog
+from .watchdog import DiskWatchdog, Watchdog
 
 _CONTROL, _LIFELINE = 3, 4
 HOLD = "/sys/kernel"
@@ -56,9 +57,10 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         partner.send(failure(error))
         partner.recv(1)  # the setup worker reads it when this sandbox is asked for
         os._exit(1)
-    numbers, door = _await_birth(partner)
+    numbers, door, upper = _await_birth(partner)
     partner.close()
-    Init(socket.SocketType(fileno=_CONTROL), door, numbers, cgroups.LimitCounters(fds)).serve()
+    limit = DiskLimit(upper, numbers[setup.DISK]) if upper >= 0 else None
+    Init(socket.SocketType(fileno=_CONTROL), door, numbers, cgroups.LimitCounters(fds, upper=limit)).serve()
 
 
 def _become(
@@ -100,19 +102,19 @@ def _become(
     return fds
 
 
-def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType]:
-    """Wait until the sandbox is made; returns the limits of its commands, with its lifetime, and its door.
+def _await_birth(partner: socket.socket) -> tuple[dict[str, int], socket.SocketType, int]:
+    """Wait until the sandbox is made; returns the limits of its commands, with its lifetime, its door, its disk upper.
 
     The control socket takes the place of the birth socket. Where making failed, or the zygote died first, there is
     nothing to be pid 1 of.
     """
-    data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
     if not data:
         os._exit(0)
-    control, door = array.array("i", ancillary[0][2])
+    control, door, *upper = array.array("i", ancillary[0][2])
     os.dup2(control, _CONTROL, inheritable=False)
     os.close(control)
-    return dict(setup.unpack_numbers(data)), socket.SocketType(fileno=door)
+    return dict(setup.unpack_numbers(data)), socket.SocketType(fileno=door), upper[0] if upper else -1
 
 
 def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
@@ -153,7 +155,9 @@ class Init:
         self._notes, self._notes_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._counters = counters
         memory = numbers.pop(setup.MEMORY, 0)
-        self._watchdog = Watchdog(memory, counters) if memory else None
+        numbers.pop(setup.DISK, 0)
+        self._watchdogs: list[Watchdog | DiskWatchdog] = [Watchdog(memory, counters)] if memory else []
+        self._watchdogs += [DiskWatchdog(counters.upper)] if counters.upper else []
         self._expects_commands = bool(numbers.pop(setup.EXPECTS_COMMANDS, 0))
         lifetime = numbers.pop(setup.LIFETIME)
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
@@ -181,8 +185,8 @@ class Init:
             events = dict(self._poll.poll(self._patience()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 self._end()
-            if self._watchdog and self._workers - self._waiting:
-                self._watchdog.look(self._workers | {os.getpid()})
+            for watchdog in self._watchdogs if self._workers - self._waiting else ():
+                watchdog.look(self._workers | {os.getpid()})
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()
@@ -199,7 +203,7 @@ class Init:
 
     def _patience(self) -> float | None:
         """Milliseconds that the next wait may take; there is none after the end of the sandbox's lifetime."""
-        waits = [self._watchdog.wait()] if self._watchdog and self._workers - self._waiting else []
+        waits = [watchdog.wait() for watchdog in self._watchdogs] if self._workers - self._waiting else []
         if self._ends_at is not None:
             left = self._ends_at - time.monotonic()
             if left <= 0:

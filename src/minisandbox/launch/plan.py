@@ -6,6 +6,8 @@ A plan is made by the controller, travels to the zygote as JSON, and is executed
   :class:`Take`; everything the mount table of the sandbox shows is made of slots.
 * *scratch*: one tmpfs per sandbox that carries its mount points, its upper, ``/tmp``, ``/run``, ``/dev`` and
   ``/dev/shm``, so that one size is the quota for all writes. Paths in operations are relative to its root.
+* *disk upper*: where a tmpfs cannot be an overlay's upper, a directory of the store's disk is bound in scratch and
+  takes the writes.
 """
 
 from __future__ import annotations
@@ -81,6 +83,23 @@ class Scratch:
     def describe(self) -> str:
         """Describe the operation, for people."""
         return f"make a scratch tmpfs of {self.size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUpper:
+    """Hold a directory of the store's disk under a slot; it takes the writes, and outlives the sandbox like scratch.
+
+    Attributes:
+        source: absolute host path of an empty directory.
+        slot: name to hold it under.
+    """
+
+    source: str
+    slot: str
+
+    def describe(self) -> str:
+        """Describe the operation, for people."""
+        return f"take {self.source} as {self.slot} (rw, for what is written)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +223,10 @@ class Enter:
         return f"make {self.path} the root directory"
 
 
-Operation = Take | Given | Scratch | Directory | Attach | Overlay | Devices | Proc | Cover | File | Enter
+Operation = Take | Given | Scratch | DiskUpper | Directory | Attach | Overlay | Devices | Proc | Cover | File | Enter
 _KINDS: dict[str, type[Operation]] = {
     kind.__name__: kind
-    for kind in (Take, Given, Scratch, Directory, Attach, Overlay, Devices, Proc, Cover, File, Enter)
+    for kind in (Take, Given, Scratch, DiskUpper, Directory, Attach, Overlay, Devices, Proc, Cover, File, Enter)
 }
 
 
@@ -224,6 +243,7 @@ class Plan:
         lifetime: milliseconds after which it ends by itself; 0: never.
         expects_commands: whether there will be one at once: pid 1 then has a worker ready for it.
         memory: bytes that pid 1 watches over, where no control group does; 0: none.
+        disk: bytes that pid 1 watches over, where there is a disk upper; 0: none.
         inotify: inotify instances of its user namespace.
         processes: processes of all its ids together, where no control group counts them.
         group_limits: (name, amount) for its control group (:meth:`.kernel.cgroups.Cgroup.limit`).
@@ -239,6 +259,7 @@ class Plan:
     processes: int = PROCESSES
     group_limits: tuple[tuple[str, int], ...] = ()
     expects_commands: bool = True
+    disk: int = 0
 
     def describe(self) -> str:
         """The plan as numbered lines, for people and for error messages."""
@@ -260,6 +281,7 @@ class Plan:
                 "rlimits": self.rlimits,
                 "lifetime": self.lifetime,
                 "memory": self.memory,
+                "disk": self.disk,
                 "expects_commands": self.expects_commands,
             },
             separators=(",", ":"),
@@ -277,9 +299,9 @@ class Plan:
         try:
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
-            lifetime, memory = int(raw["lifetime"]), int(raw["memory"])
+            lifetime, memory, disk = (int(raw[name]) for name in ("lifetime", "memory", "disk"))
             hostname, network, expects = str(raw["hostname"]), str(raw["network"]), bool(raw["expects_commands"])
-            return cls(operations, hostname, network, rlimits, lifetime, memory, expects_commands=expects)
+            return cls(operations, hostname, network, rlimits, lifetime, memory, expects_commands=expects, disk=disk)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from error
 

@@ -26,7 +26,7 @@ from .plan import Plan
 
 PROXY_PORT = 3128
 _BACKLOG = 256
-LIFETIME, MEMORY, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "COMMANDS"
+LIFETIME, MEMORY, DISK, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "DISK", "COMMANDS"
 _MOST_RIGHTS = 253
 """SCM_MAX_FD (include/net/scm.h)."""
 _MAX_JOB = 1 << 18
@@ -106,6 +106,7 @@ class _Making:
         door: its door.
         trees: the sealed trees that its plan names.
         step: what is being done, for people.
+        disk: its disk upper, once there is one.
     """
 
     pid: int
@@ -115,6 +116,7 @@ class _Making:
     door: int
     trees: tuple[int, ...]
     step: str = "make namespaces"
+    disk: int = -1
 
     def carry_out(self, leader: socket.socket, refusal: OSError | None) -> None:
         """Make it, or tell the controller why not.
@@ -134,7 +136,8 @@ class _Making:
             self.step = "enter its user namespace"
             if (answer := leader.recv(4096)) != BECOME:
                 raise read_failure(answer)
-            socket.send_fds(leader, [pack_numbers(_numbers(plan))], [self.control.fileno(), self.door])
+            given = [self.control.fileno(), self.door, *([self.disk] if self.disk >= 0 else [])]
+            socket.send_fds(leader, [pack_numbers(_numbers(plan))], given)
         except (OSError, ValueError) as error:
             self._report(error)
 
@@ -163,6 +166,7 @@ class _Making:
         self.step = "name it"
         _set_names(plan.hostname)
         self._hand_out("tree", executor.tree)
+        self.disk = executor.disk
         if plan.network == "allow":
             self.step = "listen for the network proxy"
             self._hand_out_listener()
@@ -203,7 +207,8 @@ def _set_names(hostname: str) -> None:
 def _numbers(plan: Plan) -> tuple[tuple[str, int], ...]:
     """Return the numbers of a plan that pid 1 needs."""
     commands = (EXPECTS_COMMANDS, int(plan.expects_commands))
-    return (*plan.rlimits, (LIFETIME, plan.lifetime), (MEMORY, plan.memory), commands)
+    watched = (MEMORY, plan.memory), (DISK, plan.disk)
+    return (*plan.rlimits, (LIFETIME, plan.lifetime), *watched, commands)
 
 
 def pack_numbers(numbers: tuple[tuple[str, int], ...]) -> bytes:

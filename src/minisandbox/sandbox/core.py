@@ -24,7 +24,7 @@ from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.controller import Controller, current_controller
 from minisandbox.sandbox.network import check_network
-from minisandbox.sandbox.plans import Request, check_mounts, make_plan
+from minisandbox.sandbox.plans import Request, check_mounts, make_plan, with_disk_upper
 from minisandbox.sandbox.protocol.environment import command_environment, network_environment
 from minisandbox.sandbox.run import SandboxRun
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree, check_room
@@ -100,6 +100,9 @@ class Core:
             controller.launcher.host_sockets if base.host_usr else (),
             enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
         )  # fmt: skip
+        if upper is None and not controller.launcher.memory_upper:
+            watched = {**request.enforcement, "disk": uppers.WATCHED}
+            request = replace(request, disk_upper=True, enforcement=watched)
         check_room(trees, request.limits.disk, f"a sandbox over {len(trees)} snapshots")
         if upper is not None:
             uppers.prepare(upper)
@@ -127,13 +130,17 @@ class Core:
         """
         door = self._controller.listener(listeners.name_of(self.id))
         with door:
+            upper = uppers.DiskUpper(self._request.image) if self._request.disk_upper else None
             plan = plan or self._plan()
+            plan = plan if upper is None else with_disk_upper(plan, upper.path)
             if not self._asked:  # its lifetime counts from here: pid 1 begins later, and ends it after it is over here
                 self._asked, self._began = time.monotonic(), time.time()
             elif self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
-            self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
+            self._run = SandboxRun(
+                self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper
+            )
         self._controller.add(self, self._record(self._run))  # now, while the sandbox is being made
 
     def _plan(self) -> Plan:
@@ -327,6 +334,7 @@ class Core:
             run = self._living("reset")
             check_room(trees, self.limits.disk, f"reset of sandbox {self.id}")
             run.end()
+            del run  # and with it what was written
             self._go_on(trees)
 
     def _living(self, what: str) -> SandboxRun:
@@ -353,6 +361,7 @@ class Core:
             self._stop_now()
             raise
         self._controller.launcher.flush()
+        uppers.sweep()
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
@@ -388,6 +397,7 @@ class Core:
             self._lease.release()
         del run
         self._controller.launcher.flush()
+        uppers.sweep()
         if self._request.upper is not None:
             uppers.finish(self._request.upper)
 

@@ -82,7 +82,7 @@ class Launcher:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else registry.owner_name()
-            self._process = helper_process.start(_BOOTSTRAP, theirs, (str(self._ranges), groups, *_mappers()))
+            self._process = helper_process.start(_BOOTSTRAP, theirs, (str(self._ranges), groups, *mappers()))
         self._connection.settimeout(_START_TIMEOUT)
         try:
             hello, _ = self._receive(0)
@@ -92,6 +92,7 @@ class Launcher:
         self.mapped = bool(hello.get("mapped"))
         self.writable_usr = bool(hello.get("usr_idmap"))
         self.layered_usr = bool(hello.get("usr_overlay"))
+        self.memory_upper = bool(hello.get("memory_upper"))
         self.ids = int(str(hello.get("ids", 1)))
         self.enforcement = enforcement(hello.get("groups"))
 
@@ -142,6 +143,18 @@ class Launcher:
         """
         answer, _ = self._ask("hold", (), b"", (tree,))
         return int(str(answer["number"]))
+
+    def measure(self, tree: int) -> int:
+        """Count the bytes that a sandbox has written to its upper on disk.
+
+        Args:
+            tree: descriptor of its mount.
+
+        Raises:
+            SandboxCreationError: the kernel refused, or the zygote is gone.
+        """
+        answer, _ = self._ask("measure", (), b"", (tree,))
+        return int(str(answer["bytes"]))
 
     def forget(self, number: int) -> None:
         """Give up a held tree, at the next request or flush; safe to call from anywhere, finalisers included."""
@@ -245,7 +258,7 @@ class Launcher:
             reaper.reap_groups(registry.owner_name())
 
 
-def _mappers() -> tuple[str, str]:
+def mappers() -> tuple[str, str]:
     """The programs that map an ordinary user's subordinate ids, or empty texts."""
     if os.environ.get(ONE_ID, "") not in ("", "0"):
         return "", ""

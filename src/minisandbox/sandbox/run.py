@@ -18,6 +18,7 @@ from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import fd_passing
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.snapshots import Tree
+from minisandbox.sandbox.uppers import DiskUpper
 
 _READY_TIMEOUT = 60.0
 _STOP_TIMEOUT = 30.0
@@ -33,6 +34,7 @@ class SandboxRun:
         trees: the sealed trees that the plan names.
         name: the sandbox's id, for messages.
         one_id: whether it has but one uid even where a range could be had.
+        upper: the directory on disk that its writes go to, if not to memory.
 
     Attributes:
         pid: host pid of its first process.
@@ -52,8 +54,10 @@ class SandboxRun:
         name: str,
         *,
         one_id: bool = False,
+        upper: DiskUpper | None = None,
     ) -> None:
         self._name = name
+        self._upper = upper
         self._tree: Tree | None = None
         self.listener: socket.socket | None = None
         self._launcher = launcher
@@ -115,7 +119,7 @@ class SandboxRun:
             if answer["event"] == "listener":
                 self.listener = socket.socket(fileno=descriptor)
             else:
-                self._tree = Tree(self._launcher, descriptor)
+                self._tree = Tree(self._launcher, descriptor, self._upper)
         return answer
 
     @property

@@ -302,7 +302,7 @@ def _take_frame(job: Job, builder: Builder) -> frames.Header | None:
 
 def _usage(job: Job) -> None:
     """``usage``: answers what the sandbox uses right now, as seen from inside."""
-    _send(job, {"event": "usage", **descendants.usage()})
+    _send(job, {"event": "usage", **descendants.usage(job.counters.upper)})
 
 
 # --- what they share -------------------------------------------------------------------------------------------------

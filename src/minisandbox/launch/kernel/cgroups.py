@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from minisandbox.launch.disk import DiskLimit
+
 from . import syscalls as sc
 
 NEEDED = ("memory", "pids")
@@ -298,13 +300,21 @@ class LimitCounters:
     Args:
         fds: open files of the control group, or None without one.
         disk: a directory on the file system that takes the sandbox's writes.
+        upper: its limit where its upper lies on disk, or None.
 
     Attributes:
         fds: the same.
+        upper: the same.
     """
 
-    def __init__(self, fds: CgroupFds | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
+    def __init__(
+        self,
+        fds: CgroupFds | None,
+        disk: str = "/dev/shm",  # noqa: S108 - the sandbox's own
+        upper: DiskLimit | None = None,
+    ) -> None:
         self.fds = fds
+        self.upper = upper
         self._disk = disk
         self._noted = mmap.mmap(-1, _NOTED.size)  # shared with every process that is forked from here (mmap(2))
         self._mark = [0, 0]
@@ -316,12 +326,14 @@ class LimitCounters:
     def mark(self) -> None:
         """Remember where the counters stand."""
         self._mark = self._counts()
+        if self.upper:
+            self.upper.mark()
 
     def hits(self) -> list[str]:
         """List the limits that refused something since the last mark; a disk that is full now counts."""
         pairs = zip((MEMORY, PROCESSES), self._mark, self._counts(), strict=True)
         found = [name for name, before, after in pairs if after > before]
-        return [*found, DISK] if self._is_full() else found
+        return [*found, DISK] if self._is_full() or (self.upper and self.upper.was_hit()) else found
 
     def _counts(self) -> list[int]:
         killed, refused = self.fds.refusals() if self.fds else (0, 0)

@@ -1,0 +1,249 @@
+"""Count what a sandbox has written to a directory on disk: the kernel has no quota of one directory.
+
+Pid 1 counts while commands run, a worker where a command may have written too much, and the zygote for snapshots. The
+sandbox's processes may change the tree meanwhile, so nothing here follows a link or trusts a name.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .plan import BYTES_PER_FILE
+
+PARTS = ("upper", "usr")
+"""Directories of an upper that hold what was written; overlayfs works in the others."""
+FLOOR, NEAR_FLOOR = 256 << 20, 512 << 20
+"""Free bytes of a file system: below the second nobody's upper may grow, below the first no command may go on."""
+_ENTRIES = 200
+"""Entries of directories between two pauses."""
+_MOST_OPEN = 256
+"""Levels of which the descriptors stay open; deeper ones are left by ``..``."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHARED = struct.Struct("=QQQQ")
+
+
+class Count:
+    """Adds up the blocks of all files below an upper; a file with several names counts once.
+
+    Args:
+        upper: descriptor of a directory that holds :data:`PARTS`.
+    """
+
+    def __init__(self, upper: int) -> None:
+        self._upper = upper
+        self._blocks = self._files = 0
+        self._seen: set[int] = set()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes found so far; each file counts :data:`.plan.BYTES_PER_FILE` at least, as in a tmpfs."""
+        return max(self._blocks * 512, self._files * BYTES_PER_FILE)
+
+    def steps(self) -> Iterator[None]:
+        """Count; yields after every few hundred entries, so that the caller can do other work."""
+        for part in PARTS:
+            try:
+                root = os.open(part, _DIRECTORY, dir_fd=self._upper)
+            except OSError:  # made only where the host's /usr is writable inside
+                continue
+            yield from self._walk(root)
+
+    def _walk(self, root: int) -> Iterator[None]:
+        """Walk a tree that may be changing: what vanishes is passed over.
+
+        A directory that is moved while the walk is more than :data:`_MOST_OPEN` levels deep hides what is next to it.
+        """
+        levels = [_Level(root)]
+        try:
+            while levels:
+                top = levels[-1]
+                yield from self._look(top)
+                if top.names and (below := _enter(top)):
+                    levels.append(below)
+                    if len(levels) > _MOST_OPEN:
+                        top.close()
+                elif not top.names:
+                    levels.pop()
+                    _return(top, levels)
+                    top.close()
+        finally:
+            for level in levels:
+                level.close()
+
+    def _look(self, level: _Level) -> Iterator[None]:
+        if level.looked:
+            return
+        level.looked = True
+        with os.scandir(level.descriptor) as entries:
+            for number, entry in enumerate(entries, 1):
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except OSError:  # it has gone
+                    continue
+                self._add(status)
+                if stat.S_ISDIR(status.st_mode):
+                    level.names.append(entry.name)
+                if number % _ENTRIES == 0:
+                    yield
+        yield
+
+    def _add(self, status: os.stat_result) -> None:
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            if status.st_ino in self._seen:
+                return
+            self._seen.add(status.st_ino)
+        self._blocks += status.st_blocks
+        self._files += 1
+
+
+class _Level:
+    """A directory on the way down: its descriptor, and the subdirectories that are still to be entered."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.names: list[str] = []
+        self.looked = False
+        self.identity = _identity(descriptor)
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _enter(level: _Level) -> _Level | None:
+    """Enter the next subdirectory; None if it has gone."""
+    try:
+        return _Level(os.open(level.names.pop(), _DIRECTORY, dir_fd=level.descriptor))
+    except OSError:
+        return None
+
+
+def _return(left: _Level, levels: list[_Level]) -> None:
+    """Open the level above again if it was closed; if it lies elsewhere by now, go on at the last open one."""
+    while levels and levels[-1].descriptor < 0:
+        above = levels[-1]
+        try:
+            above.descriptor = os.open("..", _DIRECTORY, dir_fd=left.descriptor)
+        except OSError:
+            levels.pop()
+            continue
+        if _identity(above.descriptor) == above.identity:
+            return
+        above.close()
+        levels.pop()
+
+
+def measure(upper: int) -> int:
+    """Return the bytes that an upper on disk holds.
+
+    Args:
+        upper: descriptor of the directory.
+    """
+    count = Count(upper)
+    for _ in count.steps():
+        pass
+    return count.bytes
+
+
+def room(upper: int) -> int:
+    """Return the free bytes of the file system that holds an upper; 0 where it has no room for further files."""
+    info = os.fstatvfs(upper)
+    return 0 if info.f_files and not info.f_favail else info.f_bavail * info.f_frsize
+
+
+class DiskLimit:
+    """What one sandbox may write to its upper on disk, shared by its pid 1 and its workers.
+
+    Args:
+        upper: descriptor of the directory.
+        limit: bytes.
+
+    Attributes:
+        upper: the same.
+        limit: the same.
+    """
+
+    def __init__(self, upper: int, limit: int) -> None:
+        self.upper = upper
+        self.limit = limit
+        self._shared = mmap.mmap(-1, _SHARED.size)  # shared with every process that is forked from here (mmap(2))
+        self._state = _State(0, limit, 0, room(upper))
+        self._ended = 0
+
+    @property
+    def allowed(self) -> int:
+        """Bytes beyond which commands are ended: the limit, or what lies there if that is more, so that it can go."""
+        return self._state.allowed
+
+    @property
+    def counted(self) -> int:
+        """Bytes that the last count found."""
+        return self._state.counted
+
+    def is_near(self) -> bool:
+        """Whether as much as is allowed may have been written since the last count, by the file system's free space."""
+        state = self._state
+        return state.counted + max(0, state.room - room(self.upper)) > state.allowed - state.allowed // 8
+
+    def note_count(self, found: int, free: int) -> None:
+        """Note a count, and allow what was found, and no more.
+
+        Args:
+            found: its bytes.
+            free: what :func:`room` returned at its beginning.
+        """
+        self._state = self._state._replace(allowed=max(self.limit, found), counted=found, room=free)
+
+    def note_ended(self) -> None:
+        """Count that commands are about to be ended; only pid 1 calls this."""
+        self._state = self._state._replace(ended=self._state.ended + 1)
+
+    def mark(self) -> None:
+        """Remember the state before a command."""
+        self._ended = self._state.ended
+
+    def was_hit(self) -> bool:
+        """Whether commands were ended since the mark, or as much lies there as may; counts only if that is likely."""
+        if self._state.ended > self._ended:
+            return True
+        if not self.is_near():
+            return False
+        free = room(self.upper)
+        found = measure(self.upper)
+        self.note_count(found, free)
+        return found >= self.limit or free == 0
+
+    @property
+    def _state(self) -> _State:
+        return _State(*_SHARED.unpack_from(self._shared))
+
+    @_state.setter
+    def _state(self, state: _State) -> None:
+        _SHARED.pack_into(self._shared, 0, *state)
+
+
+class _State(NamedTuple):
+    """What is known, for all processes.
+
+    Attributes:
+        ended: how often commands were ended.
+        allowed: see :attr:`DiskLimit.allowed`.
+        counted: bytes that the last count found.
+        room: free bytes of the file system then.
+    """
+
+    ended: int
+    allowed: int
+    counted: int
+    room: int
