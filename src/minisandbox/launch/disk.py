@@ -6,6 +6,7 @@ sandbox's processes may change the tree meanwhile, so nothing here follows a lin
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -24,7 +25,7 @@ _ENTRIES = 200
 _MOST_OPEN = 256
 """Levels of which the descriptors stay open; deeper ones are left by ``..``."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_SHARED = struct.Struct("=QQQQ")
+_SHARED = struct.Struct("=QQQQQ")
 
 
 class Count:
@@ -156,10 +157,29 @@ def measure(upper: int) -> int:
     return count.bytes
 
 
-def room(upper: int) -> int:
-    """Return the free bytes of the file system that holds an upper; 0 where it has no room for further files."""
+def kept_in_memory() -> int:
+    """Return the bytes that this sandbox holds in its tmpfs, for /run and /dev/shm."""
+    info = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
+    return (info.f_blocks - info.f_bfree) * info.f_frsize
+
+
+class Room(NamedTuple):
+    """What a file system has left.
+
+    Attributes:
+        bytes: free bytes.
+        files: free files; 0 where it does not say.
+    """
+
+    bytes: int
+    files: int
+
+
+def room(upper: int) -> Room:
+    """Return what the file system that holds an upper has left; no bytes where it takes no further files."""
     info = os.fstatvfs(upper)
-    return 0 if info.f_files and not info.f_favail else info.f_bavail * info.f_frsize
+    full = info.f_files > 0 and info.f_favail == 0
+    return Room(0 if full else info.f_bavail * info.f_frsize, info.f_favail)
 
 
 class DiskLimit:
@@ -178,8 +198,9 @@ class DiskLimit:
         self.upper = upper
         self.limit = limit
         self._shared = mmap.mmap(-1, _SHARED.size)  # shared with every process that is forked from here (mmap(2))
-        self._state = _State(0, limit, 0, room(upper))
+        self._state = _State(0, limit, 0, *room(upper))
         self._ended = 0
+        self._credit = 0
 
     @property
     def allowed(self) -> int:
@@ -191,38 +212,56 @@ class DiskLimit:
         """Bytes that the last count found."""
         return self._state.counted
 
-    def is_near(self) -> bool:
-        """Whether as much as is allowed may have been written since the last count, by the file system's free space."""
-        state = self._state
-        return state.counted + max(0, state.room - room(self.upper)) > state.allowed - state.allowed // 8
+    def is_near(self, size: int = 0) -> bool:
+        """Whether, by what the file system has lost since the last count, more than is allowed may lie here soon.
 
-    def note_count(self, found: int, free: int) -> None:
+        Args:
+            size: bytes that are about to be written.
+        """
+        state, now = self._state, room(self.upper)
+        lost = max(0, state.free_bytes - now.bytes, (state.free_files - now.files) * BYTES_PER_FILE)
+        return state.counted + lost + size > state.allowed - state.allowed // 8
+
+    def note_count(self, found: int, free: Room) -> None:
         """Note a count, and allow what was found, and no more.
 
         Args:
             found: its bytes.
-            free: what :func:`room` returned at its beginning.
+            free: what the file system had left at its beginning.
         """
-        self._state = self._state._replace(allowed=max(self.limit, found), counted=found, room=free)
+        self._state = _State(self._state.ended, max(self.limit, found), found, *free)
 
     def note_ended(self) -> None:
         """Count that commands are about to be ended; only pid 1 calls this."""
         self._state = self._state._replace(ended=self._state.ended + 1)
 
     def mark(self) -> None:
-        """Remember the state before a command."""
-        self._ended = self._state.ended
+        """Remember the state before a job."""
+        self._ended, self._credit = self._state.ended, 0
 
     def was_hit(self) -> bool:
         """Whether commands were ended since the mark, or as much lies there as may; counts only if that is likely."""
         if self._state.ended > self._ended:
             return True
-        if not self.is_near():
-            return False
+        return self.is_near() and (self._find() >= self.limit or room(self.upper).bytes == 0)
+
+    def charge(self, size: int) -> None:
+        """Refuse to write so many bytes for a file operation where they are too many; counts only if that is likely.
+
+        Raises:
+            OSError: they are (ENOSPC).
+        """
+        if size > self._credit and self.is_near(size):
+            self._credit = max(0, self.limit - self._find())
+            if size > self._credit:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._credit = max(0, self._credit - size)
+
+    def _find(self) -> int:
         free = room(self.upper)
-        found = measure(self.upper)
+        found = measure(self.upper) + kept_in_memory()
         self.note_count(found, free)
-        return found >= self.limit or free == 0
+        return found
 
     @property
     def _state(self) -> _State:
@@ -240,10 +279,12 @@ class _State(NamedTuple):
         ended: how often commands were ended.
         allowed: see :attr:`DiskLimit.allowed`.
         counted: bytes that the last count found.
-        room: free bytes of the file system then.
+        free_bytes: what the file system had left then.
+        free_files: likewise.
     """
 
     ended: int
     allowed: int
     counted: int
-    room: int
+    free_bytes: int
+    free_files: int

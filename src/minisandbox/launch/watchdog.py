@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .disk import FLOOR, NEAR_FLOOR, Count, DiskLimit, room
+from .disk import FLOOR, NEAR_FLOOR, Count, DiskLimit, Room, kept_in_memory, room
 from .jobs.descendants import every_pid
 from .kernel.cgroups import LimitCounters
 
@@ -119,7 +119,7 @@ class DiskWatchdog:
         if self.wait():
             return
         free = room(self._limit.upper)
-        if free < FLOOR:
+        if free.bytes < FLOOR:
             self._end(ours)
         elif (near := self._limit.is_near()) or time.monotonic() >= self._count_due:
             self._go_on(ours, _SLICE_NEAR if near else _SLICE, free)
@@ -131,7 +131,7 @@ class DiskWatchdog:
         self._room = room(self._limit.upper)
         self._took = 0.0
 
-    def _go_on(self, ours: Collection[int], seconds: float, free: int) -> None:
+    def _go_on(self, ours: Collection[int], seconds: float, free: Room) -> None:
         """Count for a while; judge what was found so far."""
         begun, over = time.monotonic(), False
         for _ in self._steps:
@@ -141,10 +141,11 @@ class DiskWatchdog:
             over = True
         self._took += time.monotonic() - begun
         limit = self._limit
-        allowed = min(limit.allowed, limit.counted) if free < NEAR_FLOOR and limit.counted else limit.allowed
-        too_much = self._count.bytes > allowed and not self._settling
+        allowed = min(limit.allowed, limit.counted) if free.bytes < NEAR_FLOOR and limit.counted else limit.allowed
+        found = self._count.bytes + kept_in_memory()
+        too_much = found > allowed and not self._settling
         if over:
-            limit.note_count(self._count.bytes, self._room)
+            limit.note_count(found, self._room)
             self._count_due = time.monotonic() + max(_COUNTS_APART, _COUNT_SHARE * self._took)
             self._settling = False
             self._begin()

@@ -160,7 +160,7 @@ class Core:
             self.id, os.getpid(), self.image.name, self._created, run.pid, self._request.network.mode,
             dict(self._settings.labels), None if lifetime is None else self._began + lifetime,
             str(self.image.workdir), self.image.base_commit, self.environment, self.limits.output,
-            self._request.enforcement,
+            self._request.enforcement, self._request.upper_kind,
         )  # fmt: skip
 
     # --- reaching it -------------------------------------------------------------------------------------------------
@@ -440,6 +440,7 @@ def info_of(record: registry.Record) -> SandboxInfo:
     return SandboxInfo(
         record.id, record.image, record.owner, record.pid, record.created, record.network,
         tuple(sorted(record.labels.items())), record.expires, tuple(sorted(record.enforcement.items())),
+        record.upper,
     )  # fmt: skip
 
 

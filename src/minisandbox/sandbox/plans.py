@@ -77,6 +77,13 @@ class Request:
     disk_upper: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def upper_kind(self) -> str:
+        """Where the writes go, as :attr:`.types.SandboxInfo.upper` has it."""
+        if self.upper is not None:
+            return "given"
+        return "disk" if self.disk_upper else "memory"
+
 
 def make_plan(request: Request) -> p.Plan:
     """Lay out the operations that make a sandbox.

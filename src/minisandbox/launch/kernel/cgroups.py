@@ -323,6 +323,15 @@ class LimitCounters:
         """Count that the watchdog ended processes; only pid 1 calls this."""
         _NOTED.pack_into(self._noted, 0, _NOTED.unpack_from(self._noted)[0] + 1)
 
+    def charge(self, size: int) -> None:
+        """Refuse a file operation's bytes that are too many for an upper on disk.
+
+        Raises:
+            OSError: they are (ENOSPC).
+        """
+        if self.upper:
+            self.upper.charge(size)
+
     def mark(self) -> None:
         """Remember where the counters stand."""
         self._mark = self._counts()
