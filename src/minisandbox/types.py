@@ -76,8 +76,9 @@ class Limits:
             (``disk``) count too. None: no limit.
         cpu: how many CPUs may be busy at once, 0.01 or more; needs control groups. None: no limit.
         disk: bytes that all writes together may take (the size of the tmpfs upper, ``/tmp`` and ``/dev/shm`` included).
-            With an upper on disk (``upper=``) this must be the default, and limits only ``/tmp``, ``/run`` and
-            ``/dev/shm``: the upper may fill its disk.
+            Where sandboxes write to the store's disk (``info().upper``), a watchdog holds it: a command can exceed it
+            for about a second before it is ended. With ``upper=`` this must be the default, and limits only ``/tmp``,
+            ``/run`` and ``/dev/shm``: the upper may fill its disk.
         processes: how many processes and threads may exist at once.
         open_files: open descriptors per process, at least 16.
         file_size: apparent size in bytes of one file, holes included, in memory (memfd_create(2)) as on disk.
@@ -334,10 +335,10 @@ class ExecResult:
         usage: CPU and memory of the leader and the children it waited for.
         left_running: background processes of the command that were alive when its leader ended.
         limits_hit: which of the sandbox's limits were reached while it ran: ``memory`` (processes were killed for
-            it), ``processes`` (a fork failed; only with control groups), ``disk`` (it is full), ``file_size``
-            (SIGXFSZ ended it, or its last command in a shell: status 153), ``output``. The kernel counts no refusals
-            of open files, inotify instances or, without control groups, processes: only the program's own error
-            (EAGAIN, EMFILE) shows those.
+            it), ``processes`` (a fork failed; only with control groups), ``disk`` (it is full; a watchdog may have
+            ended the command), ``file_size`` (SIGXFSZ ended it, or its last command in a shell: status 153),
+            ``output``. The kernel counts no refusals of open files, inotify instances or, without control groups,
+            processes: only the program's own error (EAGAIN, EMFILE) shows those.
     """
 
     command: str | tuple[str, ...]
@@ -525,7 +526,9 @@ class SandboxInfo:
         labels: (key, value) pairs given at creation.
         expires: when its lifetime ends, in seconds since the epoch, or None.
         enforced: (limit, mechanism) for the limits that depend on the machine or on the upper: memory, processes, cpu,
-            disk. A limit that is missing here is not enforced: ``disk`` with an upper on disk.
+            disk. A limit that is missing here is not enforced: ``disk`` with ``upper=``.
+        upper: where its writes go: ``memory``; ``disk`` (the store's, on kernels before 6.6, whose tmpfs cannot take
+            them: a watchdog counts files for ``Limits.disk``); ``given`` (``upper=``).
     """
 
     id: str
@@ -537,6 +540,7 @@ class SandboxInfo:
     labels: tuple[tuple[str, str], ...] = ()
     expires: float | None = None
     enforced: tuple[tuple[str, str], ...] = ()
+    upper: str = "memory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -83,9 +83,9 @@ def test_whoever_starts_next_may_have_another_place(
 def test_a_note_stays_while_a_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = tempfile.mkdtemp
 
-    def slowly(prefix: str) -> str:
+    def slowly(**options: Any) -> str:
         subprocess.run([sys.executable, "-c", "from minisandbox.sandbox import scratch; scratch.reap()"], check=True)
-        return real(prefix=prefix)
+        return str(real(**options))
 
     monkeypatch.setattr("tempfile.mkdtemp", slowly)
     place = scratch.new_scratch()

@@ -83,6 +83,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("series", nargs="+", metavar="SERIES")
     parser.add_argument("--users", nargs="+", choices=USERS, default=USERS)
     parser.add_argument("--tests", nargs="+", help="files or ids of tests, in place of the list here")
+    parser.add_argument("--command", help="a shell command to run in place of pytest")
     parser.add_argument("--pytest-args", default="", help="more arguments for pytest, in one word")
     parser.add_argument("--bombs", type=int, default=200, help="memory bombs of tests/kernel/test_memory_bombs.py")
     parser.add_argument("--cache", type=Path, default=default_cache())
@@ -122,6 +123,8 @@ def _run_one(options: argparse.Namespace, archive: Archive, root: Path, series: 
     kernel = disks.kernel(options.cache, archive, series)
     pytest = [PYTHON, "-m", "pytest", "-n", str(machine.PROCESSORS), "-q"]
     command = [*pytest, *shlex.split(options.pytest_args), *(options.tests or (*TESTS, "-k", SELECTION))]
+    if options.command:
+        command = ["bash", "-c", options.command]
     environment = ["MINISANDBOX_TEST_OFFLINE=1", f"MINISANDBOX_TEST_BOMBS={options.bombs}"]
     settings = {"users": options.users, "environment": environment, "command": command}
     console = options.cache / f"console-{series}.log"

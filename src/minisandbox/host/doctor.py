@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -57,8 +58,9 @@ _NEEDED_FOR: dict[str, tuple[str, ...]] = {
     "user-namespaces": ("ordinary users",),
     "namespaces": ("sandbox",),
     "new-mount-api": ("sandbox",),
+    "idmap-tmpfs": ("writes in memory",),
+    "tmpfs-xattrs": ("writes in memory",),
     "overlay-tmpfs": ("sandbox",),
-    "tmpfs-xattrs": ("sandbox",),
     "overlay-store": ("images",),
     "many-layers": ("images of many layers",),
     "private-proc": ("sandbox",),
@@ -75,6 +77,10 @@ _NEEDED_FOR: dict[str, tuple[str, ...]] = {
 _ON_STORE = frozenset({"overlay-tmpfs", "overlay-store", "idmap-store"})
 # What happens in no user namespace of ours, as root or not: these have reasons of their own to fail.
 _INDEPENDENT = frozenset({"user-namespaces", "seccomp", "pidfd"})
+_ON_DISK = (
+    "the store's disk: this kernel's tmpfs cannot take what sandboxes write; a watchdog counts their files about once "
+    "a second for Limits.disk, and ends commands when the disk is nearly full"
+)
 _TITLE = {"sandbox": "a sandbox", "images": "building images"}
 
 
@@ -96,6 +102,7 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
     checks = [
         environment_check("kernel", environment.kernel(), ("sandbox",)),
         *(_judge(name, answer, store_check) for name in _NEEDED_FOR),
+        _upper(answer),
         environment_check("cgroups", environment.control_groups(), ("limits on memory and CPU",)),
         environment_check("rlimits", environment.rlimits(), ("many sandboxes at once",)),
         environment_check("inotify", environment.inotify(), ("programs that watch files",)),
@@ -224,10 +231,29 @@ def _judge(name: str, answer: Answer, store: Check) -> Check:
             needed_for = ("sandbox", *needed_for)
         elif name not in _INDEPENDENT:
             return Check(name, Status.UNTRIED, "could not be tried without user-namespaces", needed_for)
+    if name == "overlay-tmpfs" and _writes_to_disk(answer):
+        return Check(name, Status.DEGRADED, "not used: see upper", ("writes in memory",), fixes.fix_for("upper"))
     vital = {"sandbox", "images"} & set(needed_for) or name == "user-namespaces"
     status = Status.MISSING if vital else Status.DEGRADED
     fix = store.fix if store.status is Status.MISSING and name in _ON_STORE else fixes.fix_for(name)
     return Check(name, status, trial.detail, needed_for, fix if trial.tried else "")
+
+
+def _writes_to_disk(answer: Answer) -> bool:
+    """Whether sandboxes write to the store's disk: the launcher tries the same two things."""
+    trials = (answer.trials[name] for name in ("idmap-tmpfs", "tmpfs-xattrs"))
+    return any(trial.errno == errno.ENOTSUP for trial in trials)
+
+
+def _upper(answer: Answer) -> Check:
+    """Say where sandboxes write to, and what that costs."""
+    if _without_user_namespaces(answer) or not answer.trials["tmpfs-xattrs"].tried:
+        return Check("upper", Status.UNTRIED, "could not be tried without user-namespaces", ("sandbox",))
+    if not _writes_to_disk(answer):
+        return Check("upper", Status.OK, "memory: a tmpfs takes what sandboxes write, up to Limits.disk", ("sandbox",))
+    if answer.trials["overlay-store"].ok:
+        return Check("upper", Status.DEGRADED, _ON_DISK, ("sandbox",), fixes.fix_for("upper"))
+    return Check("upper", Status.UNTRIED, "the store's disk, where overlay-store failed", ("sandbox",))
 
 
 def _without_user_namespaces(answer: Answer) -> bool:

@@ -16,7 +16,7 @@ from minisandbox.launch.kernel import cgroups, syscalls
 from . import fixes, registry
 
 _GIB = 1 << 30
-_OLDEST = (5, 12)  # mount_setattr(2), idmapped mounts
+_OLDEST, _OLDEST_TRIED = (5, 14), (6, 1)
 _FILES = 4096  # what one sandbox's commands get by default
 _OWN_PROCESSES = 1024  # what one sandbox may have by default
 _PROCESSES = 4 * _OWN_PROCESSES
@@ -54,9 +54,9 @@ def kernel() -> Finding:
     version, detail = fixes.kernel_version(), f"{platform.system()} {platform.release()} ({platform.machine()})"
     newer = "boot a kernel >= 6.6"
     if platform.system() != "Linux" or version < _OLDEST:
-        return Finding("missing", f"{detail}; at least Linux 5.12 is needed", newer)
-    if version < fixes.IN_MEMORY:
-        return Finding("degraded", f"{detail}; sandboxes keep what they write in memory, which needs 6.6", newer)
+        return Finding("missing", f"{detail}; at least Linux 5.14 is needed", newer)
+    if version < _OLDEST_TRIED:
+        return Finding("degraded", f"{detail}; MiniSandbox has not been tried on kernels before 6.1", newer)
     return Finding("ok", detail)
 
 

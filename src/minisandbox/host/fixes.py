@@ -37,10 +37,9 @@ _UNMASKED = (
     "(podman: --security-opt unmask=ALL; Kubernetes: procMount: Unmasked)"
 )
 _KERNEL = "boot a kernel >= {version} (see: uname -r)"
-
-
-IN_MEMORY = (6, 6)
-"""From here on tmpfs has user.* attributes and, for root, can be idmapped: what takes a sandbox's writes needs both."""
+_LOOK = "look for what the kernel refused: sudo dmesg | tail  # or a policy: SELinux, AppArmor, seccomp"
+_IDMAPPED_LAYERS = (5, 19)
+"""From here on overlayfs takes idmapped layers (fs/overlayfs/super.c), as root's sandboxes have them."""
 
 
 def kernel_version() -> tuple[int, int]:
@@ -68,21 +67,26 @@ def fix_for(name: str) -> str:  # noqa: PLR0911 - one return for each cause
         return _SECCOMP
     if name == "id-ranges":
         return _id_ranges()
-    if name in ("private-proc", "devices") and kernel_version() < IN_MEMORY:
-        return _KERNEL.format(version="6.6")
+    if name in ("overlay-tmpfs", "overlay-store") and os.geteuid() == 0 and kernel_version() < _IDMAPPED_LAYERS:
+        return "run MiniSandbox as an ordinary user, or " + _KERNEL.format(version="5.19")
     return _FIXED.get(name, _SECCOMP if in_container() else _user_namespaces())
 
 
 _FIXED = {
     "new-mount-api": _KERNEL.format(version="5.12"),
     "many-layers": _KERNEL.format(version="6.7"),
+    "idmap-tmpfs": _KERNEL.format(version="6.3"),
     "tmpfs-xattrs": _KERNEL.format(version="6.6") + ", built with CONFIG_TMPFS_XATTR",
-    "overlay-tmpfs": "sudo modprobe overlay  # and a kernel >= 6.6",
+    "upper": _KERNEL.format(version="6.6") + "; until then sandboxes write to disk",
+    "overlay-tmpfs": "sudo modprobe overlay",
     "overlay-store": "export MINISANDBOX_STORE=DIRECTORY  # on ext4, xfs or btrfs; not on overlay, NFS or FUSE",
     "idmap-store": "export MINISANDBOX_STORE=DIRECTORY  # on ext4, xfs or btrfs, with a kernel >= 5.19",
     "idmap-usr": "run MiniSandbox outside a container, or on a host whose /usr is on ext4, xfs or btrfs",
     "seccomp": "boot a kernel built with CONFIG_SECCOMP_FILTER",
-    "real-sandbox": "look for what the kernel refused: sudo dmesg | tail  # or a policy: SELinux, AppArmor, seccomp",
+    "private-proc": _LOOK,
+    "devices": _LOOK,
+    "private-network": "boot a kernel built with CONFIG_NET_NS",
+    "real-sandbox": _LOOK,
     "pidfd": _KERNEL.format(version="5.9"),
 }
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.launch import plan as p
+from minisandbox.launch.kernel import mounts
 from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.launch.kernel.identity import (
     RANGE_SIZE,
@@ -41,7 +42,6 @@ _SIZE = 16 << 20
 PREFIX = ".minisandbox-doctor-"
 _LEFTOVER = 3600.0  # seconds after which a directory of ours must be that of a killed doctor
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2  # linux/prctl.h, linux/seccomp.h
-_XATTR = "user.overlay.minisandbox"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +204,15 @@ def _new_mount_api(lab: Lab) -> str:
 def _many_layers(lab: Lab) -> str:
     _as_launcher()
     fs = sc.fsopen("overlay")
-    for name in ("lower-1", "lower-2"):
-        sc.fsconfig(fs, "lowerdir+", str(_make_lower(lab, name)))
-    sc.fsconfig(fs, "userxattr")
-    sc.fsmount(fs, 0, "overlay")  # before Linux 6.5 only this refuses an option that is unknown
+    try:
+        for name in ("lower-1", "lower-2"):
+            sc.fsconfig(fs, "lowerdir+", str(_make_lower(lab, name)))
+        sc.fsconfig(fs, "userxattr")
+        sc.fsmount(fs, 0, "overlay")  # before Linux 6.5 only this refuses an option that is unknown
+    except sc.CallError as error:
+        if error.errno == errno.EINVAL:
+            raise Unfit("overlays take their layers in one text, which holds about 400 (lowerdir=)") from error
+        raise
     return "overlays take layers one by one (lowerdir+)"
 
 
@@ -230,6 +235,21 @@ def _use_overlay(root: Path) -> None:
     seen = sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
     if seen != ["changed", "directory", "kept"] or (root / "changed").read_text(encoding="ascii") != "lower\nupper\n":
         raise Unfit(f"the overlay shows something else than was written: {', '.join(seen)}")
+
+
+def _idmap_tmpfs(lab: Lab) -> str:
+    if not _as_launcher():
+        return "not needed: with one uid there is nothing to map"
+    if not mounts.tmpfs_can_be_idmapped(_identity(lab, True).userns_fd):
+        raise Unfit("a tmpfs cannot be mounted with a map of ids")
+    return "a tmpfs can be mounted with a map of ids"
+
+
+def _tmpfs_xattrs(_: Lab) -> str:
+    _as_launcher()
+    if not mounts.tmpfs_keeps_attributes():
+        raise Unfit("a tmpfs keeps no user.* attributes, which overlayfs marks its files with")
+    return "a tmpfs keeps user.* attributes, and with them overlayfs's marks"
 
 
 def _overlay_on_tmpfs(lab: Lab) -> str:
@@ -269,15 +289,6 @@ def _overlay_on_store(lab: Lab) -> str:
     become_inner_root(identity)
     _use_overlay(Path("root"))
     return "layers and writes on the store's file system: copied up, deleted and replaced"
-
-
-def _tmpfs_xattrs(_: Lab) -> str:
-    _as_launcher()
-    tree = sc.fsmount(sc.fsopen("tmpfs"))
-    os.fchdir(tree)
-    with open("file", "x", encoding="ascii"):
-        os.setxattr("file", _XATTR, b"y")
-    return "tmpfs keeps user.* attributes, and with them overlayfs's marks"
 
 
 def _private_proc(lab: Lab) -> str:
@@ -380,6 +391,7 @@ PROBES: dict[str, Probe] = {
     "namespaces": _namespaces,
     "new-mount-api": _new_mount_api,
     "many-layers": _many_layers,
+    "idmap-tmpfs": _idmap_tmpfs,
     "tmpfs-xattrs": _tmpfs_xattrs,
     "overlay-tmpfs": _overlay_on_tmpfs,
     "overlay-store": _overlay_on_store,

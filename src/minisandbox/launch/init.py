@@ -25,7 +25,7 @@ from .jobs.descendants import child_processes
 from .kernel import cgroups, seccomp
 from .kernel import syscalls as sc
 from .kernel.identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
-from .watchdog import Watchdog
+from .watchdog import DiskWatchdog, Watchdog
 
 _CONTROL, _LIFELINE = 3, 4
 HOLD = "/sys/kernel"
@@ -104,8 +104,9 @@ def _become(
     return fds
 
 
-Birth = tuple[dict[str, int], socket.SocketType, socket.SocketType]
-"""What a sandbox begins with: the limits of its commands with its lifetime, its control socket and its door."""
+Birth = tuple[dict[str, int], socket.SocketType, socket.SocketType, int]
+"""What a sandbox begins with: the limits of its commands with its lifetime, its control socket, its door, and its upper
+where that is on disk, else -1."""
 
 
 def _await_birth(partner: socket.socket) -> Birth:
@@ -114,15 +115,16 @@ def _await_birth(partner: socket.socket) -> Birth:
     The control socket takes the place of the birth socket. Where making failed, or the zygote died first, there is
     nothing to be pid 1 of, or a worker.
     """
-    data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
     if not data:
         os._exit(0)
-    control, door = array.array("i", ancillary[0][2])
+    control, door, *upper = array.array("i", ancillary[0][2])
     os.dup2(control, _CONTROL, inheritable=False)
     os.close(control)
     partner.close()
     numbers = dict(setup.unpack_numbers(data))
-    return numbers, socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=door)
+    control_socket, door_socket = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=door)
+    return numbers, control_socket, door_socket, upper[0] if upper else -1
 
 
 def _move_descriptors(birth: socket.socket, lifeline: int) -> None:
@@ -150,7 +152,7 @@ class Init:
 
     _control: socket.SocketType
     _door: socket.SocketType
-    _watchdog: Watchdog | None
+    _watchdogs: list[Watchdog | DiskWatchdog]
     _expects_commands: bool
     _ends_at: float | None
     _rlimits: tuple[tuple[str, int], ...]
@@ -169,19 +171,24 @@ class Init:
         for descriptor in (self._notes, self._wakeup, _LIFELINE):
             self._poll.register(descriptor, select.POLLIN)
 
-    def begin(self, numbers: dict[str, int], control: socket.SocketType, door: socket.SocketType) -> None:
+    def begin(
+        self, numbers: dict[str, int], control: socket.SocketType, door: socket.SocketType, upper: int = -1
+    ) -> None:
         """Be the first process of a sandbox.
 
         Args:
-            numbers: limits of commands, the lifetime in milliseconds and the memory to watch, as :mod:`.setup` gives
-                them.
+            numbers: limits of commands, the lifetime in milliseconds, the memory and disk to watch, as :mod:`.setup`
+                gives them.
             control: socket on which jobs arrive; its end is the end of the sandbox.
             door: listening socket at which others bring jobs.
+            upper: descriptor of its upper where that is on disk, else -1.
         """
         self._control = control
         self._door = door
         memory = numbers.get(setup.MEMORY, 0)
-        self._watchdog = Watchdog(memory, self._counters) if memory else None
+        self._watchdogs = [Watchdog(memory, self._counters)] if memory else []
+        if upper >= 0:
+            self._watchdogs.append(DiskWatchdog(self._counters.limit_disk(upper, numbers[setup.DISK])))
         self._expects_commands = bool(numbers.get(setup.EXPECTS_COMMANDS, 0))
         lifetime = numbers[setup.LIFETIME]
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
@@ -199,8 +206,8 @@ class Init:
             events = dict(self._poll.poll(self._patience()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 self._end()
-            if self._watchdog and self._workers - self._waiting:
-                self._watchdog.look(self._workers | {os.getpid()})
+            for watchdog in self._watchdogs if self._workers - self._waiting else ():
+                watchdog.look(self._workers | {os.getpid()})
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()
@@ -217,7 +224,7 @@ class Init:
 
     def _patience(self) -> float | None:
         """Milliseconds that the next wait may take; there is none after the end of the sandbox's lifetime."""
-        waits = [self._watchdog.wait()] if self._watchdog and self._workers - self._waiting else []
+        waits = [watchdog.wait() for watchdog in self._watchdogs] if self._workers - self._waiting else []
         if self._ends_at is not None:
             left = self._ends_at - time.monotonic()
             if left <= 0:
@@ -326,11 +333,13 @@ class Init:
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         if not select.select([partner], [], [], _PATIENCE)[0]:
             os._exit(0)
-        numbers, self._control, self._door = _await_birth(partner)
+        numbers, self._control, self._door, upper = _await_birth(partner)
+        if upper >= 0:
+            self._counters.limit_disk(upper, numbers[setup.DISK])
         self._rlimits = _rlimits(numbers)
 
 
 def _rlimits(numbers: dict[str, int]) -> tuple[tuple[str, int], ...]:
     """Those of the numbers that are limits of commands."""
-    others = (setup.MEMORY, setup.EXPECTS_COMMANDS, setup.LIFETIME)
+    others = (setup.MEMORY, setup.DISK, setup.EXPECTS_COMMANDS, setup.LIFETIME)
     return tuple((name, value) for name, value in numbers.items() if name not in others)

@@ -8,6 +8,8 @@ where host paths are what they seem; and the *operations* that need both. Its na
   :class:`Take`; everything the mount table of the sandbox shows is made of slots.
 * *scratch*: one tmpfs per sandbox that carries its mount points, its upper, ``/tmp``, ``/run``, ``/dev`` and
   ``/dev/shm``, so that one size is the quota for all writes. Paths in operations are relative to its root.
+* *disk upper*: where a tmpfs cannot be an overlay's upper, a directory of the store's disk is bound in scratch and
+  takes the writes.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 INOTIFY = 32
 """Inotify instances of one sandbox by default; the kernel's default for all of a user is 128 (inotify(7))."""
@@ -98,6 +101,23 @@ class Resize:
     def describe(self) -> str:
         """Describe the operation, for people."""
         return f"limit the scratch tmpfs to {self.size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUpper:
+    """Hold a directory of the store's disk under a slot; it takes the writes, and outlives the sandbox like scratch.
+
+    Attributes:
+        source: absolute host path of an empty directory.
+        slot: name to hold it under.
+    """
+
+    source: str
+    slot: str
+
+    def describe(self) -> str:
+        """Describe the operation, for people."""
+        return f"take {self.source} as {self.slot} (rw, for what is written)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +270,21 @@ class Enter:
 
 
 Operation = (
-    Take | Given | Scratch | Resize | Directory | Attach | Move | Overlay | Devices | Proc | Cover | File | Name | Enter
+    Take
+    | Given
+    | Scratch
+    | Resize
+    | DiskUpper
+    | Directory
+    | Attach
+    | Move
+    | Overlay
+    | Devices
+    | Proc
+    | Cover
+    | File
+    | Name
+    | Enter
 )
 _KINDS: dict[str, type[Operation]] = {kind.__name__: kind for kind in Operation.__args__}
 
@@ -269,13 +303,14 @@ class Plan:
         lifetime: milliseconds after which it ends by itself; 0: never.
         expects_commands: whether there will be one at once: pid 1 then has a worker ready for it.
         memory: bytes that pid 1 watches over, where no control group does; 0: none.
+        disk: bytes that pid 1 watches over, where there is a disk upper; 0: none.
         inotify: inotify instances of its user namespace.
         processes: processes of all its ids together, where no control group counts them.
         group_limits: (name, amount) for its control group (:meth:`.kernel.cgroups.Cgroup.limit`).
     """
 
     preparations: tuple[Operation, ...]
-    takes: tuple[Take | Given, ...]
+    takes: tuple[Take | Given | DiskUpper, ...]
     operations: tuple[Operation, ...]
     network: str = "off"
     rlimits: tuple[tuple[str, int], ...] = ()
@@ -285,6 +320,7 @@ class Plan:
     processes: int = PROCESSES
     group_limits: tuple[tuple[str, int], ...] = ()
     expects_commands: bool = True
+    disk: int = 0
 
     def describe(self) -> str:
         """The plan as numbered lines, for people and for error messages."""
@@ -296,7 +332,7 @@ class Plan:
 
     @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
     def to_json(self) -> bytes:
-        """Serialise, the preparations on a line of their own; :meth:`from_json` makes an equal plan of it."""
+        """Serialise what setup workers need, the preparations on a line of their own; :meth:`from_json` reads it."""
         rest = {
             "takes": _rows(self.takes),
             "operations": _rows(self.operations),
@@ -304,6 +340,7 @@ class Plan:
             "rlimits": self.rlimits,
             "lifetime": self.lifetime,
             "memory": self.memory,
+            "disk": self.disk,
             "expects_commands": self.expects_commands,
         }
         return pack_operations(self.preparations) + b"\n" + json.dumps(rest, separators=(",", ":")).encode()
@@ -319,15 +356,15 @@ class Plan:
         preparations, _, rest = data.partition(b"\n")
         try:
             raw = json.loads(rest)
-            takes = tuple(_operation(*row) for row in raw["takes"])
+            takes: tuple[Any, ...] = tuple(_operation(*row) for row in raw["takes"])
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
-            lifetime, memory = int(raw["lifetime"]), int(raw["memory"])
+            lifetime, memory, disk = (int(raw[name]) for name in ("lifetime", "memory", "disk"))
             network, expects = str(raw["network"]), bool(raw["expects_commands"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from error
         first = unpack_operations(preparations)
-        return cls(first, takes, operations, network, rlimits, lifetime, memory, expects_commands=expects)  # type: ignore[arg-type]
+        return cls(first, takes, operations, network, rlimits, lifetime, memory, expects_commands=expects, disk=disk)
 
 
 def pack_operations(operations: Sequence[Operation]) -> bytes:

@@ -31,7 +31,7 @@ from .plan import Operation, Plan, unpack_operations
 
 PROXY_PORT = 3128
 _BACKLOG = 256
-LIFETIME, MEMORY, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "COMMANDS"
+LIFETIME, MEMORY, DISK, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "DISK", "COMMANDS"
 _MOST_RIGHTS = 253
 """SCM_MAX_FD (include/net/scm.h)."""
 _MAX_JOB = 1 << 18
@@ -148,6 +148,7 @@ class _Making:
         plan: its plan, or the first line of one.
         refusal: why this setup worker has no namespaces of its own, without which it can make none.
         step: what is being done, for people.
+        disk: its disk upper, once there is one.
     """
 
     pid: int
@@ -155,6 +156,7 @@ class _Making:
     plan: bytes
     refusal: OSError | None
     step: str = "make namespaces"
+    disk: int = -1
 
     def prepare_for_another(self, leader: int, handover: int) -> None:
         """Prepare it, and leave it to whoever finishes it.
@@ -189,11 +191,12 @@ class _Making:
                     self.step = "enter its user namespace"
                     if (answer := leader.recv(4096)) != BECOME:
                         raise read_failure(answer)
-                    self._complete(made, plan, controller, trees)
+                    written = self._complete(made, plan, controller, trees)
                     numbers = pack_numbers(_numbers(plan))
+                    given = [control, door, *([written.disk] if written.disk >= 0 else [])]
                     for _ in ("pid 1", "its worker"):
-                        socket.send_fds(leader, [numbers], [control, door])
-                _hand_out(controller, "ready", made.tree)
+                        socket.send_fds(leader, [numbers], given)
+                _hand_out(controller, "ready", written.tree if written.disk >= 0 else made.tree)
             except _Refused as error:
                 controller.send(error.args[0])
             except (OSError, ValueError) as error:
@@ -220,7 +223,9 @@ class _Making:
             raise _Refused(data)
         return _Prepared(*given) if given else None
 
-    def _complete(self, made: _Prepared, plan: Plan, controller: socket.socket, trees: Sequence[int]) -> None:
+    def _complete(
+        self, made: _Prepared, plan: Plan, controller: socket.socket, trees: Sequence[int]
+    ) -> mounts.Executor:
         if self.refusal:
             raise self.refusal
         executor = mounts.Executor(made.user if self.identity.mapped else None, tuple(trees))
@@ -232,6 +237,7 @@ class _Making:
             if network:
                 self.step = "listen for the network proxy"
                 _hand_out_listener(controller)
+        return executor
 
     def _run(self, executor: mounts.Executor, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -277,7 +283,8 @@ def _hand_out_listener(controller: socket.socket) -> None:
 def _numbers(plan: Plan) -> tuple[tuple[str, int], ...]:
     """Return the numbers of a plan that pid 1 needs."""
     commands = (EXPECTS_COMMANDS, int(plan.expects_commands))
-    return (*plan.rlimits, (LIFETIME, plan.lifetime), (MEMORY, plan.memory), commands)
+    watched = (MEMORY, plan.memory), (DISK, plan.disk)
+    return (*plan.rlimits, (LIFETIME, plan.lifetime), *watched, commands)
 
 
 def pack_numbers(numbers: tuple[tuple[str, int], ...]) -> bytes:

@@ -1,8 +1,8 @@
-"""A limit of memory where there are no control groups: pid 1 adds up what the sandbox's own processes hold.
+"""Limits that pid 1 watches: memory without control groups, and the disk where a sandbox's upper lies on one.
 
-Best effort: between two looks processes can take more, so RLIMIT_DATA bounds each of them too
-(:mod:`minisandbox.sandbox.plans`). Only memory that a process has mapped at the moment counts, and swapped-out memory
-only once the resident one exceeds the limit.
+Memory is what the sandbox's own processes hold. Best effort: between two looks they can take more, so RLIMIT_DATA
+bounds each of them too (:mod:`minisandbox.sandbox.plans`). Only memory that a process has mapped at the moment counts,
+and swapped-out memory only once the resident one exceeds the limit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from .disk import FLOOR, NEAR_FLOOR, Count, DiskLimit, Room, kept_in_memory, room
 from .jobs.descendants import every_pid
 from .kernel.cgroups import LimitCounters
 
@@ -26,6 +27,10 @@ So looking takes well under 1 % of a processor, and 5 % where resident memory ex
 """
 _CONFIRMATION = 0.05
 """Seconds until a second look confirms that there is too much."""
+_SLICE, _SLICE_NEAR = 0.005, 0.05
+"""Seconds that one look counts files; more where the limit may be near."""
+_COUNTS_APART, _COUNT_SHARE = 1.0, 20
+"""The pause between two counts: at least so many seconds, and so many times what the last count took."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _HELD = (b"RssAnon", b"RssShmem", b"VmSwap")
 _SHARED = (b"Pss_Anon", b"Pss_Shmem", b"SwapPss")
@@ -86,6 +91,73 @@ class Watchdog:
         for pid in _vforked(processes):  # until it executes something, its memory is its parent's
             del processes[pid]
         return sum(map(_share, processes)) > self._limit
+
+
+class DiskWatchdog:
+    """Ends the commands of a sandbox that write more to its upper on disk than they may.
+
+    It counts files, a slice in each look, so that it takes 5 % of a processor at most while nothing is near its limit.
+    What lies there when commands were ended stays, and may be removed: a command is ended only if there is more than
+    at the count before. Files that were deleted and are still open are not counted: the floors hold these.
+
+    Args:
+        limit: what may be written.
+    """
+
+    def __init__(self, limit: DiskLimit) -> None:
+        self._limit = limit
+        self._due = self._count_due = 0.0
+        self._settling = False  # the next count finds what commands that were ended have left
+        self._begin()
+
+    def wait(self) -> float:
+        """Return the seconds until the next look is due."""
+        return max(0.0, self._due - time.monotonic())
+
+    def look(self, ours: Collection[int]) -> None:
+        """Look, if it is time to; end every process but ours if there is too much, or no room for more."""
+        if self.wait():
+            return
+        free = room(self._limit.upper)
+        if free.bytes < FLOOR:
+            self._end(ours)
+        elif (near := self._limit.is_near()) or time.monotonic() >= self._count_due:
+            self._go_on(ours, _SLICE_NEAR if near else _SLICE, free)
+        self._due = time.monotonic() + INTERVAL
+
+    def _begin(self) -> None:
+        self._count = Count(self._limit.upper)
+        self._steps = self._count.steps()
+        self._room = room(self._limit.upper)
+        self._took = 0.0
+
+    def _go_on(self, ours: Collection[int], seconds: float, free: Room) -> None:
+        """Count for a while; judge what was found so far."""
+        begun, over = time.monotonic(), False
+        for _ in self._steps:
+            if time.monotonic() > begun + seconds:
+                break
+        else:
+            over = True
+        self._took += time.monotonic() - begun
+        limit = self._limit
+        allowed = min(limit.allowed, limit.counted) if free.bytes < NEAR_FLOOR and limit.counted else limit.allowed
+        found = self._count.bytes + kept_in_memory()
+        too_much = found > allowed and not self._settling
+        if over:
+            limit.note_count(found, self._room)
+            self._count_due = time.monotonic() + max(_COUNTS_APART, _COUNT_SHARE * self._took)
+            self._settling = False
+            self._begin()
+        if too_much:
+            self._end(ours)
+
+    def _end(self, ours: Collection[int]) -> None:
+        self._limit.note_ended()  # first: a worker reads it as soon as its command has ended
+        end_all(ours)
+        self._settling = True
+        self._count_due = 0.0
+        self._begin()
 
 
 def end_all(ours: Collection[int]) -> None:

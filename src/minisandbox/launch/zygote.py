@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from . import init, setup
-from .kernel import cgroups, seccomp
+from . import disk, init, setup
+from .kernel import cgroups, mounts, seccomp
 from .kernel import syscalls as sc
 from .kernel.identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
 from .plan import INOTIFY, PROCESSES
@@ -168,6 +168,7 @@ class _Zygote:
         mapped = identities.mapped
         usr = self._can_idmap("/usr")
         layered = usr or self._can_layer("/usr")
+        memory_upper = self._can_write_to_memory()
         self._jobs, self._workers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._workers: set[int] = set()
         self._fork_workers()
@@ -179,7 +180,7 @@ class _Zygote:
         self._make_spare()
         self._pause: int | None = None  # milliseconds until missing processes are made, or spare ones ended
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
-        hello |= {"usr_idmap": usr, "usr_overlay": layered}
+        hello |= {"usr_idmap": usr, "usr_overlay": layered, "memory_upper": memory_upper}
         if groups:
             hello["groups"] = {"version": groups.roots.version, "controllers": sorted(groups.roots.controllers)}
         connection.send(json.dumps(hello).encode())
@@ -204,6 +205,21 @@ class _Zygote:
             if tree >= 0:
                 os.close(tree)
         return identity.mapped
+
+    def _can_write_to_memory(self) -> bool:
+        """Whether a tmpfs can be the upper of an overlay in a sandbox.
+
+        Raises:
+            OSError: no user namespace can be made as those of the sandboxes are.
+        """
+        identity = self._identities.make()
+        hold_namespace(identity)
+        try:
+            idmapped = not identity.mapped or mounts.tmpfs_can_be_idmapped(identity.userns_fd)
+            return idmapped and mounts.tmpfs_keeps_attributes()
+        finally:
+            os.close(identity.userns_fd)
+            self._identities.give_back(identity)
 
     def serve(self) -> None:
         poll = select.poll()
@@ -285,6 +301,9 @@ class _Zygote:
             elif verb == "hold":
                 held = {"event": "held", "to": int(words[0]), "number": self._hold(given)}
                 self._connection.send(json.dumps(held).encode())
+            elif verb == "measure":
+                measured = {"event": "measured", "to": int(words[0]), "bytes": _measure(given)}
+                self._connection.send(json.dumps(measured).encode())
             else:
                 self._drop(words)
         except (OSError, ValueError) as error:
@@ -448,6 +467,16 @@ def _hand_out(control: socket.socket, pidfd: int) -> None:
         socket.send_fds(control, [b'{"event":"forked"}'], [pidfd])
     finally:
         os.close(pidfd)
+
+
+def _measure(given: list[int]) -> int:
+    """Count the bytes in an upper on disk, whose files only this process can look at as an ordinary user's."""
+    (tree,) = given
+    upper = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
+    try:
+        return disk.measure(upper)
+    finally:
+        os.close(upper)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.controller import Controller, current_controller
 from minisandbox.sandbox.network import check_network
-from minisandbox.sandbox.plans import HOSTNAME, Request, check_mounts, make_plan
+from minisandbox.sandbox.plans import HOSTNAME, Request, check_mounts, make_plan, with_disk_upper
 from minisandbox.sandbox.protocol.environment import command_environment, network_environment
 from minisandbox.sandbox.run import SandboxRun
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree, check_room
@@ -100,6 +100,9 @@ class Core:
             controller.launcher.host_sockets if base.host_usr else (),
             enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
         )  # fmt: skip
+        if upper is None and not controller.launcher.memory_upper:
+            watched = {**request.enforcement, "disk": uppers.WATCHED}
+            request = replace(request, disk_upper=True, enforcement=watched)
         check_room(trees, request.limits.disk, f"a sandbox over {len(trees)} snapshots")
         if upper is not None:
             uppers.prepare(upper)
@@ -127,13 +130,17 @@ class Core:
         """
         door = self._controller.listener(listeners.name_of(self.id))
         with door:
+            upper = uppers.DiskUpper(self._request.image) if self._request.disk_upper else None
             plan = plan or self._plan()
+            plan = plan if upper is None else with_disk_upper(plan, upper.path)
             if not self._asked:  # its lifetime counts from here: pid 1 begins later, and ends it after it is over here
                 self._asked, self._began = time.monotonic(), time.time()
             elif self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
-            self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id)
+            self._run = SandboxRun(
+                self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper
+            )
 
     def _plan(self) -> Plan:
         held = sum(tree.held() for tree in self._trees)
@@ -154,7 +161,7 @@ class Core:
             self.id, os.getpid(), self.image.name, self._created, run.pid, self._request.network.mode,
             dict(self._settings.labels), None if lifetime is None else self._began + lifetime,
             str(self.image.workdir), self.image.base_commit, self.environment, self.limits.output,
-            self._request.enforcement,
+            self._request.enforcement, self._request.upper_kind,
         )  # fmt: skip
 
     # --- reaching it -------------------------------------------------------------------------------------------------
@@ -328,6 +335,7 @@ class Core:
             run = self._living("reset")
             check_room(trees, self.limits.disk, f"reset of sandbox {self.id}")
             run.end()
+            del run  # and with it what was written
             self._go_on(trees)
 
     def _living(self, what: str) -> SandboxRun:
@@ -354,6 +362,7 @@ class Core:
             self._stop_now()
             raise
         self._controller.launcher.flush()
+        uppers.sweep()
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
@@ -389,6 +398,7 @@ class Core:
             self._lease.release()
         del run
         self._controller.launcher.flush()
+        uppers.sweep()
         if self._request.upper is not None:
             uppers.finish(self._request.upper)
 
@@ -431,6 +441,7 @@ def info_of(record: registry.Record) -> SandboxInfo:
     return SandboxInfo(
         record.id, record.image, record.owner, record.pid, record.created, record.network,
         tuple(sorted(record.labels.items())), record.expires, tuple(sorted(record.enforcement.items())),
+        record.upper,
     )  # fmt: skip
 
 

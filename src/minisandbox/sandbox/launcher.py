@@ -81,7 +81,7 @@ class Launcher:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             groups = "" if os.environ.get(NO_GROUPS, "") not in ("", "0") else registry.owner_name()
-            settings = (str(self._ranges), groups, usual_preparations().decode(), *_mappers())
+            settings = (str(self._ranges), groups, usual_preparations().decode(), *mappers())
             self._process = helper_process.start(_BOOTSTRAP, theirs, settings)
         self._connection.settimeout(_START_TIMEOUT)
         try:
@@ -92,6 +92,7 @@ class Launcher:
         self.mapped = bool(hello.get("mapped"))
         self.writable_usr = bool(hello.get("usr_idmap"))
         self.layered_usr = bool(hello.get("usr_overlay"))
+        self.memory_upper = bool(hello.get("memory_upper"))
         self.ids = int(str(hello.get("ids", 1)))
         self.enforcement = enforcement(hello.get("groups"))
 
@@ -139,11 +140,18 @@ class Launcher:
         Raises:
             SandboxCreationError: the kernel refused, or the zygote is gone.
         """
-        self.flush()
-        try:
-            return self._hold(tree)
-        finally:
-            self.flush()
+        return self._ask("hold", tree, "number")
+
+    def measure(self, tree: int) -> int:
+        """Count the bytes that a sandbox has written to its upper on disk.
+
+        Args:
+            tree: descriptor of its mount.
+
+        Raises:
+            SandboxCreationError: the kernel refused, or the zygote is gone.
+        """
+        return self._ask("measure", tree, "bytes")
 
     def forget(self, number: int) -> None:
         """Give up a held tree, at the next request or flush; safe to call from anywhere, finalisers included."""
@@ -165,11 +173,15 @@ class Launcher:
             finally:
                 self._lock.release()
 
-    def _hold(self, tree: int) -> int:
-        with self._lock, self._explaining():
-            number = next(self._numbers)
-            fd_passing.send(self._connection, f"hold {number}\n".encode(), (tree,))
-            return int(str(self._receive(number)["number"]))
+    def _ask(self, verb: str, tree: int, what: str) -> int:
+        self.flush()
+        try:
+            with self._lock, self._explaining():
+                number = next(self._numbers)
+                fd_passing.send(self._connection, f"{verb} {number}\n".encode(), (tree,))
+                return int(str(self._receive(number)[what]))
+        finally:
+            self.flush()
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -242,7 +254,7 @@ class Launcher:
             reaper.reap_groups(registry.owner_name())
 
 
-def _mappers() -> tuple[str, str]:
+def mappers() -> tuple[str, str]:
     """The programs that map an ordinary user's subordinate ids, or empty texts."""
     if os.environ.get(ONE_ID, "") not in ("", "0"):
         return "", ""

@@ -60,7 +60,9 @@ class Request:
         layered_usr: whether it can be shown through an overlay at all.
         host_sockets: what is covered where directories of the host are bound (:func:`.host_sockets.find`).
         sealed: how many sealed trees lie over the image.
-        held: bytes of memory that these take, of ``limits.disk``.
+        held: bytes that these take, of ``limits.disk``.
+        disk_upper: whether a directory of the store's disk takes the writes, where memory cannot
+            (:class:`.uppers.DiskUpper`).
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
     """
 
@@ -75,7 +77,15 @@ class Request:
     host_sockets: tuple[str, ...] = ()
     sealed: int = 0
     held: int = 0
+    disk_upper: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def upper_kind(self) -> str:
+        """Where the writes go, as :attr:`.types.SandboxInfo.upper` has it."""
+        if self.upper is not None:
+            return "given"
+        return "disk" if self.disk_upper else "memory"
 
 
 def make_plan(request: Request) -> p.Plan:
@@ -89,6 +99,7 @@ def make_plan(request: Request) -> p.Plan:
         raise InvalidValue(f"image {image.name!r} has no layers", hint="images.host_image() is the smallest image")
     operations = (
         *_resize(_left(request)),
+        *((p.Attach("disk", slot="disk"),) if request.disk_upper else ()),
         *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
         *(p.Attach(f"sealed/{slot}", slot=f"s{slot}") for slot in range(request.sealed)),
         *_root(request),
@@ -105,6 +116,7 @@ def make_plan(request: Request) -> p.Plan:
         _preparations(request.hostname, outside=request.network.mode == "host"), tuple(_takes(request)), operations,
         request.network.mode, tuple(_rlimits(request)), lifetime, watched, limits.inotify,
         limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
+        disk=_left(request) if request.disk_upper else 0,
     )  # fmt: skip
 
 
@@ -160,7 +172,7 @@ def make_viewer_plan(request: Request, trees: int) -> p.Plan:
         trees: how many trees it has written, sealed or not.
     """
     image, usr = request.image, request.image.host_usr and request.writable_usr
-    looking = replace(request, sealed=trees, mounts=(), upper=None)
+    looking = replace(request, sealed=trees, mounts=(), upper=None, disk_upper=False)
     operations: list[p.Operation] = [
         *_resize(_VIEWER_SCRATCH),
         *(p.Directory(path) for path in ("empty", p.ROOT)),
@@ -199,7 +211,7 @@ def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def _takes(request: Request) -> Iterator[p.Take | p.Given]:
+def _takes(request: Request) -> Iterator[p.Take | p.Given | p.DiskUpper]:
     for slot, layer in enumerate(request.image.layers):
         yield p.Take(str(layer), str(slot))
     for number in range(request.sealed):
@@ -211,6 +223,8 @@ def _takes(request: Request) -> Iterator[p.Take | p.Given]:
             yield p.Take(f"/{name}", name, owners="host", recursive=True)
     if request.upper is not None:
         yield p.Take(str(request.upper), "disk", read_only=False)
+    if request.disk_upper:
+        yield p.DiskUpper("", "disk")
     for number, mount in enumerate(request.mounts):
         yield from (p.Take(str(path), slot) for slot, path in _sources(number, mount))
 
@@ -248,9 +262,24 @@ def _root(request: Request) -> Iterator[p.Operation]:
         yield p.Attach("disk", slot="disk")
         yield p.Overlay(p.ROOT, lowers, "disk/tree", "disk/work", volatile=True)
         return
-    yield p.Directory("upper")
-    yield p.Directory("work")
-    yield p.Overlay(p.ROOT, lowers, "upper", "work")
+    yield from _writable(request, p.ROOT, lowers, "upper", "work")
+
+
+def _writable(request: Request, path: str, lowers: tuple[str, ...], upper: str, work: str) -> Iterator[p.Operation]:
+    """Mount an overlay that takes writes, to scratch or to a disk upper."""
+    place = "disk/" if request.disk_upper else ""
+    yield p.Directory(f"{place}{upper}")
+    yield p.Directory(f"{place}{work}")
+    yield p.Overlay(path, lowers, f"{place}{upper}", f"{place}{work}", volatile=request.disk_upper)
+
+
+def with_disk_upper(plan: p.Plan, upper: Path) -> p.Plan:
+    """Make a plan that of a life whose writes go to this directory on disk: forks share all the rest."""
+    operations = (
+        p.DiskUpper(str(upper), operation.slot) if isinstance(operation, p.DiskUpper) else operation
+        for operation in plan.operations
+    )
+    return replace(plan, operations=tuple(operations))
 
 
 def _sealed(request: Request, part: str) -> tuple[str, ...]:
@@ -289,9 +318,7 @@ def _usr(request: Request) -> Iterator[p.Operation]:
     if request.upper is not None:
         yield p.Overlay("root/usr", lowers, "disk/usr", "disk/usr-work", volatile=True)
         return
-    yield p.Directory("usr")
-    yield p.Directory("usr-work")
-    yield p.Overlay("root/usr", lowers, "usr", "usr-work")
+    yield from _writable(request, "root/usr", lowers, "usr", "usr-work")
 
 
 def _usr_layers(image: ImageSpec) -> list[int]:

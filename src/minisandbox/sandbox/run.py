@@ -19,6 +19,7 @@ from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import fd_passing
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.snapshots import Tree
+from minisandbox.sandbox.uppers import DiskUpper
 
 _READY_TIMEOUT = 60.0
 _END_PATIENCE = 5.0
@@ -35,6 +36,7 @@ class SandboxRun:
         trees: the sealed trees that the plan names.
         name: the sandbox's id, for messages.
         one_id: whether it has but one uid even where a range could be had.
+        upper: the directory on disk that its writes go to, if not to memory.
 
     Attributes:
         pid: host pid of its first process; 0 before :meth:`await_process`.
@@ -54,8 +56,10 @@ class SandboxRun:
         name: str,
         *,
         one_id: bool = False,
+        upper: DiskUpper | None = None,
     ) -> None:
         self._name = name
+        self._upper = upper
         self._tree: Tree | None = None
         self.listener: socket.socket | None = None
         self._launcher = launcher
@@ -137,7 +141,7 @@ class SandboxRun:
         elif event == "listener":
             self.listener = socket.socket(fileno=descriptor)
         else:
-            self._tree = Tree(self._launcher, descriptor)
+            self._tree = Tree(self._launcher, descriptor, self._upper)
 
     def _fail(self, answer: dict[str, Any]) -> NoReturn:
         if answer["event"] == "gone":

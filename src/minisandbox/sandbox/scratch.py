@@ -10,6 +10,8 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +21,17 @@ from pathlib import Path
 from minisandbox.errors import HostError
 from minisandbox.host import reaper, registry
 from minisandbox.host.os_errors import runtime_os_errors
+from minisandbox.sandbox.launcher import mappers
 from minisandbox.store.trees import remove_tree
 
 _PREFIX = "minisandbox-scratch-"
 _KIND = "directory"
 _NOTES = "temporary"
+_REMOVER = (
+    "import os, pathlib, sys; package, path, *mappers = os.fsdecode(sys.stdin.buffer.read()).split('\\0'); "
+    "sys.path.append(package); from minisandbox.launch.kernel.identity import enter_outer_namespace; "
+    "from minisandbox.store.trees import remove_tree; enter_outer_namespace(mappers); remove_tree(pathlib.Path(path))"
+)
 ELSEWHERE = "set TMPDIR to another directory"
 
 
@@ -33,13 +41,15 @@ class ScratchLeftover(reaper.Leftover):
 
     def remove(self) -> bool:
         """Remove it; returns whether it is gone."""
-        with contextlib.suppress(OSError):  # somebody else's, or removed by somebody else
-            remove_tree(self.path)
+        remove(self.path)
         return not os.path.lexists(self.path)
 
 
-def new_scratch() -> Path:
+def new_scratch(place: Path | None = None) -> Path:
     """Make an empty directory of this process, which its user alone may enter.
+
+    Args:
+        place: where; that for temporary files by default.
 
     Returns:
         Its path; the caller removes it.
@@ -47,9 +57,24 @@ def new_scratch() -> Path:
     Raises:
         HostError: it cannot be made.
     """
-    place = _place() or Path("/tmp")  # noqa: S108 - only told
-    with _noting(place), runtime_os_errors("make a temporary directory", place, ELSEWHERE):
-        return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{registry.owner_name()}-")).resolve()
+    elsewhere = ELSEWHERE if place is None else ""
+    place = place or _place() or Path("/tmp")  # noqa: S108 - only told
+    with _noting(place), runtime_os_errors("make a temporary directory", place, elsewhere):
+        prefix = f"{_PREFIX}{registry.owner_name()}-"
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=None if elsewhere else place)).resolve()
+
+
+def remove(path: Path) -> None:
+    """Remove a directory with all in it; what cannot be removed is left to whoever cleans up next."""
+    try:
+        remove_tree(path)
+    except PermissionError:  # files of subordinate ids, which belong to this user in a user namespace alone
+        if os.geteuid() != 0 and all(mappers()):
+            settings = "\0".join((str(Path(__file__).parents[2]), str(path), *mappers()))
+            command = [sys.executable, "-I", "-c", _REMOVER]
+            subprocess.run(command, input=os.fsencode(settings), capture_output=True, check=False, cwd="/")
+    except OSError:  # somebody else's, or removed by somebody else
+        pass
 
 
 def _place() -> Path | None:

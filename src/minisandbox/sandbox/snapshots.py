@@ -12,6 +12,7 @@ from minisandbox.errors import InvalidValue
 from minisandbox.launch.plan import BYTES_PER_FILE
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.plans import LEAST_DISK
+from minisandbox.sandbox.uppers import DiskUpper, sweep
 from minisandbox.store.leases import Lease
 from minisandbox.types import ImageSpec
 
@@ -28,12 +29,14 @@ class Tree:
     Args:
         launcher: who made the sandbox.
         descriptor: of the mount; it is never used as a path here, because an agent has shaped what lies below it.
+        upper: the directory on disk that it shows, or None for memory.
     """
 
     _descriptor, _number = -1, 0  # of one that a signal's handler has kept from being made
 
-    def __init__(self, launcher: Launcher, descriptor: int) -> None:
+    def __init__(self, launcher: Launcher, descriptor: int, upper: DiskUpper | None = None) -> None:
         self.launcher = launcher
+        self.upper = upper
         self._descriptor = descriptor
         self._number = self._held = 0
         self._lock = threading.Lock()
@@ -54,15 +57,18 @@ class Tree:
         with self._lock:
             if self._descriptor < 0:
                 return self._held
-            return _taken(self._descriptor)
+            return self._taken()
 
     def seal(self) -> None:
         """Nothing writes to it any more; sandboxes are made over it."""
         self.number()
         with self._lock:
             if self._descriptor >= 0:
-                self._held = _taken(self._descriptor)
+                self._held = self._taken()
                 self._close()
+
+    def _taken(self) -> int:
+        return self.launcher.measure(self._descriptor) if self.upper else _taken(self._descriptor)
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -92,8 +98,9 @@ def check_room(trees: Sequence[Tree], disk: int, what: str) -> None:
     held = sum(tree.held() for tree in trees)
     if trees and disk - held < LEAST_DISK:
         raise InvalidValue(
-            f"{what}: sealed states hold {held} bytes of memory, and Limits.disk is {disk}",
-            reason=f"what is sealed stays in memory, files that were deleted or overwritten since included; "
+            f"{what}: sealed states hold {held} bytes of {'disk' if trees[0].upper else 'memory'}, "
+            f"and Limits.disk is {disk}",
+            reason=f"what is sealed stays, files that were deleted or overwritten since included; "
             f"each counts {BYTES_PER_FILE} bytes at least",
             hint="reset() to an earlier state, begin anew from the image, or give a higher Limits.disk",
         )
@@ -140,6 +147,7 @@ class Snapshot:
             self._lease.release()
         if launcher is not None:
             launcher.flush()
+            sweep()
 
     def __enter__(self) -> Self:
         """Use the snapshot in a ``with`` block; it is closed at its end."""

@@ -1,13 +1,76 @@
-"""Uppers on disk: the writes of a build, which become the next layer."""
+"""Uppers on disk: the writes of a build, which become the next layer; every sandbox's, where tmpfs takes none."""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from pathlib import Path
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import HostError, InvalidValue
+from minisandbox.launch.disk import FLOOR
+from minisandbox.sandbox import scratch
+from minisandbox.store.leases import layer_of
+from minisandbox.store.places import is_read_only
+from minisandbox.store.store import Store
 from minisandbox.store.trees import remove_tree
-from minisandbox.types import Limits
+from minisandbox.types import ImageSpec, Limits
+
+WATCHED = "watchdog"
+"""How ``info().enforced`` names what holds ``Limits.disk`` of a disk upper."""
+_unused: deque[Path] = deque()
+
+
+class DiskUpper:
+    """A directory on the store's disk for the writes of one life of a sandbox.
+
+    It is removed by the first :func:`sweep` after the last reference to this object is gone, or after its owner's death
+    by the next owner (:mod:`.scratch`).
+
+    Args:
+        image: what the sandbox is made over; the directory lies in its store, or in this user's own.
+
+    Attributes:
+        path: the directory.
+
+    Raises:
+        HostError: it cannot be made, or the disk is full.
+    """
+
+    def __init__(self, image: ImageSpec) -> None:
+        self._pid = os.getpid()
+        place = _store(image) / "uppers"
+        place.mkdir(mode=0o700, exist_ok=True)
+        info = os.statvfs(place)
+        if (free := info.f_bavail * info.f_frsize) < FLOOR:
+            raise HostError(
+                f"the store's disk has {free >> 20} MiB free, and sandboxes need {FLOOR >> 20}",
+                reason="on this kernel sandboxes write to that disk, not to memory",
+                hint=f"free some space at {place}; 'minisandbox image du' shows what the store takes",
+            )
+        self.path = scratch.new_scratch(place)
+
+    def __del__(self) -> None:
+        """Have it removed; a fork's copy of this object leaves the directory to its maker."""
+        if hasattr(self, "path") and self._pid == os.getpid():
+            _unused.append(self.path)
+
+
+def _store(image: ImageSpec) -> Path:
+    """The store of an image, where this process may write there; else this user's own."""
+    for layer in filter(None, map(layer_of, reversed(image.layers))):
+        if not is_read_only(store := layer.parents[1]):
+            return store
+    return Store.open().root
+
+
+def sweep() -> None:
+    """Remove the directories that nothing uses any more; safe to call from several threads."""
+    while _unused:
+        try:
+            path = _unused.popleft()
+        except IndexError:
+            return
+        scratch.remove(path)
 
 
 def prepare(upper: Path) -> None:

@@ -136,6 +136,7 @@ _PURPOSES = {
     "packs": ("files of frozen layers, compressed", "image rm, image gc, with their layers"),
     "quarantine": ("damaged layers", "image gc"),
     "staging": ("what is being made now", "image gc, once its process is gone"),
+    "uppers": ("what sandboxes write now", "sandbox prune, once their owner is gone"),
     "runs": ("rollouts of the quickstart", "rm -r, if you do not need them"),
 }
 _OF_IMAGES = frozenset(("layers", "objects", "images", "pins", "locks"))

@@ -11,6 +11,8 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
+from minisandbox.launch.disk import DiskLimit, kept_in_memory, measure
+
 KILL_PATIENCE = 10.0
 """Seconds after which a process that hangs in the kernel is left to the end of the sandbox."""
 _STOP_PATIENCE = 2.0
@@ -132,10 +134,13 @@ def stat_fields(pid: int) -> list[bytes]:
         return []
 
 
-def usage() -> dict[str, float]:
+def usage(upper: DiskLimit | None = None) -> dict[str, float]:
     """Return what the sandbox uses: CPU seconds, bytes of memory and of disk, processes of its commands.
 
     Disk is counted on the sandbox's memory, which holds its upper (unless that is on disk), /run and /dev/shm.
+
+    Args:
+        upper: its disk upper, which counts too.
     """
     cpu = memory = processes = 0
     for pid in every_pid():
@@ -147,6 +152,5 @@ def usage() -> dict[str, float]:
         memory += int(fields[21]) * _PAGE
         # the children of pid 1 are workers: every command descends from one of them
         processes += pid != 1 and fields[1] != b"1" and not has_ended(pid, fields[0])
-    scratch = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
-    disk = (scratch.f_blocks - scratch.f_bfree) * scratch.f_frsize
+    disk = kept_in_memory() + (measure(upper.upper) if upper else 0)
     return {"cpu": cpu / _TICKS, "memory": memory, "disk": disk, "processes": processes}

@@ -98,6 +98,7 @@ def _take_content(job: Job, descriptor: int) -> int:
     position = 0
     while True:
         header, data = job.receive()
+        job.counters.charge(len(data))
         view = memoryview(data)
         while view:
             written = os.pwrite(descriptor, view, position)
@@ -280,6 +281,7 @@ def _take_frame(job: Job, builder: Builder) -> frames.Header | None:
     header, payload = job.receive()
     event, name = header["event"], str(header.get("name"))
     if event == "data":
+        job.counters.charge(len(payload))
         builder.data(payload)
     elif event == "hole":
         builder.hole(_integer(header, "size"))
@@ -302,7 +304,7 @@ def _take_frame(job: Job, builder: Builder) -> frames.Header | None:
 
 def _usage(job: Job) -> None:
     """``usage``: answers what the sandbox uses right now, as seen from inside."""
-    _send(job, {"event": "usage", **descendants.usage()})
+    _send(job, {"event": "usage", **descendants.usage(job.counters.upper)})
 
 
 # --- what they share -------------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from minisandbox.launch.disk import DiskLimit, shared_state
+
 from . import syscalls as sc
 
 NEEDED = ("memory", "pids")
@@ -301,11 +303,14 @@ class LimitCounters:
 
     Attributes:
         fds: the same.
+        upper: the limit of its upper on disk, or None (:meth:`limit_disk`).
     """
 
     def __init__(self, fds: CgroupFds | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
         self.fds = fds
+        self.upper: DiskLimit | None = None
         self._disk = disk
+        self._written = shared_state()
         self._noted = mmap.mmap(-1, _NOTED.size)  # shared with every process that is forked from here (mmap(2))
         self._mark = [0, 0]
 
@@ -313,15 +318,36 @@ class LimitCounters:
         """Count that the watchdog ended processes; only pid 1 calls this."""
         _NOTED.pack_into(self._noted, 0, _NOTED.unpack_from(self._noted)[0] + 1)
 
+    def limit_disk(self, upper: int, limit: int) -> DiskLimit:
+        """Limit an upper on disk, in pid 1 and in each worker that it forked before.
+
+        Args:
+            upper: descriptor of the directory.
+            limit: bytes.
+        """
+        self.upper = DiskLimit(upper, limit, self._written)
+        return self.upper
+
+    def charge(self, size: int) -> None:
+        """Refuse a file operation's bytes that are too many for an upper on disk.
+
+        Raises:
+            OSError: they are (ENOSPC).
+        """
+        if self.upper:
+            self.upper.charge(size)
+
     def mark(self) -> None:
         """Remember where the counters stand."""
         self._mark = self._counts()
+        if self.upper:
+            self.upper.mark()
 
     def hits(self) -> list[str]:
         """List the limits that refused something since the last mark; a disk that is full now counts."""
         pairs = zip((MEMORY, PROCESSES), self._mark, self._counts(), strict=True)
         found = [name for name, before, after in pairs if after > before]
-        return [*found, DISK] if self._is_full() else found
+        return [*found, DISK] if self._is_full() or (self.upper and self.upper.was_hit()) else found
 
     def _counts(self) -> list[int]:
         killed, refused = self.fds.refusals() if self.fds else (0, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import stat
@@ -46,13 +47,16 @@ class Executor:
         given: descriptors of the sealed trees handed over with the plan.
         proc: descriptor of a proc file system of the sandbox's process namespace, not yet attached; only for
             preparations.
-        tree: descriptor of a copy of the scratch mount that can outlive the sandbox, once it is made.
+        tree: descriptor of a copy of the mount that takes the writes, scratch or the disk upper, once it is made; it
+            can outlive the sandbox. It has no map of ids, which the next sandbox could not change (mount_setattr(2)).
+        disk: descriptor of the disk upper as the sandbox sees it, if there is one.
     """
 
     idmap_fd: int | None
     given: tuple[int, ...] = ()
     proc: int = -1
     tree: int = -1
+    disk: int = -1
     _slots: dict[str, int] = field(default_factory=dict)
     _scratch: int = -1
 
@@ -77,6 +81,8 @@ class Executor:
                 self._make_scratch(operation.size)
             case p.Resize():
                 _resize(operation.size)
+            case p.DiskUpper():
+                self._slots[operation.slot] = self._take_disk_upper(operation)
             case p.Directory():
                 self._make_directory(operation.path, operation.mode)
             case p.Attach():
@@ -115,18 +121,26 @@ class Executor:
 
     def _make_scratch(self, size: int) -> None:
         options = _tmpfs_sizes(size) | {"mode": "0755"}
-        if self.idmap_fd is not None:
+        idmapped = self.idmap_fd is not None and tmpfs_can_be_idmapped(self.idmap_fd)
+        if idmapped:  # else it belongs to the file-system ids of this process
             options |= {"uid": "0", "gid": "0"}  # as on the disk of a layer: each sandbox sees it through its own map
         self._scratch = sc.new_filesystem("tmpfs", 0, **options)
         _cover_scratch_point(self._scratch)
-        # without a map: an idmapped mount's cannot be changed, and the next sandbox has another (mount_setattr(2))
         self.tree = sc.open_tree(_SCRATCH_POINT)
-        if self.idmap_fd is not None:
+        if idmapped:
             os.close(self._scratch)
             self._scratch = sc.open_tree(_SCRATCH_POINT)
             self._set_attributes(self._scratch, 0, owners="image")
             _cover_scratch_point(self._scratch)
         os.fchdir(self._scratch)
+
+    def _take_disk_upper(self, upper: p.DiskUpper) -> int:
+        self.tree = sc.open_tree(upper.source)
+        sc.mount_setattr(self.tree, _SAFE)
+        tree = sc.open_tree(upper.source)
+        self._set_attributes(tree, _SAFE, owners="image")
+        self.disk = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
+        return tree
 
     def _make_directory(self, path: str, mode: int) -> None:
         os.mkdir(path, mode)
@@ -262,6 +276,43 @@ def _resize(size: int) -> None:
     """Give the tmpfs of the working directory another size (mount(2): a remount changes what it names)."""
     options = ",".join(f"{name}={value}" for name, value in _tmpfs_sizes(size).items())
     sc.mount("none", ".", None, sc.MS_REMOUNT | sc.MS_NOSUID | sc.MS_NODEV, options)
+
+
+@functools.cache
+def tmpfs_can_be_idmapped(userns_fd: int) -> bool:
+    """Whether a tmpfs can be mounted with a map of ids: from Linux 6.3 on.
+
+    Args:
+        userns_fd: a user namespace to try it with.
+    """
+    tree = sc.new_filesystem("tmpfs", 0)
+    try:
+        sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=userns_fd)
+    except sc.CallError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    finally:
+        os.close(tree)
+    return True
+
+
+def tmpfs_keeps_attributes() -> bool:
+    """Whether a tmpfs keeps ``user.*`` attributes, which overlayfs marks its files with: from Linux 6.6 on."""
+    tree = sc.new_filesystem("tmpfs", 0)
+    try:
+        root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
+        try:
+            os.setxattr(root, "user.overlay.minisandbox", b"y")
+        finally:
+            os.close(root)
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return False
+        raise
+    finally:
+        os.close(tree)
+    return True
 
 
 def _cover_scratch_point(tree: int) -> None:

@@ -1,0 +1,309 @@
+"""Count what a sandbox has written to a directory on disk: the kernel has no quota of one directory.
+
+Pid 1 counts while commands run, a worker where a command may have written too much, and the zygote for snapshots. The
+sandbox's processes may change the tree meanwhile, so nothing here follows a link or trusts a name.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+import stat
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .plan import BYTES_PER_FILE
+
+PARTS = ("upper", "usr")
+"""Directories of an upper that hold what was written; overlayfs works in the others."""
+FLOOR, NEAR_FLOOR = 256 << 20, 512 << 20
+"""Free bytes of a file system: below the second nobody's upper may grow, below the first no command may go on."""
+_ENTRIES = 200
+"""Entries of directories between two pauses."""
+_MOST_OPEN = 256
+"""Levels of which the descriptors stay open; deeper ones are left by ``..``."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHARED = struct.Struct("=QQQQQ")
+
+
+class Count:
+    """Adds up the blocks of all files below an upper; a file with several names counts once.
+
+    Args:
+        upper: descriptor of a directory that holds :data:`PARTS`.
+    """
+
+    def __init__(self, upper: int) -> None:
+        self._upper = upper
+        self._blocks = self._files = 0
+        self._seen: set[int] = set()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes found so far; each file counts :data:`.plan.BYTES_PER_FILE` at least, as in a tmpfs."""
+        return max(self._blocks * 512, self._files * BYTES_PER_FILE)
+
+    def steps(self) -> Iterator[None]:
+        """Count; yields after every few hundred entries, so that the caller can do other work."""
+        for part in PARTS:
+            try:
+                root = os.open(part, _DIRECTORY, dir_fd=self._upper)
+            except OSError:  # made only where the host's /usr is writable inside
+                continue
+            yield from self._walk(root)
+
+    def _walk(self, root: int) -> Iterator[None]:
+        """Walk a tree that may be changing: what vanishes is passed over.
+
+        A directory that is moved while the walk is more than :data:`_MOST_OPEN` levels deep hides what is next to it.
+        """
+        levels = [_Level(root)]
+        try:
+            while levels:
+                top = levels[-1]
+                yield from self._look(top)
+                if top.names and (below := _enter(top)):
+                    levels.append(below)
+                    if len(levels) > _MOST_OPEN:
+                        top.close()
+                elif not top.names:
+                    levels.pop()
+                    _return(top, levels)
+                    top.close()
+        finally:
+            for level in levels:
+                level.close()
+
+    def _look(self, level: _Level) -> Iterator[None]:
+        if level.looked:
+            return
+        level.looked = True
+        with os.scandir(level.descriptor) as entries:
+            for number, entry in enumerate(entries, 1):
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except OSError:  # it has gone
+                    continue
+                self._add(status)
+                if stat.S_ISDIR(status.st_mode):
+                    level.names.append(entry.name)
+                if number % _ENTRIES == 0:
+                    yield
+        yield
+
+    def _add(self, status: os.stat_result) -> None:
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            if status.st_ino in self._seen:
+                return
+            self._seen.add(status.st_ino)
+        self._blocks += status.st_blocks
+        self._files += 1
+
+
+class _Level:
+    """A directory on the way down: its descriptor, and the subdirectories that are still to be entered."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.names: list[str] = []
+        self.looked = False
+        self.identity = _identity(descriptor)
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _enter(level: _Level) -> _Level | None:
+    """Enter the next subdirectory; None if it has gone."""
+    try:
+        return _Level(os.open(level.names.pop(), _DIRECTORY, dir_fd=level.descriptor))
+    except OSError:
+        return None
+
+
+def _return(left: _Level, levels: list[_Level]) -> None:
+    """Open the level above again if it was closed; if it lies elsewhere by now, go on at the last open one."""
+    while levels and levels[-1].descriptor < 0:
+        above = levels[-1]
+        try:
+            above.descriptor = os.open("..", _DIRECTORY, dir_fd=left.descriptor)
+        except OSError:
+            levels.pop()
+            continue
+        if _identity(above.descriptor) == above.identity:
+            return
+        above.close()
+        levels.pop()
+
+
+def measure(upper: int) -> int:
+    """Return the bytes that an upper on disk holds.
+
+    Args:
+        upper: descriptor of the directory.
+    """
+    count = Count(upper)
+    for _ in count.steps():
+        pass
+    return count.bytes
+
+
+def kept_in_memory() -> int:
+    """Return the bytes that this sandbox holds in its tmpfs, for /run and /dev/shm."""
+    info = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
+    return (info.f_blocks - info.f_bfree) * info.f_frsize
+
+
+class Room(NamedTuple):
+    """What a file system has left.
+
+    Attributes:
+        bytes: free bytes.
+        files: free files; 0 where it does not say.
+    """
+
+    bytes: int
+    files: int
+
+
+def room(upper: int) -> Room:
+    """Return what the file system that holds an upper has left; no bytes where it takes no further files."""
+    info = os.fstatvfs(upper)
+    full = info.f_files > 0 and info.f_favail == 0
+    return Room(0 if full else info.f_bavail * info.f_frsize, info.f_favail)
+
+
+def _written() -> int:
+    """Return the bytes that this process has written to disks, and those that it waited for (getrusage(2))."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_oublock for one in used) * 512
+
+
+def shared_state() -> mmap.mmap:
+    """Memory that is shared with every process forked from here on (mmap(2))."""
+    return mmap.mmap(-1, _SHARED.size)
+
+
+class DiskLimit:
+    """What one sandbox may write to its upper on disk, shared by its pid 1 and its workers.
+
+    Args:
+        upper: descriptor of the directory.
+        limit: bytes.
+        shared: memory of them all (:func:`shared_state`).
+
+    Attributes:
+        upper: the same.
+        limit: the same.
+    """
+
+    def __init__(self, upper: int, limit: int, shared: mmap.mmap) -> None:
+        self.upper = upper
+        self.limit = limit
+        self._shared = shared
+        if not self.allowed:  # the first of them
+            self._state = _State(0, limit, 0, *room(upper))
+        self._ended = self._credit = 0
+        self._written = _written()
+
+    @property
+    def allowed(self) -> int:
+        """Bytes beyond which commands are ended: the limit, or what lies there if that is more, so that it can go."""
+        return self._state.allowed
+
+    @property
+    def counted(self) -> int:
+        """Bytes that the last count found."""
+        return self._state.counted
+
+    def is_near(self, size: int = 0) -> bool:
+        """Whether nearly as much as the limit may lie here.
+
+        That is what the last count found, and what has been written since: by what the file system has lost, and by
+        what this process and those that it waited for have written (others may have freed as much meanwhile).
+
+        Args:
+            size: bytes that are about to be written.
+        """
+        state, now = self._state, room(self.upper)
+        files = (state.free_files - now.files) * BYTES_PER_FILE
+        written = max(state.free_bytes - now.bytes, files, _written() - self._written)
+        return state.counted + max(0, written) + size > self.limit - self.limit // 8
+
+    def note_count(self, found: int, free: Room) -> None:
+        """Note a count, and allow what was found, and no more.
+
+        Args:
+            found: its bytes.
+            free: what the file system had left at its beginning.
+        """
+        self._state = _State(self._state.ended, max(self.limit, found), found, *free)
+
+    def note_ended(self) -> None:
+        """Count that commands are about to be ended; only pid 1 calls this."""
+        self._state = self._state._replace(ended=self._state.ended + 1)
+
+    def mark(self) -> None:
+        """Remember the state before a job."""
+        self._ended, self._credit, self._written = self._state.ended, 0, _written()
+
+    def was_hit(self) -> bool:
+        """Whether commands were ended since the mark, or as much lies there as may; counts only if that is likely."""
+        if self._state.ended > self._ended:
+            return True
+        return self.is_near() and (self._find() >= self.limit or room(self.upper).bytes == 0)
+
+    def charge(self, size: int) -> None:
+        """Refuse to write so many bytes for a file operation where they are too many; counts only if that is likely.
+
+        Raises:
+            OSError: they are (ENOSPC).
+        """
+        if size > self._credit and self.is_near(size):
+            self._credit = max(0, self.limit - self._find())
+            if size > self._credit:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._credit = max(0, self._credit - size)
+
+    def _find(self) -> int:
+        free = room(self.upper)
+        found = measure(self.upper) + kept_in_memory()
+        self.note_count(found, free)
+        self._written = _written()
+        return found
+
+    @property
+    def _state(self) -> _State:
+        return _State(*_SHARED.unpack_from(self._shared))
+
+    @_state.setter
+    def _state(self, state: _State) -> None:
+        _SHARED.pack_into(self._shared, 0, *state)
+
+
+class _State(NamedTuple):
+    """What is known, for all processes.
+
+    Attributes:
+        ended: how often commands were ended.
+        allowed: see :attr:`DiskLimit.allowed`.
+        counted: bytes that the last count found.
+        free_bytes: what the file system had left then.
+        free_files: likewise.
+    """
+
+    ended: int
+    allowed: int
+    counted: int
+    free_bytes: int
+    free_files: int
