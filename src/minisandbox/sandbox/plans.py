@@ -274,12 +274,9 @@ def _writable(request: Request, path: str, lowers: tuple[str, ...], upper: str, 
 
 
 def with_disk_upper(plan: p.Plan, upper: Path) -> p.Plan:
-    """Make a plan that of a life whose writes go to this directory on disk: forks share all the rest."""
-    operations = (
-        p.DiskUpper(str(upper), operation.slot) if isinstance(operation, p.DiskUpper) else operation
-        for operation in plan.operations
-    )
-    return replace(plan, operations=tuple(operations))
+    """Make a plan that of a run whose writes go to this directory on disk: forks share all the rest."""
+    takes = (p.DiskUpper(str(upper), one.slot) if isinstance(one, p.DiskUpper) else one for one in plan.takes)
+    return replace(plan, takes=tuple(takes))
 
 
 def _sealed(request: Request, part: str) -> tuple[str, ...]:
