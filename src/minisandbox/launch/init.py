@@ -35,7 +35,7 @@ _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
 """Children that are collected before anything else is looked at."""
 _LONGEST_WAIT = 3600.0
-_PATIENCE = 10.0
+_PATIENCE = 60.0
 """Seconds that a worker waits for its sandbox to be asked for: it takes memory. Pid 1 can fork another."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
@@ -324,6 +324,7 @@ class Init:
     def _await_begin(self, partner: socket.socket) -> None:
         """In the first worker: wait for what pid 1 waits for too; each takes a message of its own."""
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        worker.rehearse(self._counters)
         if not select.select([partner], [], [], _PATIENCE)[0]:
             os._exit(0)
         numbers, self._control, self._door = _await_birth(partner)

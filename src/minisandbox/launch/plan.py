@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 INOTIFY = 32
 """Inotify instances of one sandbox by default; the kernel's default for all of a user is 128 (inotify(7))."""
@@ -255,7 +255,7 @@ Operation = (
 _KINDS: dict[str, type[Operation]] = {kind.__name__: kind for kind in Operation.__args__}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Everything the launcher needs to make one sandbox.
 
@@ -294,9 +294,9 @@ class Plan:
         lines.append("limits: " + ", ".join(f"{name}={value}" for name, value in self.rlimits))
         return "\n".join(lines)
 
-    @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
-    def to_json(self) -> bytes:
-        """Serialise, the preparations on a line of their own; :meth:`from_json` makes an equal plan of it."""
+    @cached_property
+    def as_json(self) -> bytes:
+        """The plan as text, the preparations on a line of their own; :meth:`from_json` makes an equal plan of it."""
         rest = {
             "takes": _rows(self.takes),
             "operations": _rows(self.operations),
@@ -311,7 +311,7 @@ class Plan:
     @classmethod
     @lru_cache(maxsize=8)
     def from_json(cls, data: bytes) -> Plan:
-        """Read what :meth:`to_json` wrote.
+        """Read :attr:`as_json`.
 
         Raises:
             ValueError: the data is not a plan.

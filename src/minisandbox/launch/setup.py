@@ -51,7 +51,7 @@ def pack_job(job: str, pid: int, identity: Identity, plan: bytes) -> bytes:
         job: ``PREPARE``, ``FINISH`` or ``BOTH``.
         pid: the sandbox's first process, as ``/proc`` calls it here.
         identity: who it is.
-        plan: what it is to be (:meth:`.plan.Plan.to_json`); to prepare one, its first line.
+        plan: what it is to be (:attr:`.plan.Plan.as_json`); to prepare one, its first line.
     """
     who = (job, pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
     return json.dumps(who).encode() + b"\n" + plan
@@ -191,7 +191,8 @@ class _Making:
                         raise read_failure(answer)
                     self._complete(made, plan, controller, trees)
                     numbers = pack_numbers(_numbers(plan))
-                    for _ in ("pid 1", "its worker"):
+                    socket.send_fds(leader, [numbers], [control, door])
+                    with contextlib.suppress(BrokenPipeError):  # the first worker has had no patience
                         socket.send_fds(leader, [numbers], [control, door])
                 _hand_out(controller, "ready", made.tree)
             except _Refused as error:
