@@ -1,8 +1,8 @@
 """A setup worker: a process next to the zygote that makes sandboxes, in two steps, each a job.
 
-To *prepare* one it maps the ids of a new pid 1, goes into its namespaces, and makes there what does not depend on the
-image; nobody has asked for the sandbox yet. To *finish* one it goes there again, adds what the plan says, and tells
-pid 1 to begin. Between the two, what the second step needs lies in a socket, the *handover*, so that any setup worker
+To *prepare* one, before there is a request, it maps the ids of a new pid 1, goes into its namespaces, and makes there
+what does not depend on the image. To *finish* one it goes there again, adds what the plan says, and tells pid 1 to
+begin. Between the two, what the second step needs lies in a socket, the *handover*, so that any setup worker
 can take it: descriptors of the namespaces, of scratch, and of the socket to pid 1. So pid 1 never has a privilege
 together with a plan, and no process needs to be forked for a plan: what a process touches after a fork is copied page
 by page.
@@ -36,7 +36,8 @@ _MOST_RIGHTS = 253
 """SCM_MAX_FD (include/net/scm.h)."""
 _MAX_JOB = 1 << 18
 _JOBS, _FIRST_HOME = 3, 4
-_VISITED = (("mnt", sc.CLONE_NEWNS), ("uts", sc.CLONE_NEWUTS), ("net", sc.CLONE_NEWNET))
+_HOME = {sc.CLONE_NEWNS: _FIRST_HOME, sc.CLONE_NEWUTS: _FIRST_HOME + 1, sc.CLONE_NEWNET: _FIRST_HOME + 2}
+"""Descriptors of the namespaces to come back to, by their kinds."""
 
 
 PREPARE, FINISH, BOTH = "prepare", "finish", "both"
@@ -86,7 +87,7 @@ def main(jobs: int) -> None:
             making.prepare_for_another(*given)
         else:
             making.finish(given[0], given[1], given[2], given[3:], prepared=job == FINISH)
-        sc.close_range(_FIRST_HOME + len(_VISITED))
+        sc.close_range(_FIRST_HOME + len(_HOME))
 
 
 def _receive(source: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
@@ -104,7 +105,7 @@ def _make_home() -> OSError | None:
     sc.close_range(_FIRST_HOME)
     try:
         sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # into the host's own an ordinary user could not come back
-        for name, _ in _VISITED:  # they get the numbers from _FIRST_HOME on
+        for name in ("mnt", "uts", "net"):  # they get the numbers of _HOME
             os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         return error
@@ -157,7 +158,7 @@ class _Making:
     step: str = "make namespaces"
 
     def prepare_for_another(self, leader: int, handover: int) -> None:
-        """Prepare it, and leave it to whoever finishes it.
+        """Prepare it, and leave it to the setup worker that finishes it.
 
         A failure waits there too, with the socket, so that the process stays until somebody asks for it.
         """
@@ -192,8 +193,9 @@ class _Making:
                     self._complete(made, plan, controller, trees)
                     numbers = pack_numbers(_numbers(plan))
                     socket.send_fds(leader, [numbers], [control, door])
-                    with contextlib.suppress(BrokenPipeError):  # the first worker has had no patience
-                        socket.send_fds(leader, [numbers], [control, door])
+                    if prepared:
+                        with contextlib.suppress(BrokenPipeError):  # its first worker has had no patience
+                            socket.send_fds(leader, [numbers], [control, door])
                 _hand_out(controller, "ready", made.tree)
             except _Refused as error:
                 controller.send(error.args[0])
@@ -250,8 +252,8 @@ class _Making:
         finally:
             try:
                 act_as_owner(self.identity, no_more=True)
-                for number, (_, kind) in enumerate(_VISITED, _FIRST_HOME):
-                    sc.setns(number, kind)
+                for _, kind in there:
+                    sc.setns(_HOME[kind], kind)
             except OSError:  # a setup worker that is not at home must not make the next one
                 os._exit(1)
 

@@ -42,7 +42,7 @@ class SandboxRun:
         listener: where it was asked for, the socket that listens inside for its way out; the gateway closes it.
 
     Raises:
-        SandboxCreationError: nobody is there to be asked.
+        SandboxCreationError: the launcher is gone.
     """
 
     def __init__(
