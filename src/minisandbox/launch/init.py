@@ -190,6 +190,7 @@ class Init:
         """
         self._control = control
         self._door = door
+        self._control.send(b'{"event":"ready"}')
         memory = numbers.get(setup.MEMORY, 0)
         self._watchdog = Watchdog(memory, self._counters) if memory else None
         self._expects_commands = bool(numbers.get(setup.EXPECTS_COMMANDS, 0))

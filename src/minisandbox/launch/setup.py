@@ -190,13 +190,12 @@ class _Making:
                     self.step = "enter its user namespace"
                     if (answer := leader.recv(4096)) != BECOME:
                         raise read_failure(answer)
-                    self._complete(made, plan, controller, trees)
+                    _hand_out(controller, "tree", self._complete(made, plan, controller, trees))
                     numbers = pack_numbers(_numbers(plan))
                     socket.send_fds(leader, [numbers], [control, door])
                     if prepared:
                         with contextlib.suppress(BrokenPipeError):  # its first worker has had no patience
                             socket.send_fds(leader, [numbers], [control, door])
-                _hand_out(controller, "ready", made.tree)
             except _Refused as error:
                 controller.send(error.args[0])
             except (OSError, ValueError) as error:
@@ -223,10 +222,11 @@ class _Making:
             raise _Refused(data)
         return _Prepared(*given) if given else None
 
-    def _complete(self, made: _Prepared, plan: Plan, controller: socket.socket, trees: Sequence[int]) -> None:
+    def _complete(self, made: _Prepared, plan: Plan, controller: socket.socket, trees: Sequence[int]) -> int:
+        """Add what the plan says; returns a descriptor of the mount that is written to."""
         if self.refusal:
             raise self.refusal
-        executor = mounts.Executor(made.user if self.identity.mapped else None, tuple(trees))
+        executor = mounts.Executor(made.user if self.identity.mapped else None, tuple(trees), tree=made.tree)
         self._run(executor, plan.takes)
         network = [(made.network, sc.CLONE_NEWNET)] if plan.network == "allow" else []
         with self._inside([(made.mount, sc.CLONE_NEWNS), *network]):
@@ -235,6 +235,7 @@ class _Making:
             if network:
                 self.step = "listen for the network proxy"
                 _hand_out_listener(controller)
+        return executor.tree
 
     def _run(self, executor: mounts.Executor, operations: Sequence[Operation]) -> None:
         for operation in operations:
