@@ -79,6 +79,7 @@ class _FakeRun:
             self._control.settimeout(_START_TIMEOUT)
             self.pid = int(self._receive()["pid"])
             self._pidfd = os.pidfd_open(self.pid)
+            self._receive()
         except BaseException:  # a Ctrl-C too: nothing half-made stays
             self.end()
             raise

@@ -16,6 +16,7 @@ from tests.waiting import until
 
 from minisandbox.errors import SandboxCreationError
 from minisandbox.launch.kernel import cgroups
+from minisandbox.launch.kernel.identity import CAPABILITIES
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import shut_down
 from minisandbox.types import ImageSpec
@@ -105,25 +106,71 @@ def test_a_refused_fork_ends_no_sandbox(spec: ImageSpec) -> None:
         assert box.exec("echo alive").stdout == "alive\n"
 
 
+def children(pid: int | str) -> set[int]:
+    with contextlib.suppress(OSError):
+        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()))
+    return set()
+
+
+def spares(box: Sandbox) -> set[int]:
+    """First processes of sandboxes that nobody has asked for yet; ``box`` must be the only one."""
+    found = set()
+    for pid in children(status(box.info().pid)["PPid"]) - {box.info().pid}:
+        with contextlib.suppress(OSError):  # it has ended since
+            found |= {pid} if status(pid)["Name"] == "minisandbox-ini" else set()
+    return found
+
+
 @pytest.mark.usefixtures("own_launcher")
 def test_a_killed_spare_is_not_handed_out(spec: ImageSpec) -> None:
     with Sandbox.create(spec) as box:
-        zygote = status(box.info().pid)["PPid"]
-
-        def spares() -> set[int]:
-            children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text(encoding="ascii").split()
-            found = set()
-            for pid in map(int, children):
-                with contextlib.suppress(OSError):  # it has ended since
-                    found |= {pid} if status(pid)["Name"] == "minisandbox-ini" else set()
-            return found - {box.info().pid}
-
-        until(lambda: len(spares()) == 1)
-        (spare,) = spares()
+        until(lambda: len(spares(box)) == 1)
+        (spare,) = spares(box)
         os.kill(spare, signal.SIGKILL)
-        until(lambda: len(spares() - {spare}) == 1 and not os.path.exists(f"/proc/{spare}"))  # without a request
+        until(lambda: len(spares(box) - {spare}) == 1 and not os.path.exists(f"/proc/{spare}"))  # without a request
         with Sandbox.create(spec) as other:
             assert other.exec("echo made").stdout == "made\n"
+
+
+@pytest.mark.usefixtures("own_launcher")
+def test_a_spare_whose_first_worker_was_killed_becomes_a_sandbox_all_the_same(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        until(lambda: any(map(children, spares(box))))
+        (spare,) = spares(box)
+        for pid in children(spare):
+            os.kill(pid, signal.SIGKILL)
+        with Sandbox.create(spec) as other:
+            assert other.info().pid == spare
+            assert other.exec("echo made").stdout == "made\n"
+
+
+@pytest.mark.usefixtures("own_launcher")
+def test_a_spare_and_its_first_worker_have_no_privileges(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        until(lambda: any(map(children, spares(box))))
+        (spare,) = spares(box)
+        for pid in (spare, *children(spare)):
+            rows = status(pid)
+            assert (rows["Seccomp"], rows["NoNewPrivs"]) == ("2", "1")
+            assert int(rows["CapBnd"], 16) == int(rows["CapPrm"], 16) == CAPABILITIES
+
+
+@pytest.mark.usefixtures("own_launcher")
+def test_more_spares_wait_while_many_are_asked_for(spec: ImageSpec) -> None:
+    def create() -> None:
+        with Sandbox.create(spec) as made:
+            assert made.exec("echo made").stdout == "made\n"
+
+    with Sandbox.create(spec) as box:
+        until(lambda: len(spares(box)) == 1)
+        threads = [threading.Thread(target=create) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+        until(lambda: 2 <= len(spares(box)) <= 8)
+        create()
 
 
 def test_a_sandbox_is_made_or_its_creation_fails_whenever_setup_workers_die(spec: ImageSpec) -> None:

@@ -2,8 +2,8 @@
 
 When the controller's end of the control socket closes, or the zygote dies, it exits, and with it the kernel ends every
 process of the sandbox and its mounts (pid_namespaces(7)). It does as little as it can, because whatever it touches is
-memory of its own for as long as the sandbox lives: the plan is carried out by another process (:mod:`.setup`). It forks
-its first worker before there is a plan. Both then wait for the same words, and neither has a privilege any more.
+memory of its own for as long as the sandbox lives: the plan is carried out by another process (:mod:`.setup`). In a
+spare it forks its first worker before there is a plan. Both then wait for the same words, without any privilege.
 """
 
 from __future__ import annotations
@@ -35,12 +35,20 @@ _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
 """Children that are collected before anything else is looked at."""
 _LONGEST_WAIT = 3600.0
-_PATIENCE = 10.0
+_PATIENCE = 60.0
 """Seconds that a worker waits for its sandbox to be asked for: it takes memory. Pid 1 can fork another."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
-def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, group: cgroups.Cgroup | None) -> None:
+def main(
+    identity: Identity,
+    birth: socket.socket,
+    lifeline: int,
+    network: str,
+    group: cgroups.Cgroup | None,
+    *,
+    spare: bool,
+) -> None:
     """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
 
     Args:
@@ -49,6 +57,7 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         lifeline: pipe whose other end only the zygote holds.
         network: ``off`` or ``host``.
         group: the control group that it joins, if there are any.
+        spare: whether it is made before a request: then there is time to make its first worker ready.
     """
     sc.overwrite_arguments("minisandbox-init")
     _move_descriptors(birth, lifeline)
@@ -60,7 +69,8 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         partner.recv(1)  # the setup worker reads it when this sandbox is asked for
         os._exit(1)
     leader = Init(cgroups.LimitCounters(fds))
-    leader.fork_worker(partner)
+    if spare:
+        leader.fork_worker(partner)
     partner.send(BECOME)  # only now: pivot_root(2) moves no process that is being forked (fs/fs_struct.c)
     leader.begin(*_await_birth(partner))
     leader.serve()
@@ -185,6 +195,7 @@ class Init:
         """
         self._control = control
         self._door = door
+        self._control.send(b'{"event":"ready"}')
         memory = numbers.get(setup.MEMORY, 0)
         self._watchdogs = [Watchdog(memory, self._counters)] if memory else []
         if upper >= 0:
@@ -331,6 +342,7 @@ class Init:
     def _await_begin(self, partner: socket.socket) -> None:
         """In the first worker: wait for what pid 1 waits for too; each takes a message of its own."""
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        worker.rehearse(self._counters)
         if not select.select([partner], [], [], _PATIENCE)[0]:
             os._exit(0)
         numbers, self._control, self._door, upper = _await_birth(partner)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 INOTIFY = 32
@@ -289,7 +289,7 @@ Operation = (
 _KINDS: dict[str, type[Operation]] = {kind.__name__: kind for kind in Operation.__args__}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Everything the launcher needs to make one sandbox.
 
@@ -330,9 +330,9 @@ class Plan:
         lines.append("limits: " + ", ".join(f"{name}={value}" for name, value in self.rlimits))
         return "\n".join(lines)
 
-    @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
-    def to_json(self) -> bytes:
-        """Serialise what setup workers need, the preparations on a line of their own; :meth:`from_json` reads it."""
+    @cached_property
+    def as_json(self) -> bytes:
+        """What setup workers need as text, the preparations on a line of their own; :meth:`from_json` reads it."""
         rest = {
             "takes": _rows(self.takes),
             "operations": _rows(self.operations),
@@ -348,7 +348,7 @@ class Plan:
     @classmethod
     @lru_cache(maxsize=8)
     def from_json(cls, data: bytes) -> Plan:
-        """Read what :meth:`to_json` wrote.
+        """Read :attr:`as_json`.
 
         Raises:
             ValueError: the data is not a plan.

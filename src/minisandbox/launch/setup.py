@@ -1,8 +1,8 @@
 """A setup worker: a process next to the zygote that makes sandboxes, in two steps, each a job.
 
-To *prepare* one it maps the ids of a new pid 1, goes into its namespaces, and makes there what does not depend on the
-image; nobody has asked for the sandbox yet. To *finish* one it goes there again, adds what the plan says, and tells
-pid 1 to begin. Between the two, what the second step needs lies in a socket, the *handover*, so that any setup worker
+To *prepare* one, before there is a request, it maps the ids of a new pid 1, goes into its namespaces, and makes there
+what does not depend on the image. To *finish* one it goes there again, adds what the plan says, and tells pid 1 to
+begin. Between the two, what the second step needs lies in a socket, the *handover*, so that any setup worker
 can take it: descriptors of the namespaces, of scratch, and of the socket to pid 1. So pid 1 never has a privilege
 together with a plan, and no process needs to be forked for a plan: what a process touches after a fork is copied page
 by page.
@@ -36,7 +36,8 @@ _MOST_RIGHTS = 253
 """SCM_MAX_FD (include/net/scm.h)."""
 _MAX_JOB = 1 << 18
 _JOBS, _FIRST_HOME = 3, 4
-_VISITED = (("mnt", sc.CLONE_NEWNS), ("uts", sc.CLONE_NEWUTS), ("net", sc.CLONE_NEWNET))
+_HOME = {sc.CLONE_NEWNS: _FIRST_HOME, sc.CLONE_NEWUTS: _FIRST_HOME + 1, sc.CLONE_NEWNET: _FIRST_HOME + 2}
+"""Descriptors of the namespaces to come back to, by their kinds."""
 
 
 PREPARE, FINISH, BOTH = "prepare", "finish", "both"
@@ -51,7 +52,7 @@ def pack_job(job: str, pid: int, identity: Identity, plan: bytes) -> bytes:
         job: ``PREPARE``, ``FINISH`` or ``BOTH``.
         pid: the sandbox's first process, as ``/proc`` calls it here.
         identity: who it is.
-        plan: what it is to be (:meth:`.plan.Plan.to_json`); to prepare one, its first line.
+        plan: what it is to be (:attr:`.plan.Plan.as_json`); to prepare one, its first line.
     """
     who = (job, pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
     return json.dumps(who).encode() + b"\n" + plan
@@ -86,7 +87,7 @@ def main(jobs: int) -> None:
             making.prepare_for_another(*given)
         else:
             making.finish(given[0], given[1], given[2], given[3:], prepared=job == FINISH)
-        sc.close_range(_FIRST_HOME + len(_VISITED))
+        sc.close_range(_FIRST_HOME + len(_HOME))
 
 
 def _receive(source: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
@@ -104,7 +105,7 @@ def _make_home() -> OSError | None:
     sc.close_range(_FIRST_HOME)
     try:
         sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # into the host's own an ordinary user could not come back
-        for name, _ in _VISITED:  # they get the numbers from _FIRST_HOME on
+        for name in ("mnt", "uts", "net"):  # they get the numbers of _HOME
             os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         return error
@@ -156,10 +157,9 @@ class _Making:
     plan: bytes
     refusal: OSError | None
     step: str = "make namespaces"
-    disk: int = -1
 
     def prepare_for_another(self, leader: int, handover: int) -> None:
-        """Prepare it, and leave it to whoever finishes it.
+        """Prepare it, and leave it to the setup worker that finishes it.
 
         A failure waits there too, with the socket, so that the process stays until somebody asks for it.
         """
@@ -191,12 +191,14 @@ class _Making:
                     self.step = "enter its user namespace"
                     if (answer := leader.recv(4096)) != BECOME:
                         raise read_failure(answer)
-                    written = self._complete(made, plan, controller, trees)
+                    made_here = self._complete(made, plan, controller, trees)
+                    _hand_out(controller, "tree", made_here.tree)
                     numbers = pack_numbers(_numbers(plan))
-                    given = [control, door, *([written.disk] if written.disk >= 0 else [])]
-                    for _ in ("pid 1", "its worker"):
-                        socket.send_fds(leader, [numbers], given)
-                _hand_out(controller, "ready", written.tree if written.disk >= 0 else made.tree)
+                    given = [control, door, *([made_here.disk] if made_here.disk >= 0 else [])]
+                    socket.send_fds(leader, [numbers], given)
+                    if prepared:
+                        with contextlib.suppress(BrokenPipeError):  # its first worker has had no patience
+                            socket.send_fds(leader, [numbers], given)
             except _Refused as error:
                 controller.send(error.args[0])
             except (OSError, ValueError) as error:
@@ -226,9 +228,10 @@ class _Making:
     def _complete(
         self, made: _Prepared, plan: Plan, controller: socket.socket, trees: Sequence[int]
     ) -> mounts.Executor:
+        """Add what the plan says."""
         if self.refusal:
             raise self.refusal
-        executor = mounts.Executor(made.user if self.identity.mapped else None, tuple(trees))
+        executor = mounts.Executor(made.user if self.identity.mapped else None, tuple(trees), tree=made.tree)
         self._run(executor, plan.takes)
         network = [(made.network, sc.CLONE_NEWNET)] if plan.network == "allow" else []
         with self._inside([(made.mount, sc.CLONE_NEWNS), *network]):
@@ -255,8 +258,8 @@ class _Making:
         finally:
             try:
                 act_as_owner(self.identity, no_more=True)
-                for number, (_, kind) in enumerate(_VISITED, _FIRST_HOME):
-                    sc.setns(number, kind)
+                for _, kind in there:
+                    sc.setns(_HOME[kind], kind)
             except OSError:  # a setup worker that is not at home must not make the next one
                 os._exit(1)
 

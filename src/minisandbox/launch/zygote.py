@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -407,13 +407,13 @@ class _Zygote:
 
     def _make_spare(self) -> None:
         """Fork a spare, and have a setup worker prepare it."""
-        spare = self._fork(self._usual)
+        spare = self._fork(self._usual, spare=True)
         handover, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with spare.source, theirs:
             self._give_job(setup.PREPARE, spare, self._preparations, (spare.source.fileno(), theirs.fileno()))
         self._spares.append(replace(spare, source=handover))
 
-    def _fork(self, options: SpawnOptions) -> _Spare:
+    def _fork(self, options: SpawnOptions, *, spare: bool = False) -> _Spare:
         """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
         identity = self._identities.make(one_id=options.one_id, inotify=options.inotify, processes=options.nproc)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -421,7 +421,9 @@ class _Zygote:
         try:
             group = self._groups.make(cpu=options.limits_cpu) if self._groups else None
             with theirs:
-                pid = self._fork_init(identity, theirs, options.network, group)
+                pid = self._fork_init(
+                    lambda: init.main(identity, theirs, self._lifeline, options.network, group, spare=spare)
+                )
         except OSError:
             ours.close()
             self._identities.give_back(identity)
@@ -445,14 +447,14 @@ class _Zygote:
                 os._exit(1)
         return pid
 
-    def _fork_init(self, identity: Identity, birth: socket.socket, network: str, group: cgroups.Cgroup | None) -> int:
+    def _fork_init(self, main: Callable[[], None]) -> int:
         sc.unshare(sc.CLONE_NEWPID)
         try:
             pid = os.fork()
             if pid == 0:
                 try:
                     signal.set_wakeup_fd(-1)
-                    init.main(identity, birth, self._lifeline, network, group)
+                    main()
                 finally:
                     os._exit(70)
             return pid

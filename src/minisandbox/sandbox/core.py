@@ -24,7 +24,7 @@ from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import comparing, uppers
 from minisandbox.sandbox.controller import Controller, current_controller
 from minisandbox.sandbox.network import check_network
-from minisandbox.sandbox.plans import HOSTNAME, Request, check_mounts, make_plan, with_disk_upper
+from minisandbox.sandbox.plans import HOSTNAME, Request, check_mounts, find_plan, with_disk_upper
 from minisandbox.sandbox.protocol.environment import command_environment, network_environment
 from minisandbox.sandbox.run import SandboxRun
 from minisandbox.sandbox.snapshots import MOST_TREES, Snapshot, Tree, check_room
@@ -144,7 +144,7 @@ class Core:
 
     def _plan(self) -> Plan:
         held = sum(tree.held() for tree in self._trees)
-        return make_plan(replace(self._request, sealed=len(self._trees), held=held))
+        return find_plan(replace(self._request, sealed=len(self._trees), held=held))
 
     def _finish(self) -> None:
         """Wait until it is ready."""

@@ -120,6 +120,29 @@ def make_plan(request: Request) -> p.Plan:
     )  # fmt: skip
 
 
+_known: dict[object, p.Plan] = {}
+_MOST_KNOWN = 100
+
+
+def find_plan(request: Request) -> p.Plan:
+    """Return the plan of :func:`make_plan`, made once for requests that are alike.
+
+    Raises:
+        InvalidValue: a mount or layer path is not usable.
+    """
+    if request.mounts or request.network.mode == "host":  # both depend on files of the host
+        return make_plan(request)
+    asked = (getattr(request, name) for name in Request.__slots__)
+    values = (tuple(value.items()) if isinstance(value, Mapping) else value for value in asked)
+    key = (*values, *_usr_layers(request.image), resource.getrlimit(resource.RLIMIT_NPROC))
+    plan = _known.get(key)
+    if plan is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        plan = _known[key] = make_plan(request)
+    return plan
+
+
 @functools.cache
 def usual_preparations() -> bytes:
     """What is prepared before anybody asks, as a plan's first line."""
@@ -135,7 +158,8 @@ def _preparations(hostname: str, *, outside: bool) -> tuple[p.Operation, ...]:
     """
     return (
         p.Scratch(_USUAL_DISK),
-        *(p.Directory(path, mode) for path, mode in (("shm", 0o1777), ("run", 0o755), ("dev", 0o755))),
+        *(p.Directory(path) for path in (p.ROOT, "layers", "run", "dev")),
+        p.Directory("shm", 0o1777),
         *_name_service(hostname, outside=outside),
         p.Name(hostname),
         p.Attach("dev", source="dev"),
@@ -175,7 +199,7 @@ def make_viewer_plan(request: Request, trees: int) -> p.Plan:
     looking = replace(request, sealed=trees, mounts=(), upper=None, disk_upper=False)
     operations: list[p.Operation] = [
         *_resize(_VIEWER_SCRATCH),
-        *(p.Directory(path) for path in ("empty", p.ROOT)),
+        p.Directory("empty"),
         p.Attach(p.ROOT, source=p.ROOT),  # what becomes the root must be a mount (pivot_root(2))
         *(p.Attach(f"layers/{slot}", slot=str(slot)) for slot in range(len(image.layers))),
         *(p.Attach(f"root/trees/{trees - 1 - slot}", slot=f"s{slot}") for slot in range(trees)),

@@ -44,7 +44,7 @@ class SandboxRun:
         listener: where it was asked for, the socket that listens inside for its way out; the gateway closes it.
 
     Raises:
-        SandboxCreationError: nobody is there to be asked.
+        SandboxCreationError: the launcher is gone.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class SandboxRun:
             ) from None
         answer = json.loads(data or b'{"event":"gone"}')
         event = answer["event"]
-        if event in ("forked", "listener", "ready"):
+        if event in ("forked", "tree", "listener"):
             self._keep(event, array.array("i", ancillary[0][2][:4])[0] if ancillary else -1)
-        else:
+        elif event != "ready":
             self._awaited = False
             self._fail(answer)
         return str(event)

@@ -13,14 +13,14 @@ import struct
 import termios
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from minisandbox.launch.kernel.cgroups import FILE_SIZE, PROCESSES, LimitCounters
 
 from . import descendants
 from .frames import Header
 from .job import Job
-from .spawn import Pipes, RefusedError, Stdio, spawn
+from .spawn import Pipes, RefusedError, Stdio, spawn, start_nothing
 
 CHUNK = 1 << 16
 DRAIN = 0.02
@@ -211,7 +211,7 @@ class Command:
         self._open = set(outputs)
 
     @classmethod
-    def start(cls, job: Job) -> Command:
+    def start(cls, job: Job, start: Callable[[Header, Stdio], int] = spawn) -> Command:
         """Start the command of a request.
 
         The request has ``argv`` or ``script``, ``env`` (pairs), ``cwd``, ``user``, ``timeout`` (seconds or null),
@@ -226,10 +226,14 @@ class Command:
         with Pipes() as pipes:
             stdin, stdin_write = pipes.make() if request["stdin"] else (pipes.null(), -1)
             (out_read, out), (err_read, err) = pipes.make(), pipes.make()
-            leader = Leader(spawn(request, Stdio([(stdin, 0), (out, 1), (err, 2)])), timeout_of(request))
+            leader = Leader(start(request, Stdio([(stdin, 0), (out, 1), (err, 2)])), timeout_of(request))
             leader.counters = job.counters
             pipes.keep(*filter(lambda end: end >= 0, (stdin_write, out_read, err_read)))
         return cls(leader, stdin_write, {out_read: Capture(limit), err_read: Capture(limit)}, job.payload)
+
+    def end_at_once(self) -> None:
+        """Have ended: there is no process."""
+        self._leader.status = 0
 
     def watch(self, job: Job, wakeup: int) -> bool:
         """Follow it until its leader has ended, its deadline has passed, or the controller has hung up.
@@ -342,6 +346,14 @@ def serve(job: Job, wakeup: int) -> Command | None:
         return command
     command.close()
     return None
+
+
+def rehearse(job: Job, wakeup: int) -> None:
+    """Do all that a command takes but to start it: what this process touches now it need not copy later."""
+    command = Command.start(job, start_nothing)
+    command.end_at_once()
+    command.watch(job, wakeup)
+    command.close()
 
 
 def refusal(error: OSError) -> tuple[Header, bytes]:

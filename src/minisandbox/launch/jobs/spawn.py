@@ -112,6 +112,17 @@ def spawn(request: Header, stdio: Stdio) -> int:
     return pid
 
 
+def start_nothing(request: Header, stdio: Stdio) -> int:
+    """Do what :func:`spawn` does for a program that does not exist, without a complaint; returns 0."""
+    pairs = request["env"]
+    assert isinstance(pairs, list)
+    environment = {str(name): str(value) for name, value in pairs}
+    with _arguments(request, stdio) as arguments, _inside("/"), contextlib.suppress(OSError):
+        _first_that_starts(["/proc", *_candidates(arguments[0], "/proc")], _spawning(arguments, environment, stdio))
+    _own_score()
+    return 0
+
+
 def _raise_score(pid: int) -> None:
     """Have the OOM killer prefer a new command to this worker, once the command is dumpable.
 
@@ -253,16 +264,18 @@ def _first_that_starts(paths: list[str], start: Callable[[str], int]) -> int:
 
 
 def _spawn(arguments: list[str], paths: list[str], environment: dict[str, str], stdio: Stdio) -> int:
+    return _first_that_starts(paths, _spawning(arguments, environment, stdio))
+
+
+def _spawning(arguments: list[str], environment: dict[str, str], stdio: Stdio) -> Callable[[str], int]:
+    """What starts a program by its path."""
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = []
     if stdio.terminal:  # opened by the leader of a new session, it becomes the controlling terminal (tty_ioctl(4))
         actions.append((os.POSIX_SPAWN_OPEN, 0, stdio.terminal, os.O_RDWR, 0))
         actions += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
     actions += [(os.POSIX_SPAWN_DUP2, descriptor, number) for descriptor, number in stdio.given]
-    return _first_that_starts(
-        paths,
-        lambda path: os.posix_spawn(
-            path, arguments, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
-        ),
+    return lambda path: os.posix_spawn(
+        path, arguments, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from minisandbox.launch.kernel import syscalls as sc
 from minisandbox.launch.kernel.cgroups import LimitCounters
 
-from . import changes, files, process, shell
+from . import changes, files, frames, process, shell
 from . import exec as commands
 from .exec import Command
 from .job import Job
@@ -74,6 +74,24 @@ def main(
         if unfinished is not None or not primary:
             os._exit(0)
         _note(pipe, IDLE)
+
+
+_REHEARSED: dict[str, object] = {
+    "verb": "exec", "argv": ["nothing"], "env": [], "cwd": "/", "user": None, "timeout": None, "stdin": False,
+    "output": 1,
+}  # fmt: skip
+
+
+def rehearse(counters: LimitCounters) -> None:
+    """Serve a command that does not exist, for nobody, long before the first one."""
+    asking, connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    with asking, connection:
+        asking.sendall(frames.encode(_REHEARSED))
+        counters.mark()
+        commands.rehearse(Job(connection, counters), wakeup)
+    os.close(wakeup)
+    os.close(wakeup_write)
 
 
 def _note(notes: int, note: bytes) -> None:
