@@ -144,6 +144,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(watchdog, "INTERVAL", 0.0)
     monkeypatch.setattr(watchdog, "_COUNTS_APART", 0.0)
     monkeypatch.setattr(watchdog, "_COUNT_SHARE", 0)
+    monkeypatch.setattr(watchdog, "_COUNT_SHARE_NEAR", 0)
     monkeypatch.setattr(watchdog, "kept_in_memory", lambda: 0)
     monkeypatch.setattr(watchdog, "room", lambda _: PLENTY)
     return found
