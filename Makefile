@@ -44,7 +44,7 @@ help:
 	@echo "make soak-cluster  the same ten times"
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
-	@echo "make test-kernels  what depends on the kernel, on Debian's 6.12 in QEMU; as root; KERNELS='6.12', KERNELS_CACHE=DIR"
+	@echo "make test-kernels  what depends on the kernel, on Debian's 6.1 and 6.12 in QEMU; as root; 45 minutes; KERNELS='6.1', KERNELS_CACHE=DIR"
 	@echo "make test-cpython  CPython's own tests of system calls, in a sandbox and on the host; CPYTHON='--suite DIR'; minutes"
 	@echo "make test-vllm    a real vLLM on processors: server, proxy, decoder, training; Python 3.11, 3.5 GB; eight minutes"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
@@ -159,7 +159,7 @@ $(SKYRL_VENV)/.made: tools/make-skyrl-venv
 	@tools/make-skyrl-venv "$(SKYRL_VENV)" "$(SKYRL_PYTHON)"
 
 # KERNELS: Debian 12 has 6.1 and 6.12. KERNELS_CACHE: where disks are kept. KERNELS_ARGS: --users, --tests, --pytest-args ...
-KERNELS ?= 6.12
+KERNELS ?= 6.1 6.12
 test-kernels: $(VENV)/.dev
 	@$(if $(KERNELS_CACHE),KERNELS_CACHE="$(KERNELS_CACHE)") "$(BIN)/python" -m tools.kernels $(KERNELS_ARGS) -- $(KERNELS)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
-from minisandbox.errors import FileAccessError, HostError, InvalidValue
+from minisandbox.errors import FileAccessError, HostError, InvalidValue, SandboxCreationError
 from minisandbox.host import reaper, registry
 from minisandbox.sandbox import AsyncSandbox, Sandbox, scratch, uppers
 from minisandbox.sandbox.controller import current_controller
@@ -224,6 +224,34 @@ def test_nothing_is_left_behind(layered: ImageSpec) -> None:
     assert len(mine()) == 3, "the fork still shows what lies below it"
     kid.exec("ls; chmod 0 kept").check()
     kid.stop()
+    assert mine() == []
+
+
+def test_a_process_that_ends_with_open_snapshots_leaves_nothing(spec: ImageSpec) -> None:
+    code = OWNER.replace("time.sleep(600)", "").replace("while :; do", "for i in 1; do")
+    owner = subprocess.Popen([sys.executable, "-c", code, str(spec.layers[0])], stdout=subprocess.DEVNULL)
+    assert owner.wait(PATIENCE) == 0
+    assert owned(owner.pid) == []
+
+
+def test_a_fork_leaves_its_parents_directories(layered: ImageSpec) -> None:
+    with Sandbox.create(layered) as box:
+        child = os.fork()
+        if child == 0:
+            try:
+                box.stop()
+                uppers.sweep(all_made=True)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        box.exec("echo ok > file; rm file").check()
+        assert len(mine()) == 1
+
+
+def test_a_sandbox_that_cannot_be_made_leaves_nothing(layered: ImageSpec, tmp_path: Path) -> None:
+    missing = ImageSpec("missing", (*layered.layers, tmp_path / "nowhere"))
+    with pytest.raises(SandboxCreationError):
+        Sandbox.create(missing)
     assert mine() == []
 
 

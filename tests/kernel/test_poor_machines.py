@@ -107,6 +107,24 @@ real, identity._set_limit = sc.write_setting, refuse
 sc.write_setting = lambda path, *rest: refuse() if path.startswith("sys/") else real(path, *rest)
 """
 # Its overlay takes any option, and fails to be made where it does not know one (before Linux 6.5).
+TMPFS_WITHOUT_MAPS = """
+setattr, filesystem, tmpfs = sc.mount_setattr, sc.new_filesystem, set()
+def note(fstype, *arguments, **options):
+    made = filesystem(fstype, *arguments, **options)
+    (tmpfs.add if fstype == "tmpfs" else tmpfs.discard)(made)
+    return made
+def refuse(mount_fd, set_flags, **options):
+    if set_flags & sc.MOUNT_ATTR_IDMAP and mount_fd in tmpfs:
+        raise sc.CallError(22, "mount_setattr", hex(set_flags))
+    setattr(mount_fd, set_flags, **options)
+sc.mount_setattr, sc.new_filesystem = refuse, note
+"""
+TMPFS_WITHOUT_ATTRIBUTES = """
+import os
+def refuse(*_):
+    raise OSError(95, os.strerror(95))
+os.setxattr = refuse
+"""
 CREDULOUS_OVERLAY = """
 given, fsconfig, fsmount = set(), sc.fsconfig, sc.fsmount
 def note(fs, key, value=None):
@@ -211,13 +229,43 @@ def test_root_without_capabilities(tmp_path: Path) -> None:
     assert "user namespaces are refused" not in refused.text
 
 
-@pytest.mark.parametrize(("release", "fix"), [("6.1.0-49-amd64", "boot a kernel >= 6.6"), ("6.12.1", "CONFIG_USER_NS")])
-def test_what_an_old_kernel_lacks(monkeypatch: pytest.MonkeyPatch, release: str, fix: str) -> None:
-    """There /proc and devices cannot be laid out in a tmpfs: user namespaces have nothing to do with it."""
+@pytest.mark.parametrize(
+    ("release", "status", "said"),
+    [
+        ("5.10.0-9-amd64", "missing", "at least Linux 5.14 is needed"),
+        ("5.15.0-97-generic", "degraded", "not been tried on kernels before 6.1"),
+        ("6.1.0-49-amd64", "ok", "6.1.0-49-amd64"),
+    ],
+)
+def test_what_is_said_of_a_kernel(monkeypatch: pytest.MonkeyPatch, release: str, status: str, said: str) -> None:
     monkeypatch.setattr("platform.release", lambda: release)
+    finding = environment.kernel()
+    assert (finding.status, said in finding.detail) == (status, True)
+
+
+@pytest.mark.parametrize("feature", ["private-proc", "devices", "private-network"])
+def test_what_is_refused_in_user_namespaces_is_not_blamed_on_them(
+    monkeypatch: pytest.MonkeyPatch, feature: str
+) -> None:
     monkeypatch.setattr(fixes, "in_container", lambda: False)
-    assert fix in fixes.fix_for("private-proc")
-    assert (environment.kernel().status == "degraded") == ("6.6" in fix)
+    assert "CONFIG_USER_NS" not in fixes.fix_for(feature)
+
+
+@pytest.mark.parametrize("change", [TMPFS_WITHOUT_MAPS, TMPFS_WITHOUT_ATTRIBUTES], ids=["6.2", "6.5"])
+def test_with_a_tmpfs_that_cannot_take_writes(tmp_path: Path, change: str) -> None:
+    """Sandboxes write to the store's disk, and the doctor says so."""
+    bend = other_kernel(tmp_path, change)
+    said = typed(bend, tmp_path / "store", "doctor")
+    to_disk = os.geteuid() == 0 or change == TMPFS_WITHOUT_ATTRIBUTES  # an ordinary user's need no map
+    assert said.status == 0, said.text
+    assert ("degraded  upper" in said.text) == to_disk
+    assert not to_disk or said.fix("upper") == fixes.fix_for("upper")
+    work = "rm -r /etc/alternatives /usr/share/doc; mkdir -p /run/x /dev/shm/y /tmp/z; echo made > /made; ls /made"
+    run = typed(bend, tmp_path / "store", "sandbox", "run", "--", "sh", "-c", work)
+    assert (run.status, run.text.split()[-1]) == (0, "/made"), run.text
+    uppers = tmp_path / "store/uppers"
+    assert uppers.is_dir() == to_disk
+    assert not to_disk or not list(uppers.iterdir())
 
 
 @pytest.mark.slow

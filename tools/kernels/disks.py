@@ -30,6 +30,7 @@ _VENV = "opt/venv"
 _SITE = f"{_VENV}/lib/python3.11/site-packages"
 _CHECKOUT = "/opt/minisandbox"
 _BUILDING = "building-"
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _DRIVERS = ("virtio_pci", "virtio_blk", "ext4")
 
 
@@ -189,5 +190,7 @@ def checkout_disk(cache: Path, settings: Mapping[str, Sequence[str]]) -> Iterato
                 shutil.copy(PROJECT / name, tree / name, follow_symlinks=False)
         text = "".join(f"{name}=({shlex.join(words)})\n" for name, words in settings.items())
         (tree / "settings.sh").write_text(text)
+        if _CERTIFICATES.is_file():  # of this machine: a company's own among them
+            shutil.copy(_CERTIFICATES, tree)
         _make_disk(tree, work / "checkout.ext4", 256 << 20)
         yield work / "checkout.ext4"

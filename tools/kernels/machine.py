@@ -23,14 +23,16 @@ class Ended:
 
     Attributes:
         statuses: pytest's exit status, by user; a user whose tests did not end is missing.
+        last_lines: the last line that each user's tests printed: with pytest its counts.
         console: what the kernel wrote to its console last.
     """
 
     statuses: dict[str, int]
+    last_lines: dict[str, str]
     console: str
 
 
-def run(kernel: Kernel, root: Path, checkout: Path, console: Path, seconds: float) -> Ended:
+def run(kernel: Kernel, root: Path, checkout: Path, console: Path, seconds: float, *, network: bool = False) -> Ended:
     """Boot a machine, print what its tests print, and wait for its end.
 
     Args:
@@ -39,20 +41,23 @@ def run(kernel: Kernel, root: Path, checkout: Path, console: Path, seconds: floa
         checkout: the disk of the checkout, with the settings of ``guest-init``.
         console: file for the kernel's console.
         seconds: after these the machine is ended.
+        network: whether it reaches what this machine reaches.
     """
     console.write_bytes(b"")
-    with _started(_command(kernel, [root, kernel.directory / "modules.ext4", checkout], console)) as machine:
+    disks = [root, kernel.directory / "modules.ext4", checkout]
+    with _started(_command(kernel, disks, console, network=network)) as machine:
         timer = threading.Timer(seconds, machine.terminate)
         timer.daemon = True
         timer.start()
         assert machine.stdout is not None
-        statuses = _follow(machine.stdout)
+        statuses, last_lines = _follow(machine.stdout)
         timer.cancel()
     last = console.read_text(errors="replace").splitlines()[-_CONSOLE_LINES:]
-    return Ended(statuses, "\n".join(last))
+    return Ended(statuses, last_lines, "\n".join(last))
 
 
-def _command(kernel: Kernel, disks: list[Path], console: Path) -> list[str | Path]:
+def _command(kernel: Kernel, disks: list[Path], console: Path, *, network: bool) -> list[str | Path]:
+    card = ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"] if network else []
     drives = [word for disk in disks for word in ("-drive", f"file={disk},if=virtio,format=raw,snapshot=on")]
     return [
         "setpriv", "--pdeathsig=KILL",  # the machine ends with this process, however that ends
@@ -60,7 +65,7 @@ def _command(kernel: Kernel, disks: list[Path], console: Path) -> list[str | Pat
         "-nodefaults", "-display", "none", "-no-reboot",
         "-kernel", kernel.directory / "vmlinuz", "-initrd", kernel.directory / "initrd.gz",
         "-append", "console=ttyS0 quiet panic=-1 mitigations=off",
-        *drives, "-serial", f"file:{console}", "-serial", "stdio",
+        *drives, *card, "-serial", f"file:{console}", "-serial", "stdio",
     ]  # fmt: skip
 
 
@@ -75,12 +80,13 @@ def _started(command: list[str | Path]) -> Iterator[subprocess.Popen[str]]:
             machine.terminate()
 
 
-def _follow(output: Iterable[str]) -> dict[str, int]:
-    statuses = {}
+def _follow(output: Iterable[str]) -> tuple[dict[str, int], dict[str, str]]:
+    statuses, last_lines, last = {}, {}, ""
     for line in output:
         words = line.split()
         if words[:1] == ["status"] and len(words) == 3:
-            statuses[words[1]] = int(words[2])
+            statuses[words[1]], last_lines[words[1]] = int(words[2]), last
         else:
             print(line, end="", flush=True)
-    return statuses
+            last = line.strip() or last
+    return statuses, last_lines

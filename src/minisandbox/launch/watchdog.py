@@ -29,8 +29,9 @@ _CONFIRMATION = 0.05
 """Seconds until a second look confirms that there is too much."""
 _SLICE, _SLICE_NEAR = 0.005, 0.05
 """Seconds that one look counts files; more where the limit may be near."""
-_COUNTS_APART, _COUNT_SHARE = 1.0, 20
-"""The pause between two counts: at least so many seconds, and so many times what the last count took."""
+_COUNTS_APART, _COUNT_SHARE, _COUNT_SHARE_NEAR = 1.0, 50, 4
+"""The pause between two counts: at least so many seconds, and so many times what the last count took; near the limit
+only the last."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _HELD = (b"RssAnon", b"RssShmem", b"VmSwap")
 _SHARED = (b"Pss_Anon", b"Pss_Shmem", b"SwapPss")
@@ -96,9 +97,10 @@ class Watchdog:
 class DiskWatchdog:
     """Ends the commands of a sandbox that write more to its upper on disk than they may.
 
-    It counts files, a slice in each look, so that it takes 5 % of a processor at most while nothing is near its limit.
-    What lies there when commands were ended stays, and may be removed: a command is ended only if there is more than
-    at the count before. Files that were deleted and are still open are not counted: the floors hold these.
+    It counts files, a slice in each look. That takes 2 % of a processor at most, or 20 % where the file system's free
+    space says that the limit may be near. What lies there when commands were ended stays, and may be removed: a command
+    is ended only if there is more than at the count before. Files that were deleted and are still open are not counted:
+    the floors hold these.
 
     Args:
         limit: what may be written.
@@ -106,7 +108,7 @@ class DiskWatchdog:
 
     def __init__(self, limit: DiskLimit) -> None:
         self._limit = limit
-        self._due = self._count_due = 0.0
+        self._due = self._count_due = self._count_due_near = 0.0
         self._settling = False  # the next count finds what commands that were ended have left
         self._begin()
 
@@ -121,7 +123,7 @@ class DiskWatchdog:
         free = room(self._limit.upper)
         if free.bytes < FLOOR:
             self._end(ours)
-        elif (near := self._limit.is_near()) or time.monotonic() >= self._count_due:
+        elif time.monotonic() >= (self._count_due_near if (near := self._limit.is_near()) else self._count_due):
             self._go_on(ours, _SLICE_NEAR if near else _SLICE, free)
         self._due = time.monotonic() + INTERVAL
 
@@ -146,7 +148,9 @@ class DiskWatchdog:
         too_much = found > allowed and not self._settling
         if over:
             limit.note_count(found, self._room)
-            self._count_due = time.monotonic() + max(_COUNTS_APART, _COUNT_SHARE * self._took)
+            now = time.monotonic()
+            self._count_due = now + max(_COUNTS_APART, _COUNT_SHARE * self._took)
+            self._count_due_near = now + _COUNT_SHARE_NEAR * self._took
             self._settling = False
             self._begin()
         if too_much:
@@ -156,7 +160,7 @@ class DiskWatchdog:
         self._limit.note_ended()  # first: a worker reads it as soon as its command has ended
         end_all(ours)
         self._settling = True
-        self._count_due = 0.0
+        self._count_due = self._count_due_near = 0.0
         self._begin()
 
 

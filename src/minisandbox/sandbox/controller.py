@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from minisandbox.host import reaper, registry
-from minisandbox.sandbox import scratch
+from minisandbox.sandbox import scratch, uppers
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.network import Gateway
 from minisandbox.store.leases import Holder
@@ -84,6 +84,7 @@ class Controller:
             core.stop()
         self.gateway.close()
         self.launcher.close()
+        uppers.sweep(all_made=True)
         self._records.close()
 
 

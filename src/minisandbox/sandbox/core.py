@@ -138,9 +138,14 @@ class Core:
             elif self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
-            self._run = SandboxRun(
-                self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper
-            )
+            try:
+                self._run = SandboxRun(
+                    self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper
+                )
+            except BaseException:
+                if upper is not None:
+                    upper.discard()
+                raise
 
     def _plan(self) -> Plan:
         held = sum(tree.held() for tree in self._trees)
@@ -393,6 +398,7 @@ class Core:
         try:
             if run is not None:
                 run.end()
+                run.discard()
         finally:
             self._controller.remove(self)
             self._lease.release()

@@ -204,6 +204,11 @@ class SandboxRun:
         finally:
             os.close(pidfd)
 
+    def discard(self) -> None:
+        """Have what it wrote to disk removed, after its end."""
+        if self._upper is not None:
+            self._upper.discard()
+
 
 def new_job(control: socket.socket) -> socket.socket:
     """A connected stream socket of a new job, whose other end goes over a control socket.

@@ -17,6 +17,7 @@ from minisandbox.types import ImageSpec, Limits
 
 WATCHED = "watchdog"
 """How ``info().enforced`` names what holds ``Limits.disk`` of a disk upper."""
+_made: set[Path] = set()
 _unused: deque[Path] = deque()
 
 
@@ -37,7 +38,6 @@ class DiskUpper:
     """
 
     def __init__(self, image: ImageSpec) -> None:
-        self._pid = os.getpid()
         place = _store(image) / "uppers"
         place.mkdir(mode=0o700, exist_ok=True)
         info = os.statvfs(place)
@@ -48,11 +48,27 @@ class DiskUpper:
                 hint=f"free some space at {place}; 'minisandbox image du' shows what the store takes",
             )
         self.path = scratch.new_scratch(place)
+        _made.add(self.path)
+
+    def discard(self) -> None:
+        """Have it removed, also while others refer to it; calling it again does nothing."""
+        if self.path in _made:
+            _made.discard(self.path)
+            _unused.append(self.path)
 
     def __del__(self) -> None:
-        """Have it removed; a fork's copy of this object leaves the directory to its maker."""
-        if hasattr(self, "path") and self._pid == os.getpid():
-            _unused.append(self.path)
+        """Have it removed."""
+        if hasattr(self, "path"):
+            self.discard()
+
+
+def _forget_all() -> None:
+    """In a fork: the directories are its parent's."""
+    _made.clear()
+    _unused.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _store(image: ImageSpec) -> Path:
@@ -63,8 +79,15 @@ def _store(image: ImageSpec) -> Path:
     return Store.open().root
 
 
-def sweep() -> None:
-    """Remove the directories that nothing uses any more; safe to call from several threads."""
+def sweep(*, all_made: bool = False) -> None:
+    """Remove the directories that nothing uses any more; safe to call from several threads.
+
+    Args:
+        all_made: also those in use, because every sandbox of this process has ended.
+    """
+    for path in list(_made) if all_made else ():
+        _made.discard(path)
+        _unused.append(path)
     while _unused:
         try:
             path = _unused.popleft()

@@ -31,6 +31,8 @@ _INODES = 1024
 _MOST_TERMINALS = "256"
 """The machine has a maximum for all instances of devpts together (kernel.pty.max)."""
 _EMPTY_FILE, _EMPTY_DIRECTORY = "hidden/file", "hidden/directory"
+_without_lowerdir_plus: list[bool] = []
+"""Not empty once this process has found that overlayfs does not know the option."""
 _SAFE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV
 _DEVICE = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_RDONLY
 _NO_LINKS = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
@@ -219,6 +221,9 @@ class Executor:
         return sc.openat2(self._scratch, path, os.O_PATH, _NO_LINKS)
 
     def _mount_overlay(self, overlay: p.Overlay) -> None:
+        if _without_lowerdir_plus:
+            self._mount_overlay_classic(overlay)
+            return
         # userxattr always: layers stay usable by ordinary users (kernel documentation, overlayfs.rst)
         fs = sc.fsopen("overlay")
         try:
@@ -235,6 +240,7 @@ class Executor:
             if (error.operation, error.errno) != ("fsconfig", errno.EINVAL):
                 raise
             self._mount_overlay_classic(overlay)
+            _without_lowerdir_plus.append(True)  # each refusal is a line in the kernel's log
             return
         finally:
             os.close(fs)
