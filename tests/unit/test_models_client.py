@@ -48,8 +48,9 @@ def test_a_server_that_is_down_is_reported_once_each_time(caplog: pytest.LogCapt
             server.fail("reset", "reset")
             await model.complete(ASK)
             assert warnings() == 0
+            down: list[Fault] = ["reset"] * 8
             for outage in (1, 2):
-                server.fail(*["reset"] * 8)
+                server.fail(*down)
                 await asyncio.gather(model.complete(ASK), model.complete(ASK))
                 assert warnings() == outage
 
