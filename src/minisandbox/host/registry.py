@@ -176,6 +176,7 @@ class Record:
         environment: what its commands find.
         output: bytes kept of each of a command's streams.
         enforcement: what holds the limits that depend on the machine.
+        user: as whom commands run that name no user; "" for root.
     """
 
     id: str
@@ -191,6 +192,7 @@ class Record:
     environment: Mapping[str, str] = field(default_factory=dict)
     output: int = 1 << 20
     enforcement: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
 
 
 class Records:

@@ -12,6 +12,7 @@ from minisandbox.errors import NotFound, StoreError
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key, write_base
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.faults import store_faults
+from minisandbox.store.keys import JSONValue
 from minisandbox.types import WORKDIR, ImageSpec
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -33,6 +34,8 @@ class Image:
         created: when it was recorded, seconds since the epoch.
         notes: facts for people: ``python``, ``source``.
         store: where its layers are.
+        own_root: whether its root is its own tree (a container image), without the host's ``/usr``.
+        config: how a container image wants to be run: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
     """
 
     name: str
@@ -45,6 +48,8 @@ class Image:
     created: float
     notes: Mapping[str, str]
     store: Store = field(repr=False)
+    own_root: bool = False
+    config: Mapping[str, JSONValue] = field(default_factory=dict, repr=False)
 
     def spec(self) -> ImageSpec:
         """Return what a sandbox is made from.
@@ -54,7 +59,8 @@ class Image:
         """
         trees = tuple(self.store.layer_tree(key) for key in self.layers)
         return ImageSpec(
-            self.name, trees, self.environment, self.workdir, base_commit=self.commit or "HEAD", clean=bool(self.commit)
+            self.name, trees, self.environment, self.workdir, host_usr=not self.own_root,
+            base_commit=self.commit or "HEAD", clean=bool(self.commit), user=str(self.config.get("User") or ""),
         )  # fmt: skip
 
     def tests_dir(self) -> Path | None:
@@ -210,4 +216,6 @@ def image_of(record: ImageRecord, store: Store) -> Image:
         created=record.created,
         notes=record.notes,
         store=store,
+        own_root=record.own_root,
+        config=record.config,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class Publication:
         below: what the layers that it is stacked with have of the pool: yields names of objects. It is only asked where
             an object is there already; no inode may be in a stack twice, because programs compare inodes.
         patience: seconds that listing and hashing the tree may take; None: no limit.
+        digests: the SHA-256 of files' contents by inode, where they are known.
     """
 
     pool: Pool
@@ -39,6 +40,7 @@ class Publication:
     tree: Path
     below: Iterable[str]
     patience: float | None = None
+    digests: Mapping[int, str] = field(default_factory=dict)
     _more: dict[str, list[str]] = field(default_factory=dict)
     _copies: dict[str, int] = field(default_factory=dict)
     _missing: list[tuple[Entry, str]] = field(default_factory=list)
@@ -87,7 +89,7 @@ class Publication:
         """Exchange files with the pool; return what is in the tree."""
         lifted = Lifted()
         try:
-            found = list(scan(self.tree, lifted, Allowance(self.patience))) if grow is None else []
+            found = list(scan(self.tree, lifted, Allowance(self.patience), self.digests)) if grow is None else []
             fault_point("scanned")
             with self.pool.using():
                 found = grow(self._link) if grow is not None else found
