@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +46,24 @@ class Source(Protocol):
         Raises:
             MiniSandboxError: as :meth:`container`.
         """
+
+    def prefetch(self, layers: Sequence[m.Layer]) -> None:
+        """Begin to fetch the blobs of layers."""
+
+    def published(self, layer: m.Layer) -> None:
+        """Forget what was fetched of a layer that is in the store now."""
+
+
+class _OnDisk:
+    """A source of which nothing has to be fetched."""
+
+    __slots__ = ()
+
+    def prefetch(self, layers: Sequence[m.Layer]) -> None:
+        """Do nothing: the blobs are here."""
+
+    def published(self, layer: m.Layer) -> None:
+        """Do nothing: nothing was fetched."""
 
 
 class Files(Protocol):
@@ -190,7 +208,7 @@ def _copy_unpacked(file: IO[bytes], target: Path, shown: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(_OnDisk):
     """An OCI layout (image-layout.md).
 
     Attributes:
@@ -244,7 +262,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class DockerArchive:
+class DockerArchive(_OnDisk):
     """An archive of ``docker save`` (moby, image/spec/v1.2.md).
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,16 +35,18 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A layer in the store.
+class _Step:
+    """A layer of the image as the store's layer that it becomes.
 
     Attributes:
-        record: it.
-        made: whether it was unpacked now.
+        layer: it.
+        definition: what makes it.
+        key: its key.
     """
 
-    record: LayerRecord
-    made: bool
+    layer: m.Layer
+    definition: Mapping[str, str]
+    key: str
 
 
 def pull(
@@ -112,25 +114,33 @@ class _Taking:
 
     def run(self, name: str, reference: str) -> Image:
         with self.store.hold() as hold:
-            taken: list[Taken] = []
-            for layer in self.image.layers:
-                taken.append(self._take(layer, [one.record.key for one in taken], hold, len(taken) + 1))
+            steps = self._steps()
+            self.source.prefetch([step.layer for step in steps if not self.store.has_layer(step.key)])
+            layers = [self._take(step, [one.key for one in steps[:number]], hold) for number, step in enumerate(steps)]
             top, _ = self.store.ensure_layer(
                 _root_key(), parent=None, step={"kind": "container root"}, make=_make_root, hold=hold
             )
-            record = self._record(name, reference, [one.record for one in taken], top.key)
+            record = self._record(name, reference, layers, top.key)
             return image_of(put_if_new(self.store, record), self.store)
 
-    def _take(self, layer: m.Layer, below: list[str], hold: Hold, number: int) -> Taken:
-        step = {"kind": "container layer", "diff_id": layer.diff_id, "owners": "kept" if _keeps_owners() else "one"}
-        parent = below[-1] if below else None
+    def _steps(self) -> list[_Step]:
+        """The layers with their keys: a layer depends on those below it, for what it hides and for directories."""
+        steps: list[_Step] = []
+        for layer in self.image.layers:
+            owners = "kept" if _keeps_owners() else "one"
+            definition = {"kind": "container layer", "diff_id": layer.diff_id, "owners": owners}
+            steps.append(_Step(layer, definition, step_key(steps[-1].key if steps else None, definition)))
+        return steps
 
+    def _take(self, step: _Step, below: list[str], hold: Hold) -> LayerRecord:
         def make(staging: Path) -> Made:
-            self.tell(f"layer {number} of {len(self.image.layers)}: {layer.diff_id[:19]}")
-            return self._unpacked(layer, below, staging)
+            self.tell(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
+            return self._unpacked(step.layer, below, staging)
 
-        record, made = self.store.ensure_layer(step_key(parent, step), parent=parent, step=step, make=make, hold=hold)
-        return Taken(record, made)
+        parent = below[-1] if below else None
+        record, _ = self.store.ensure_layer(step.key, parent=parent, step=step.definition, make=make, hold=hold)
+        self.source.published(step.layer)
+        return record
 
     def _unpacked(self, layer: m.Layer, below: list[str], staging: Path) -> Made:
         trees = tuple(self.store.layer_tree(key) for key in reversed(below))

@@ -124,16 +124,17 @@ def image_name(text: str) -> str:
     else:
         host = "" if reference.host == DOCKER_HUB else f"{reference.host}/"
         tag = f"-{reference.tag}" if reference.tag else f"@{reference.digest.partition(':')[2][:12]}"
-        words = f"{host}{reference.repository.removeprefix('library/') if not host else reference.repository}{tag}"
+        repository = reference.repository if host else reference.repository.removeprefix("library/")
+        words = f"{host}{repository}{tag}"
     return re.sub(r"[^A-Za-z0-9._@+=-]", "_", words).lstrip(".@+=-")[:_NAME_MOST] or "image"
 
 
-# --- mirrors and prefixes (containers-registries.conf(5)) --------------------------------------------------------------
+# --- mirrors and prefixes (containers-registries.conf(5)) ------------------------------------------------------------
 
 
 def configuration_files() -> list[Path]:
     """Return the files that say where references lead, as podman reads them; later ones win."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "containers"
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "containers")
     if named := os.environ.get("CONTAINERS_REGISTRIES_CONF"):
         return [Path(named)]
     own = home / "registries.conf"
