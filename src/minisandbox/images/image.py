@@ -142,10 +142,18 @@ def inside_layer(store: Store, key: str, name: str) -> Path:
 def load_image(store: Store, name: str) -> Image:
     """Return an image of the store.
 
+    Args:
+        store: the store.
+        name: its name, or the reference that it was pulled by, such as ``python:3.12``.
+
     Raises:
         NotFound: there is none of that name.
         StoreError: its record is damaged.
     """
+    if ":" in name or "/" in name:
+        from minisandbox.images.oci.reference import image_name  # noqa: PLC0415 - most names are no references
+
+        name = image_name(name)
     return image_of(store.image(name), store)
 
 

@@ -84,7 +84,7 @@ class Registry:
             text = read_bounded(answer, m.MOST_MANIFEST)
             said = answer.headers.get("Docker-Content-Digest", "")
             kind = answer.headers.get_content_type()
-        if text is None or kind in ("text/html", "text/plain") or text.lstrip()[:1] != b"{":
+        if text is None or text.lstrip()[:1] != b"{":
             raise RegistryError(
                 f"{connection.place.host} answers with {kind}, not with a manifest",
                 reason="it is no registry, or a proxy or login page answers in its place",
