@@ -82,9 +82,12 @@ def pull(
     parsed = parse_reference(reference)
     wanted = m.own_platform() if platform is None else m.parse_platform(platform)
     tell = progress or _silent
-    with _source(parsed, store, tell) as source:
-        image = source.container(wanted)
-        return _Taking(store, source, image, tell).run(name or image_name(reference), str(parsed))
+    try:
+        with _source(parsed, store, tell) as source:
+            image = source.container(wanted)
+            return _Taking(store, source, image, tell).run(name or image_name(reference), str(parsed))
+    except ImageRefused as error:
+        raise error.about(str(parsed))  # noqa: B904 - it is the same error
 
 
 @contextmanager
