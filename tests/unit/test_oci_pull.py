@@ -187,9 +187,9 @@ def test_auth_files_are_podmans_and_dockers(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/5")
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/me")
     assert [str(path) for path in auth_files()] == [
-        "/run/user/5/containers/auth.json", "/home/me/.config/containers/auth.json", "/home/me/.docker/config.json",
+        "/run/user/5/containers/auth.json", "/me/.config/containers/auth.json", "/me/.docker/config.json",
     ]  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def test_the_same_image_from_everywhere(store: Store, image: MadeImage, tmp_path
     assert one.environment == (("A", "b=c"), ("PATH", "/bin"))
     assert str(one.workdir) == "/x"
     spec = one.spec()
-    assert (spec.host_usr, spec.user) == (False, "1:2")
+    assert (spec.host_usr, spec.user) == (False, "1:2" if os.geteuid() == 0 else "")
     assert load_image(store, "image0").config["User"] == "1:2"
     assert not verify(store).damaged
 

@@ -33,7 +33,7 @@ from tests.unit.oci_tools import (
 )
 
 from minisandbox.errors import ImageRefused, MiniSandboxError
-from minisandbox.images.oci.blobs import Blob, DigestError, LayerStream
+from minisandbox.images.oci.blobs import Blob, LayerStream
 from minisandbox.images.oci.tarstream import TarReader
 from minisandbox.images.oci.unpack import Bounds
 
@@ -382,7 +382,7 @@ def test_another_compression_is_refused(place: Path) -> None:
 def test_a_blob_of_another_digest_is_refused(place: Path) -> None:
     stream = LayerStream(Blob(io.BytesIO(entry("a") + END), digest(b"other"), "layer"), 1 << 20)
     assert list(TarReader(stream))
-    with pytest.raises(DigestError, match="does not have the digest"):
+    with pytest.raises(ImageRefused, match="does not have the digest"):
         stream.finish()
 
 

@@ -35,6 +35,7 @@ class Image:
         notes: facts for people: ``python``, ``source``.
         store: where its layers are.
         own_root: whether its root is its own tree (a container image), without the host's ``/usr``.
+        user: as whom its commands run; "" for root.
         config: how a container image wants to be run: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
     """
 
@@ -49,6 +50,7 @@ class Image:
     notes: Mapping[str, str]
     store: Store = field(repr=False)
     own_root: bool = False
+    user: str = ""
     config: Mapping[str, JSONValue] = field(default_factory=dict, repr=False)
 
     def spec(self) -> ImageSpec:
@@ -60,7 +62,7 @@ class Image:
         trees = tuple(self.store.layer_tree(key) for key in self.layers)
         return ImageSpec(
             self.name, trees, self.environment, self.workdir, host_usr=not self.own_root,
-            base_commit=self.commit or "HEAD", clean=bool(self.commit), user=str(self.config.get("User") or ""),
+            base_commit=self.commit or "HEAD", clean=bool(self.commit), user=self.user,
         )  # fmt: skip
 
     def tests_dir(self) -> Path | None:
@@ -225,5 +227,6 @@ def image_of(record: ImageRecord, store: Store) -> Image:
         notes=record.notes,
         store=store,
         own_root=record.own_root,
+        user=record.user,
         config=record.config,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,7 +75,7 @@ class Publication:
         fault_point("shared")
         whole = self.work / "publish"
         whole.mkdir(mode=0o700)
-        self.tree.rename(whole / "tree")
+        _rename_directory(self.tree, whole / "tree")
         listing.write_entries(whole / listing.NAME, self._listed(found))
         names = [entry for entry in found if entry.kind != listing.DIRECTORY]
         # a directory's entry for itself is not counted, as no layer's size ever was
@@ -166,6 +167,17 @@ class Publication:
                 where = f"{self.tree}/{entry.path}"
                 if os.lstat(where).st_mtime_ns != entry.mtime:
                     os.utime(where, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
+
+
+def _rename_directory(source: Path, target: Path) -> None:
+    """Rename a directory; that changes its "..", which takes write permission on itself (rename(2))."""
+    mode = stat.S_IMODE(source.lstat().st_mode)
+    if os.access(source, os.W_OK):
+        source.rename(target)
+        return
+    source.chmod(mode | stat.S_IWUSR)
+    source.rename(target)
+    target.chmod(mode)
 
 
 def _is_shared(entry: Entry) -> bool:

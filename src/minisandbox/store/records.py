@@ -152,6 +152,7 @@ class ImageRecord(_Record):
         created: when it was recorded, seconds since the epoch.
         notes: facts for people: the interpreter's version, the source.
         own_root: whether its root is its own tree, without the host's ``/usr``.
+        user: as whom its commands run; "" for root.
         config: how a container image wants to be run: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
     """
 
@@ -165,6 +166,7 @@ class ImageRecord(_Record):
     created: float
     notes: Mapping[str, str] = field(default_factory=dict)
     own_root: bool = False
+    user: str = ""
     config: Mapping[str, JSONValue] = field(default_factory=dict)
 
 

@@ -16,10 +16,6 @@ _GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
 _ALGORITHMS = {"sha256": 64, "sha512": 128}  # image-spec, descriptor.md: registered algorithms
 
 
-class DigestError(ImageRefused):
-    """A blob's content is not what its digest says."""
-
-
 def check_digest(digest: str) -> str:
     """Return a digest if it is well-formed, so that it can be part of a path or URL.
 
@@ -62,13 +58,13 @@ class Blob:
         """Read what is left, and compare the hash.
 
         Raises:
-            DigestError: it is another.
+            ImageRefused: it is another.
         """
         while self.read(_READ):
             pass
         found = f"{self._digest.partition(':')[0]}:{self._hash.hexdigest()}"
         if self._digest and found != self._digest:
-            raise DigestError(
+            raise ImageRefused(
                 f"{self.name} does not have the digest {self._digest}",
                 reason=f"its content has {found}: it is damaged or was replaced",
                 hint="nothing was published; pull or save the image again",

@@ -170,9 +170,15 @@ class _Taking:
         keys = (*(layer.key for layer in layers[first:]), top)
         notes = {"reference": reference, "digest": self.image.digest, "platform": str(self.image.platform)}
         lost = dict.fromkeys(line for layer in layers for line in layer.facts.get("lost", "").split(_SEPARATOR) if line)
+        user = m.text_of(config, "User")
+        if user in ("0", "root"):
+            user = ""
+        if user and not _keeps_owners():  # it could not write to its own files
+            lost[f"commands run as root, not as {user}"] = None
+            user = ""
         if lost:
             notes["not as in the image"] = "; ".join(lost)
-        if (user := m.text_of(config, "User")) not in ("", "0", "root"):
+        if user:
             notes["user"] = user
         identity: dict[str, JSONValue] = {"kind": "image", "layers": keys, "environment": environment, "config": config}
         return ImageRecord(
@@ -186,6 +192,7 @@ class _Taking:
             created=time.time(),
             notes=notes,
             own_root=True,
+            user=user,
             config=config,
         )
 
