@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -367,6 +368,18 @@ def test_credentials_are_not_sent_to_a_token_server_without_tls(
     server.token = "T0KEN"
     with pytest.raises(RegistryError, match="not sent without TLS"):
         pull(server.add(image, "1"), store=store)
+
+
+def test_pulls_at_the_same_time(server: Registry, store: Store, image: MadeImage) -> None:
+    """The same blob in another place is another layer: one pull must not take it away from the other."""
+    texts = [server.add(MadeImage([FIRST, SECOND]), "1"), server.add(MadeImage([SECOND, FIRST]), "2")]
+    with ThreadPoolExecutor(6) as pool:
+        coming = [pool.submit(pull, text, store=store, name=f"i{n}") for n, text in enumerate(texts * 3)]
+        taken = [one.result() for one in coming]
+    assert len({one.layers for one in taken}) == 2
+    assert len(store.layer_keys()) == 5
+    pull(server.add(image, "3"), store=store)
+    assert not [name for name in os.listdir(store.root / "downloads") if not name.endswith(".part")]
 
 
 # --- mirrors ---------------------------------------------------------------------------------------------------------

@@ -124,8 +124,7 @@ class Registry:
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
         """Open the blob of a layer once it is here; it is removed when the layer is published, or refused."""
-        path = self._begin(layer.blob).result()
-        with path.open("rb") as file:
+        with self._opened(layer.blob) as (file, path):
             try:
                 yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
             except ImageRefused:
@@ -133,11 +132,24 @@ class Registry:
                 raise
         self._coming.pop(layer.blob.digest, None)
 
+    @contextmanager
+    def _opened(self, blob: m.Descriptor) -> Iterator[tuple[IO[bytes], Path]]:
+        """Open a blob that is here; one that another pull has used up and removed is fetched again."""
+        for _ in range(ATTEMPTS):
+            path = self._begin(blob).result()
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                self._coming.pop(blob.digest, None)
+                continue
+            with file:
+                yield file, path
+            return
+        raise RegistryError(f"{blob.digest} is removed again and again by other pulls", hint="pull one after the other")
+
     def published(self, layer: m.Layer) -> None:
         """Remove what was fetched of a layer that is in the store now."""
-        path = self._path(layer.blob.digest)
-        for one in (path, path.with_suffix(".part")):
-            one.unlink(missing_ok=True)
+        self._path(layer.blob.digest).unlink(missing_ok=True)
 
     def _begin(self, blob: m.Descriptor) -> Future[Path]:
         if blob.digest not in self._coming:
