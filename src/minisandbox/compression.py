@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, cast
+from typing import IO, Protocol, cast
 
 MAGIC = b"\x28\xb5\x2f\xfd"  # RFC 8878, section 3.1.1
 _WINDOW = 1 << 27
 """Bytes of memory that a foreign file may ask for to be unpacked (zstd(1): the limit without --long)."""
 _READ = 1 << 20
+
+
+class Source(Protocol):
+    """What compressed bytes are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most so many bytes; none at the end."""
 
 
 class CorruptedError(ValueError):
@@ -44,14 +51,16 @@ class Decompressed:
     Args:
         file: the stream.
         head: what was read of it already.
+        every_frame: whether to read all frames of it, not only the first.
     """
 
-    def __init__(self, file: IO[bytes], head: bytes = b"") -> None:
+    def __init__(self, file: Source, head: bytes = b"", *, every_frame: bool = False) -> None:
         import zstandard  # noqa: PLC0415 - only those who decompress pay for it
 
         self._error = zstandard.ZstdError
         unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-        self._reader = unpacker.stream_reader(cast("IO[bytes]", _Rest(head, file)), read_size=_READ, closefd=False)
+        source = cast("IO[bytes]", _Rest(head, file))
+        self._reader = unpacker.stream_reader(source, read_size=_READ, closefd=False, read_across_frames=every_frame)
 
     def read(self, size: int = -1, /) -> bytes:
         """Read what was compressed.
@@ -68,7 +77,7 @@ class Decompressed:
 class _Rest:
     """A stream whose first bytes were read already."""
 
-    def __init__(self, head: bytes, file: IO[bytes]) -> None:
+    def __init__(self, head: bytes, file: Source) -> None:
         self._head = head
         self._file = file
 

@@ -271,6 +271,18 @@ class IndexUnavailable(MiniSandboxError):
     exit_code = 26
 
 
+class RegistryError(MiniSandboxError):
+    """A registry did not deliver an image: unreachable, access denied, rate limit, malformed response."""
+
+    exit_code = 27
+
+
+class ImageRefused(MiniSandboxError):
+    """A container image is malformed or hostile; nothing of the refused part was published."""
+
+    exit_code = 28
+
+
 # --- grading and rollouts (30 to 39) ---------------------------------------------------------------------------------
 
 

@@ -284,6 +284,8 @@ class ImageSpec:
         base_commit: the commit that ``Sandbox.patch`` compares with.
         clean: whether the repository at ``workdir`` equals that commit, ignored files apart: then git compares
             only the paths written since.
+        user: as whom commands run that name no user: a name or uid, with ``:GROUP`` or without; "" for root. With one
+            id all run as root.
     """
 
     name: str
@@ -293,6 +295,7 @@ class ImageSpec:
     host_usr: bool = True
     base_commit: str = "HEAD"
     clean: bool = False
+    user: str = ""
 
 
 class Outcome(enum.Enum):

@@ -275,7 +275,7 @@ def test_nonsense_of_a_process_ends_the_trust(data: bytes) -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(InvalidValue, match="lifetime"):
         process(lifetime="forever")  # type: ignore[arg-type] # what the test is about
-    for user in ("", "a:b", -1, True, 1 << 32):
+    for user in ("", "a:", ":b", "a:b:c", -1, True, 1 << 32):
         with pytest.raises(InvalidValue, match="neither a name nor a uid"):
             process(user=user)
 

@@ -9,7 +9,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minisandbox.cli import exits, image_freeze, image_lock, image_pythons, image_shell, image_store, image_transfer
+from minisandbox.cli import (
+    exits,
+    image_freeze,
+    image_lock,
+    image_pull,
+    image_pythons,
+    image_shell,
+    image_store,
+    image_transfer,
+)
 from minisandbox.cli.builds import Builder
 from minisandbox.cli.output import (
     Column,
@@ -43,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         description="Build the image of a recipe (a .toml file) or the images of a task set.",
     )
     _add_build_options(make)
+    image_pull.configure(verbs)
     image_lock.configure(verbs)
     image_pythons.configure(verbs)
     image_shell.configure(verbs)
@@ -198,6 +208,8 @@ def _facts(image: Image) -> dict[str, object]:
         "commit": image.commit,
         "workdir": image.workdir,
         "notes": image.notes,
+        "own_root": image.own_root,
+        "config": image.config,
     }
 
 

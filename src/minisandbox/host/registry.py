@@ -177,6 +177,7 @@ class Record:
         output: bytes kept of each of a command's streams.
         enforcement: what holds the limits that depend on the machine.
         upper: ``memory``, ``disk`` or ``given``.
+        user: as whom commands run that name no user; "" for root.
     """
 
     id: str
@@ -193,6 +194,7 @@ class Record:
     output: int = 1 << 20
     enforcement: Mapping[str, str] = field(default_factory=dict)
     upper: str = "memory"
+    user: str = ""
 
 
 class Records:

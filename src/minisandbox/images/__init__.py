@@ -38,6 +38,7 @@ _HOME = {
     "list_images": "image",
     "load_image": "image",
     "lock_of": "lock",
+    "pull": "oci.pull",
     "read_lock": "lock",
     "read_pins": "pins",
     "total_size": "image",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from minisandbox.images.lock import compare_locks as compare_locks
     from minisandbox.images.lock import lock_of as lock_of
     from minisandbox.images.lock import read_lock as read_lock
+    from minisandbox.images.oci.pull import pull as pull
     from minisandbox.images.pins import Pins as Pins
     from minisandbox.images.pins import read_pins as read_pins
     from minisandbox.images.probe import Interpreter as Interpreter

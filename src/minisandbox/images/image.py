@@ -12,6 +12,7 @@ from minisandbox.errors import NotFound, StoreError
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key, write_base
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.faults import store_faults
+from minisandbox.store.keys import JSONValue
 from minisandbox.types import WORKDIR, ImageSpec
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -33,6 +34,9 @@ class Image:
         created: when it was recorded, seconds since the epoch.
         notes: facts for people: ``python``, ``source``.
         store: where its layers are.
+        own_root: whether its root is its own tree (a container image), without the host's ``/usr``.
+        user: as whom its commands run; "" for root.
+        config: how a container image wants to be run: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
     """
 
     name: str
@@ -45,6 +49,9 @@ class Image:
     created: float
     notes: Mapping[str, str]
     store: Store = field(repr=False)
+    own_root: bool = False
+    user: str = ""
+    config: Mapping[str, JSONValue] = field(default_factory=dict, repr=False)
 
     def spec(self) -> ImageSpec:
         """Return what a sandbox is made from.
@@ -54,7 +61,8 @@ class Image:
         """
         trees = tuple(self.store.layer_tree(key) for key in self.layers)
         return ImageSpec(
-            self.name, trees, self.environment, self.workdir, base_commit=self.commit or "HEAD", clean=bool(self.commit)
+            self.name, trees, self.environment, self.workdir, host_usr=not self.own_root,
+            base_commit=self.commit or "HEAD", clean=bool(self.commit), user=self.user,
         )  # fmt: skip
 
     def tests_dir(self) -> Path | None:
@@ -136,10 +144,18 @@ def inside_layer(store: Store, key: str, name: str) -> Path:
 def load_image(store: Store, name: str) -> Image:
     """Return an image of the store.
 
+    Args:
+        store: the store.
+        name: its name, or the reference that it was pulled by, such as ``python:3.12``.
+
     Raises:
         NotFound: there is none of that name.
         StoreError: its record is damaged.
     """
+    if ":" in name or "/" in name:
+        from minisandbox.images.oci.reference import image_name  # noqa: PLC0415 - most names are no references
+
+        name = image_name(name)
     return image_of(store.image(name), store)
 
 
@@ -210,4 +226,7 @@ def image_of(record: ImageRecord, store: Store) -> Image:
         created=record.created,
         notes=record.notes,
         store=store,
+        own_root=record.own_root,
+        user=record.user,
+        config=record.config,
     )

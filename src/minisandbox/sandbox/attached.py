@@ -36,7 +36,7 @@ class AttachedCore:
     def __init__(self, directory: Path, record: registry.Record, pidfd: int) -> None:
         self.id = record.id
         workdir = PurePosixPath(record.workdir)
-        self.image = ImageSpec(record.image, (), workdir=workdir, base_commit=record.base_commit)
+        self.image = ImageSpec(record.image, (), workdir=workdir, base_commit=record.base_commit, user=record.user)
         self.limits = Limits(output=record.output)
         self.environment = dict(record.environment)
         self._record = record

@@ -58,7 +58,9 @@ class Core:
     def __init__(self, controller: Controller, request: Request, settings: Settings, trees: tuple[Tree, ...]) -> None:
         self.id = f"box-{secrets.token_hex(6)}"
         inside = any(mount.target.is_relative_to(request.image.workdir) for mount in request.mounts)
-        self.image = replace(request.image, clean=request.image.clean and not inside)
+        one_id = controller.launcher.ids == 1 or request.upper is not None
+        user = "" if one_id else request.image.user
+        self.image = replace(request.image, clean=request.image.clean and not inside, user=user)
         self.limits = request.limits
         self.environment = command_environment(
             request.image, network_environment(request.network), settings.environment
@@ -166,7 +168,7 @@ class Core:
             self.id, os.getpid(), self.image.name, self._created, run.pid, self._request.network.mode,
             dict(self._settings.labels), None if lifetime is None else self._began + lifetime,
             str(self.image.workdir), self.image.base_commit, self.environment, self.limits.output,
-            self._request.enforcement, self._request.upper_kind,
+            self._request.enforcement, self._request.upper_kind, self.image.user,
         )  # fmt: skip
 
     # --- reaching it -------------------------------------------------------------------------------------------------

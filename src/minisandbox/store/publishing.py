@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Publication:
         below: what the layers that it is stacked with have of the pool: yields names of objects. It is only asked where
             an object is there already; no inode may be in a stack twice, because programs compare inodes.
         patience: seconds that listing and hashing the tree may take; None: no limit.
+        digests: the SHA-256 of files' contents by inode, where they are known.
     """
 
     pool: Pool
@@ -39,6 +41,7 @@ class Publication:
     tree: Path
     below: Iterable[str]
     patience: float | None = None
+    digests: Mapping[int, str] = field(default_factory=dict)
     _more: dict[str, list[str]] = field(default_factory=dict)
     _copies: dict[str, int] = field(default_factory=dict)
     _missing: list[tuple[Entry, str]] = field(default_factory=list)
@@ -72,7 +75,7 @@ class Publication:
         fault_point("shared")
         whole = self.work / "publish"
         whole.mkdir(mode=0o700)
-        self.tree.rename(whole / "tree")
+        _rename_directory(self.tree, whole / "tree")
         listing.write_entries(whole / listing.NAME, self._listed(found))
         names = [entry for entry in found if entry.kind != listing.DIRECTORY]
         # a directory's entry for itself is not counted, as no layer's size ever was
@@ -87,7 +90,7 @@ class Publication:
         """Exchange files with the pool; return what is in the tree."""
         lifted = Lifted()
         try:
-            found = list(scan(self.tree, lifted, Allowance(self.patience))) if grow is None else []
+            found = list(scan(self.tree, lifted, Allowance(self.patience), self.digests)) if grow is None else []
             fault_point("scanned")
             with self.pool.using():
                 found = grow(self._link) if grow is not None else found
@@ -164,6 +167,17 @@ class Publication:
                 where = f"{self.tree}/{entry.path}"
                 if os.lstat(where).st_mtime_ns != entry.mtime:
                     os.utime(where, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
+
+
+def _rename_directory(source: Path, target: Path) -> None:
+    """Rename a directory; that changes its "..", which takes write permission on itself (rename(2))."""
+    mode = stat.S_IMODE(source.lstat().st_mode)
+    if os.access(source, os.W_OK):
+        source.rename(target)
+        return
+    source.chmod(mode | stat.S_IWUSR)
+    source.rename(target)
+    target.chmod(mode)
 
 
 def _is_shared(entry: Entry) -> bool:

@@ -151,6 +151,9 @@ class ImageRecord(_Record):
         base_commit: the commit of the repository inside, or "" where there is none.
         created: when it was recorded, seconds since the epoch.
         notes: facts for people: the interpreter's version, the source.
+        own_root: whether its root is its own tree, without the host's ``/usr``.
+        user: as whom its commands run; "" for root.
+        config: how a container image wants to be run: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
     """
 
     name: str
@@ -162,6 +165,9 @@ class ImageRecord(_Record):
     base_commit: str
     created: float
     notes: Mapping[str, str] = field(default_factory=dict)
+    own_root: bool = False
+    user: str = ""
+    config: Mapping[str, JSONValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from minisandbox.store.allowance import Allowance, shortened
 from minisandbox.store.entries import DIRECTORY, FIFO, FILE, LINK, SOCKET, WHITEOUT, Attributes, Entry
 
 _CHUNK = 1 << 20
+_NONE: Mapping[int, str] = {}
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MACHINE = frozenset(f"user.overlay.{name}" for name in ("origin", "impure", "nlink", "uuid", "upper"))
 """What overlayfs notes for itself (fs/overlayfs/overlayfs.h): of use only while it can decode them."""
@@ -82,13 +83,14 @@ def _listed(folder: str, lifted: Lifted | None) -> list[os.DirEntry[str]]:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def scan(tree: Path, lifted: Lifted, allowance: Allowance) -> Iterator[Entry]:
+def scan(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[int, str] = _NONE) -> Iterator[Entry]:
     """Yield the entry of everything in a tree that is about to be published, and clear it of overlayfs's own notes.
 
     Args:
         tree: a tree that nobody writes to any more.
         lifted: where to note the modes of directories that had to be opened up, as a build may have left them.
         allowance: what reading it may cost.
+        digests: the SHA-256 of files' contents by inode, where they are known: those are not read.
 
     Raises:
         UnfitTree: reading it costs more, or a path in it is too long.
@@ -96,7 +98,7 @@ def scan(tree: Path, lifted: Lifted, allowance: Allowance) -> Iterator[Entry]:
         OSError: something in it cannot be read.
     """
     try:
-        yield from _scanned(tree, lifted, allowance)
+        yield from _scanned(tree, lifted, allowance, digests)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
@@ -108,7 +110,7 @@ def scan(tree: Path, lifted: Lifted, allowance: Allowance) -> Iterator[Entry]:
         ) from error
 
 
-def _scanned(tree: Path, lifted: Lifted, allowance: Allowance) -> Iterator[Entry]:
+def _scanned(tree: Path, lifted: Lifted, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
     first: dict[int, Entry] = {}
     for path, info in walk(tree, lifted):
         allowance.check()
@@ -117,19 +119,23 @@ def _scanned(tree: Path, lifted: Lifted, allowance: Allowance) -> Iterator[Entry
         if known is not None:
             yield replace(known, path=path, same=known.path)
             continue
-        entry = _cleared(_described(path, where, info, allowance), where)
+        known_digest = digests.get(info.st_ino, "") if stat.S_ISREG(info.st_mode) else ""
+        entry = _described(path, where, info, None if known_digest else allowance)
+        entry = _cleared(replace(entry, digest=entry.digest or known_digest), where)
         if info.st_nlink > 1 and entry.kind != DIRECTORY:
             first[info.st_ino] = entry
         yield entry
 
 
-def _described(path: str, where: str, info: os.stat_result, allowance: Allowance) -> Entry:
+def _described(path: str, where: str, info: os.stat_result, allowance: Allowance | None) -> Entry:
+    """Describe one thing; a file's content is read unless there is no allowance for it."""
+    reads = allowance is not None
     if info.st_mode & stat.S_IRUSR or not stat.S_ISREG(info.st_mode):
-        return describe(path, where, info, allowance=allowance)
+        return describe(path, where, info, digest=reads, allowance=allowance)
     lifted = Lifted()
     lifted.lift(where)
     try:
-        return describe(path, where, info, allowance=allowance)
+        return describe(path, where, info, digest=reads, allowance=allowance)
     finally:
         lifted.restore()
 

@@ -53,6 +53,7 @@ class Made:
         seconds: how long it took where it was made, if that was not here.
         grow: makes the tree when the layer is published, where what is in it is known and checked already.
         patience: seconds that listing and hashing the tree may take; None: no limit.
+        digests: the SHA-256 of files' contents by inode, where the maker hashed what it wrote.
     """
 
     tree: Path
@@ -60,6 +61,7 @@ class Made:
     seconds: float | None = None
     grow: Grow | None = None
     patience: float | None = None
+    digests: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +358,7 @@ class Store(Catalogue):
     ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
             below = self._objects_below(unsized.parent, beside)
-            publication = Publication(self.pool, work, made.tree, below, made.patience)
+            publication = Publication(self.pool, work, made.tree, below, made.patience, made.digests)
             whole, record = publication.prepare(unsized, made.grow)
             if hold is not None:  # before anybody can see it, and so remove it
                 hold.add_unpublished(record.key, whole)

@@ -161,7 +161,7 @@ def _own_score() -> int:
 
 def _start(request: Header, stdio: Stdio, environment: dict[str, str], account: Account | None) -> int:
     cwd = str(request["cwd"])
-    with _arguments(request, stdio) as arguments:
+    with _arguments(request, stdio, environment.get("PATH", os.defpath)) as arguments:
         if account is not None:
             for descriptor, _ in stdio.given:
                 account.own(descriptor)
@@ -199,21 +199,28 @@ def _inside(directory: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _arguments(request: Header, stdio: Stdio) -> Iterator[list[str]]:
+def _arguments(request: Header, stdio: Stdio, search_path: str) -> Iterator[list[str]]:
     """The argument list. A script too long for an argument lies in a file while the program starts."""
     script, argv = request.get("script"), request.get("argv")
     if not isinstance(script, str):
         assert isinstance(argv, list)
         yield [str(part) for part in argv]
-    elif len(script) <= _ARGUMENT_MAX // 4 or len(os.fsencode(script)) <= _ARGUMENT_MAX:
-        yield ["bash", "-c", script]
+        return
+    shell = _shell(search_path)
+    if len(script) <= _ARGUMENT_MAX // 4 or len(os.fsencode(script)) <= _ARGUMENT_MAX:
+        yield [shell, "-c", script]
     else:
         holder = _script_file(os.fsencode(script))
         stdio.given.append((holder, _SCRIPT))
         try:
-            yield ["bash", f"/dev/fd/{_SCRIPT}"]
+            yield [shell, f"/dev/fd/{_SCRIPT}"]
         finally:
             os.close(holder)
+
+
+def _shell(search_path: str) -> str:
+    """The shell of scripts: bash; sh where the image has no bash."""
+    return "bash" if any(map(os.path.exists, _candidates("bash", search_path))) else "sh"
 
 
 def _script_file(script: bytes) -> int:

@@ -6,6 +6,7 @@ can replace. This module only reads text.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import stat
@@ -67,16 +68,21 @@ def find(user: str | int) -> Account:
     """Look a user up.
 
     Args:
-        user: a name, or a uid, which needs no entry; its group is then the one of the same number.
+        user: a name, or a uid, which needs no entry; its group is then the one of the same number. ``USER:GROUP``
+            gives it another group, and no supplementary ones.
 
     Raises:
         OSError: ENOENT: there is no such name; EACCES: it is another name of root; EPERM: this sandbox has one id
             only; ERANGE: an id is not the sandbox's; E2BIG: it is in too many groups.
     """
-    account = _named(user) or _numbered(user)
-    if account is None:
+    name, group = _split(user)
+    account = _named(name) or _numbered(name)
+    gid = _group(group)
+    if account is None or gid is None:
         raise FileNotFoundError(errno.ENOENT, "no such user")
-    if account.is_root and user not in _ROOTS_NAMES:  # a command run as root can have written the table
+    if group:
+        account = dataclasses.replace(account, gid=gid, groups=())
+    if account.is_root and name not in _ROOTS_NAMES:  # a command run as root can have written the table
         raise PermissionError(errno.EACCES, "a name that stands for root")
     if len(account.groups) > _MOST_GROUPS:
         raise OSError(errno.E2BIG, f"in more than {_MOST_GROUPS} groups")
@@ -86,6 +92,23 @@ def find(user: str | int) -> Account:
             single = sum(end - first for first, end in ranges) == 1
             raise OSError(errno.EPERM if single else errno.ERANGE, f"a {kind} that is not mapped")
     return account
+
+
+def _split(user: str | int) -> tuple[str | int, str]:
+    """A user, and the group that is to replace its own, or ""."""
+    if isinstance(user, int) or ":" not in user:
+        return user, ""
+    name, _, group = user.partition(":")
+    return (int(name) if _is_id(name) else name), group
+
+
+def _group(group: str) -> int | None:
+    """The number of a group; 0 where none is named, None where there is none of that name."""
+    if not group or _is_id(group):
+        return int(group or 0)
+    return next(
+        (int(row[2]) for row in _rows("/etc/group") if len(row) > 3 and row[0] == group and _is_id(row[2])), None
+    )
 
 
 def _named(user: str | int) -> Account | None:

@@ -27,6 +27,12 @@ def directory(core: SandboxCore, path: str | PurePosixPath | None) -> str:
     return str(core.image.workdir if path is None else core.image.workdir / path)
 
 
+def user_of(core: SandboxCore, user: str | int | None) -> str | int | None:
+    """Return as whom a command runs: the given user, or the image's; None for root."""
+    image = core.image.user
+    return user if user is not None or not image else int(image) if image.isdigit() else image
+
+
 def run(
     core: SandboxCore,
     command: str | Sequence[str],
@@ -42,12 +48,12 @@ def run(
         check_type("stdin", stdin, (bytes, bytearray, memoryview, str), "bytes or a str")
     call = ExecCall(
         command,
-        env=environment_for(core.environment, env, user),
+        env=environment_for(core.environment, env, user_of(core, user)),
         cwd=directory(core, cwd),
         timeout=timeout,
         stdin=encoded(stdin) if isinstance(stdin, str) else stdin,
         output=core.limits.output,
-        user=user,
+        user=user_of(core, user),
     )
     yield call
     return call.result()
@@ -68,10 +74,10 @@ def process_channel(
     return ProcessChannel(
         command,
         id=f"process-{secrets.token_hex(4)}",
-        env=environment_for(core.environment, env, user),
+        env=environment_for(core.environment, env, user_of(core, user)),
         cwd=directory(core, cwd),
         timeout=timeout,
-        user=user,
+        user=user_of(core, user),
         pty=pty,
         lifetime=lifetime,
         output=core.limits.output,
@@ -87,8 +93,8 @@ def shell_channel(
 ) -> ShellChannel:
     """Return the channel that starts a shell; see :meth:`minisandbox.Sandbox.shell`."""
     return ShellChannel(
-        env=environment_for(core.environment, env, user),
+        env=environment_for(core.environment, env, user_of(core, user)),
         cwd=directory(core, cwd),
-        user=user,
+        user=user_of(core, user),
         output=core.limits.output,
     )

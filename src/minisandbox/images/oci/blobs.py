@@ -1,0 +1,196 @@
+"""A layer's blob as the tar that it holds: unpacked and hashed as it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+from typing import IO
+
+from minisandbox.compression import MAGIC, CorruptedError, Decompressed
+from minisandbox.errors import ImageRefused
+
+_READ = 1 << 18
+_CHUNK = 1 << 20
+_GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
+_ALGORITHMS = {"sha256": 64, "sha512": 128}  # image-spec, descriptor.md: registered algorithms
+
+
+def check_digest(digest: str) -> str:
+    """Return a digest if it is well-formed, so that it can be part of a path or URL.
+
+    Raises:
+        ImageRefused: it is not ``sha256:`` or ``sha512:`` with hexadecimal digits.
+    """
+    algorithm, _, digits = digest.partition(":")
+    if len(digits) != _ALGORITHMS.get(algorithm, -1) or set(digits) - set("0123456789abcdef"):
+        raise ImageRefused(
+            f"{digest[:100]!r} is not a digest",
+            reason="a digest is sha256: or sha512: and lower-case hexadecimal digits",
+            hint="the image is malformed: push or save it again",
+        )
+    return digest
+
+
+class Blob:
+    """The bytes of a blob; counts and hashes what is read.
+
+    Args:
+        file: where they come from.
+        digest: what they must hash to; "" where nothing says.
+        name: what errors call it.
+    """
+
+    def __init__(self, file: IO[bytes], digest: str, name: str) -> None:
+        self._file = file
+        self._digest = check_digest(digest) if digest else ""
+        self._hash = hashlib.new(self._digest.partition(":")[0] or "sha256")
+        self.name = name
+
+    def read(self, size: int) -> bytes:
+        """Read the next bytes; b"" at the end."""
+        data = self._file.read(size)
+        if self._digest:
+            self._hash.update(data)
+        return data
+
+    def check(self) -> None:
+        """Read what is left, and compare the hash.
+
+        Raises:
+            ImageRefused: it is another.
+        """
+        while self.read(_READ):
+            pass
+        found = f"{self._digest.partition(':')[0]}:{self._hash.hexdigest()}"
+        if self._digest and found != self._digest:
+            raise ImageRefused(
+                f"{self.name} does not have the digest {self._digest}",
+                reason=f"its content has {found}: it is damaged or was replaced",
+                hint="nothing was published; pull or save the image again",
+            )
+
+
+class LayerStream:
+    """The tar in a layer's blob: gzip, zstd or plain, decided by its first bytes.
+
+    Args:
+        blob: the blob.
+        most: bytes that the tar may have.
+    """
+
+    def __init__(self, blob: Blob, most: int) -> None:
+        self._blob = blob
+        self._left = most
+        self._hash = hashlib.sha256()
+        self._chunks = _unpacked(blob)
+        self._chunk = b""
+        self._at = 0
+
+    @property
+    def name(self) -> str:
+        """What errors call the layer."""
+        return self._blob.name
+
+    @property
+    def diff_id(self) -> str:
+        """The digest of what was read so far."""
+        return f"sha256:{self._hash.hexdigest()}"
+
+    def some(self, most: int) -> bytes:
+        """Read at most so many bytes, at least one; b"" at the end.
+
+        Raises:
+            ImageRefused: the blob cannot be unpacked, or unpacks to too much.
+        """
+        if self._at == len(self._chunk) and not self._fill():
+            return b""
+        part = self._chunk[self._at : self._at + most]
+        self._at += len(part)
+        return part
+
+    def exactly(self, size: int) -> bytes:
+        """Read so many bytes; fewer only at the end.
+
+        Raises:
+            ImageRefused: as :meth:`some`.
+        """
+        part = self.some(size)
+        if len(part) == size or not part:
+            return part
+        parts, left = [part], size - len(part)
+        while left and (part := self.some(left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def skip(self, size: int) -> bool:
+        """Read so many bytes; returns whether they were there.
+
+        Raises:
+            ImageRefused: as :meth:`some`.
+        """
+        while size and (part := self.some(size)):
+            size -= len(part)
+        return not size
+
+    def finish(self) -> None:
+        """Read to the end, and check the blob's digest.
+
+        Raises:
+            ImageRefused: as :meth:`some`, or its digest is another.
+        """
+        while self._fill():
+            pass
+        self._blob.check()
+
+    def _fill(self) -> bool:
+        try:
+            self._chunk = next(self._chunks, b"")
+        except (CorruptedError, zlib.error, EOFError) as error:
+            raise ImageRefused(
+                f"{self.name} cannot be unpacked",
+                reason=f"its compressed stream is damaged or ends early ({error})",
+                hint="nothing was published; pull or save the image again",
+            ) from error
+        self._at = 0
+        self._left -= len(self._chunk)
+        if self._left < 0:
+            raise ImageRefused(
+                f"{self.name} unpacks to too much",
+                reason="its tar is larger than a layer may be",
+                hint="nothing was published; is it an image that you trust?",
+            )
+        self._hash.update(self._chunk)
+        return bool(self._chunk)
+
+
+def _unpacked(blob: Blob) -> Iterator[bytes]:
+    head = blob.read(_READ)
+    while 0 < len(head) < len(MAGIC) and (more := blob.read(_READ)):
+        head += more
+    if head.startswith(_GZIP):
+        yield from _gunzipped(blob, head)
+    elif head.startswith(MAGIC):
+        reader = Decompressed(blob, head, every_frame=True)
+        while chunk := reader.read(_CHUNK):
+            yield chunk
+    else:
+        while head:
+            yield head
+            head = blob.read(_READ)
+
+
+def _gunzipped(blob: Blob, data: bytes) -> Iterator[bytes]:
+    """Unpack one or several gzip members."""
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        while True:
+            if chunk := member.decompress(data, _CHUNK):
+                yield chunk
+            if member.eof:
+                break
+            data = member.unconsumed_tail or blob.read(_READ)
+            if not data and not chunk:
+                raise EOFError("the end of the gzip stream is missing")
+        data = member.unused_data or blob.read(_READ)

@@ -1,0 +1,275 @@
+"""Requests to a registry: its authentication, retries, and errors that say what to do (distribution-spec 1.1)."""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import json
+import random
+import re
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn, cast
+
+from minisandbox import __version__
+from minisandbox.errors import NotFound, RegistryError
+from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
+from minisandbox.images.oci.reference import DOCKER_HUB, Remote
+
+ATTEMPTS = 5
+TIMEOUT = 30.0
+"""Seconds for a connection, and for each piece of an answer."""
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LONGEST_PAUSE = 120.0
+_MOST_ERROR = 1 << 16
+_MOST_TOKEN = 1 << 20
+_CHALLENGE = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
+_CODE = re.compile(r"[A-Z_]{1,60}")
+_SERVERS = {DOCKER_HUB: "registry-1.docker.io"}
+_CERTIFICATES = ("/etc/containers/certs.d", "/etc/docker/certs.d")
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(slots=True)
+class Connection:
+    """The API of one registry for one repository. Threads may share it.
+
+    Attributes:
+        place: which.
+        pause: sleeps for so many seconds.
+    """
+
+    place: Remote
+    pause: Callable[[float], None] = time.sleep
+    _authorization: str = ""
+    _scheme: str = ""
+    _secrets: list[str] = field(default_factory=list)
+
+    def get(self, path: str, accept: str = "*/*", offset: int = 0) -> http.client.HTTPResponse:
+        """Open a resource of the repository; the caller closes it.
+
+        Args:
+            path: below ``/v2/NAME/``.
+            accept: the media types wanted.
+            offset: bytes to leave out, where the registry can.
+
+        Raises:
+            NotFound: the registry has no such thing.
+            RegistryError: it cannot be had.
+        """
+        headers = {"Accept": accept, "User-Agent": f"minisandbox/{__version__}"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        logged_in = False
+        attempt = 0
+        while True:
+            try:
+                return self._open(f"/v2/{self.place.repository}/{path}", headers)
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code == 401 and not logged_in:
+                        logged_in = True
+                        self._log_in(error.headers.get_all("WWW-Authenticate") or [])
+                        continue
+                    if error.code not in _RETRIED or attempt == ATTEMPTS - 1:
+                        self._explain(error)
+                    wait = _retry_after(error.headers.get("Retry-After"), attempt)
+                    if wait > _LONGEST_PAUSE:
+                        self._explain(error)
+            except (OSError, http.client.HTTPException) as error:
+                if attempt == ATTEMPTS - 1 or _is_final(error):
+                    raise self._unreachable(error) from None
+                wait = backoff(attempt)
+            self.pause(wait)
+            attempt += 1
+
+    # --- requests ---
+
+    def _open(self, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+        request = urllib.request.Request(self._base() + path, headers=headers)  # noqa: S310 - http or https
+        if self._authorization:  # not for where a redirect leads
+            request.add_unredirected_header("Authorization", self._authorization)
+        return cast("http.client.HTTPResponse", self._opener().open(request, timeout=TIMEOUT))
+
+    @property
+    def _may_be_plain(self) -> bool:
+        """Whether the registry may be asked without TLS: on this machine, or where a configuration says so."""
+        host = self.place.host.rpartition(":")[0] or self.place.host
+        return self.place.insecure or host in _LOCAL
+
+    def _base(self) -> str:
+        server = _SERVERS.get(self.place.host, self.place.host)
+        if not self._scheme:
+            self._scheme = "http" if self._may_be_plain and not self._speaks_tls(server) else "https"
+        return f"{self._scheme}://{server}"
+
+    def _speaks_tls(self, server: str) -> bool:
+        try:
+            with self._opener().open(f"https://{server}/v2/", timeout=TIMEOUT):
+                return True
+        except urllib.error.HTTPError:
+            return True
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        context = ssl.create_default_context()
+        for folder in _CERTIFICATES:
+            for file in sorted(Path(folder, self.place.host).glob("*.crt")):
+                context.load_verify_locations(file)
+        if self.place.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+
+    # --- authentication ---
+
+    def _log_in(self, challenges: list[str]) -> None:
+        known = find_credentials(self.place.host, self.place.repository)
+        self._secrets = [known.secret, known.basic().partition(" ")[2]] if known else []
+        for challenge in challenges:
+            scheme, _, rest = challenge.strip().partition(" ")
+            if scheme.lower() == "bearer":
+                self._authorization = f"Bearer {self._token(dict(_CHALLENGE.findall(rest)), known)}"
+                return
+            if scheme.lower() == "basic" and known is not None and known.user:
+                self._authorization = known.basic()
+                return
+
+    def _token(self, challenge: dict[str, str], known: Credentials | None) -> str:
+        """Get a token (distribution, spec/auth/token.md and oauth.md)."""
+        realm = challenge.get("realm", "")
+        scheme = urllib.parse.urlsplit(realm).scheme
+        if scheme != "https" and not (scheme == "http" and self._may_be_plain):
+            raise RegistryError(
+                f"registry {self.place.host} sends its clients to {realm[:100]!r} for a token",
+                reason="credentials are not sent without TLS",
+                hint="mark the registry as insecure in registries.conf if that is meant",
+            )
+        scope = challenge.get("scope") or f"repository:{self.place.repository}:pull"
+        values = {"service": challenge.get("service", ""), "scope": scope}
+        data = None
+        if known is not None and not known.user:
+            more = {"grant_type": "refresh_token", "refresh_token": known.secret, "client_id": "minisandbox"}
+            data = urllib.parse.urlencode(values | more).encode()
+        query = "" if data else ("&" if "?" in realm else "?") + urllib.parse.urlencode(values)
+        request = urllib.request.Request(realm + query, data)  # noqa: S310 - checked above
+        if known is not None and known.user:
+            request.add_unredirected_header("Authorization", known.basic())
+        try:
+            with self._opener().open(request, timeout=TIMEOUT) as answer:
+                found = json.loads(answer.read(_MOST_TOKEN))
+        except urllib.error.HTTPError as error:
+            with error:
+                self._explain(error)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        except ValueError:
+            found = None
+        token = (found.get("token") or found.get("access_token")) if isinstance(found, dict) else None
+        if not isinstance(token, str) or not token.isprintable():
+            raise RegistryError(f"registry {self.place.host}: its token server's answer has no token", hint="try again")
+        self._secrets.append(token)
+        return token
+
+    # --- errors ---
+
+    def _explain(self, error: urllib.error.HTTPError) -> NoReturn:
+        """Raise the error that an answer stands for."""
+        said = self._said(error)
+        what = f"registry {self.place.host} does not deliver {self.place.repository}"
+        status = f"it answered {error.code} {http.client.responses.get(error.code, '')}".rstrip() + said
+        if error.code == 404:
+            raise NotFound(f"{self.place} is not in its registry", reason=status, hint="check the name and the tag")
+        if error.code in (401, 403):
+            raise RegistryError(f"{what}: access denied", reason=status, hint=self._how_to_log_in())
+        if error.code == 429:
+            limit = error.headers.get("RateLimit-Limit", "").partition(";")[0]
+            raise RegistryError(
+                f"{what}: too many requests",
+                reason=status + (f"; it allows {limit} in some hours" if limit.isdigit() else ""),
+                hint="wait, log in (registries allow more to users), or set up a mirror in registries.conf",
+            )
+        hint = "check the reference and the registry"
+        if error.code >= 500:
+            hint = "the registry is in trouble: try again later, or use a mirror (registries.conf)"
+        raise RegistryError(what, reason=status, hint=hint)
+
+    def _how_to_log_in(self) -> str:
+        if self._secrets:
+            return "the credentials that were found are not accepted, or do not allow it: log in again"
+        files = ", ".join(str(file) for file in auth_files())
+        return (
+            f"check the name; if the image is private, log in: `podman login {self.place.host}` or `docker login`. "
+            f"Credentials are read from {files}"
+        )
+
+    def _said(self, error: urllib.error.HTTPError) -> str:
+        """What the registry's own error says (distribution-spec, "Error Codes"), without what may be a secret."""
+        try:
+            rows = json.loads(error.read(_MOST_ERROR))["errors"]
+            texts = [(str(row["code"]), str(row.get("message", ""))) for row in rows[:3]]
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return ""
+        text = "; ".join(f"{code}: {said[:120]}" for code, said in texts if _CODE.fullmatch(code))
+        for secret in filter(None, self._secrets):
+            text = text.replace(secret, "***")
+        return f" ({text})" if text else ""
+
+    def _unreachable(self, error: OSError | http.client.HTTPException) -> RegistryError:
+        cause = getattr(error, "reason", "") or error
+        reason = "" if isinstance(error, http.client.HTTPException) else str(cause)
+        hint = "check the name of the registry, the network and the proxy (https_proxy)"
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            place = f"{_CERTIFICATES[0]}/{self.place.host}/ca.crt"
+            hint = f"put its certificate into {place}, or mark it as insecure in registries.conf"
+        elif isinstance(error, TimeoutError) or isinstance(cause, TimeoutError):
+            reason = f"it did not answer within {TIMEOUT:.0f} seconds"
+        return RegistryError(
+            f"registry {self.place.host} cannot be reached",
+            reason=reason or f"its answer is no HTTP ({type(error).__name__})",
+            hint=hint,
+        )
+
+
+def _is_final(error: OSError | http.client.HTTPException) -> bool:
+    """Whether another attempt would fail as well."""
+    cause = getattr(error, "reason", error)
+    return isinstance(cause, ssl.SSLError | http.client.InvalidURL) or (
+        isinstance(cause, OSError) and cause.errno in (-2, -5)  # netdb.h: EAI_NONAME, EAI_NODATA
+    )
+
+
+def backoff(attempt: int) -> float:
+    """Return the seconds to wait after an attempt."""
+    return 0.5 * float(1 << attempt) * (1 + random.random() / 4)  # noqa: S311 - so that clients do not return together
+
+
+def _retry_after(text: str | None, attempt: int) -> float:
+    """Seconds that a registry asks to wait: a number, or a date (RFC 9110, section 10.2.3)."""
+    if text is None:
+        return backoff(attempt)
+    if text.strip().isdigit():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return backoff(attempt)
+
+
+def read_bounded(answer: http.client.HTTPResponse, most: int) -> bytes | None:
+    """Read an answer; None where it is longer.
+
+    Raises:
+        HTTPException: it breaks off.
+    """
+    data = answer.read(most + 1)
+    if len(data) <= most and answer.length:
+        raise http.client.IncompleteRead(data, answer.length)
+    return None if len(data) > most else data

@@ -1,0 +1,391 @@
+"""Images on this machine: OCI layouts, and archives as ``docker save``, ``podman save`` and ``skopeo copy`` write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol, cast
+
+from minisandbox.errors import ImageRefused, NotFound, StoreError
+from minisandbox.images.oci import manifest as m
+from minisandbox.images.oci.blobs import Blob, LayerStream
+from minisandbox.images.oci.tarstream import FILE, HARD_LINK, LINK, TarReader
+from minisandbox.store.reading import open_below
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_MOST_ARCHIVE = 1 << 40
+_MOST_MEMBERS = 100_000
+_CHUNK = 1 << 20
+
+
+class Source(Protocol):
+    """Where a container image comes from."""
+
+    @property
+    def name(self) -> str:
+        """What errors and people call it."""
+
+    def container(self, platform: m.Platform) -> m.Container:
+        """Return the image for a platform.
+
+        Raises:
+            NotFound: there is none.
+            ImageRefused: what is there is malformed.
+            RegistryError: it cannot be had.
+        """
+
+    def layer(self, layer: m.Layer) -> AbstractContextManager[Blob]:
+        """Open the blob of a layer.
+
+        Raises:
+            MiniSandboxError: as :meth:`container`.
+        """
+
+    def prefetch(self, layers: Sequence[m.Layer]) -> None:
+        """Begin to fetch the blobs of layers."""
+
+    def published(self, layer: m.Layer) -> None:
+        """Forget what was fetched of a layer that is in the store now."""
+
+
+class _OnDisk:
+    """A source of which nothing has to be fetched."""
+
+    __slots__ = ()
+
+    def prefetch(self, layers: Sequence[m.Layer]) -> None:
+        """Do nothing: the blobs are here."""
+
+    def published(self, layer: m.Layer) -> None:
+        """Do nothing: nothing was fetched."""
+
+
+class Files(Protocol):
+    """Files by their names: those of a directory, or of an archive."""
+
+    @property
+    def name(self) -> str:
+        """What errors call the whole."""
+
+    def open(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """Open one.
+
+        Raises:
+            ImageRefused: it is not there.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The files of a directory.
+
+    Attributes:
+        path: the directory.
+    """
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return str(self.path)
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a file; a link in its place is refused.
+
+        Raises:
+            ImageRefused: it is not there, or no regular file.
+        """
+        try:
+            file = open_below(self.path, name)
+        except FileNotFoundError:
+            raise _missing(self.name, name) from None
+        except (StoreError, OSError) as error:
+            raise ImageRefused(f"{self.name}: cannot read {name}", reason=str(error)) from error
+        with file:
+            yield file
+
+
+@dataclass(slots=True)
+class Archive:
+    """The files of a tar archive on disk.
+
+    Attributes:
+        path: the archive, not compressed.
+        shown: what errors call it.
+    """
+
+    path: Path
+    shown: str
+    _places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _links: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return self.shown
+
+    def read_index(self) -> None:
+        """Find where each file lies.
+
+        Raises:
+            ImageRefused: the archive is malformed.
+        """
+        with self.path.open("rb") as file:
+            stream = _Seekable(file, self.shown)
+            reader = TarReader(stream)
+            for member in reader:
+                name = posixpath.normpath(os.fsdecode(member.name))
+                if len(self._places) + len(self._links) > _MOST_MEMBERS:
+                    reader.refuse(f"it has more than {_MOST_MEMBERS} entries", member.name)
+                if member.kind == FILE and member.pieces is None:
+                    self._places[name] = (stream.position, member.size)
+                elif member.kind == LINK:  # docker save before 25: equal layers
+                    target = os.fsdecode(member.target)
+                    self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+                elif member.kind == HARD_LINK:
+                    self._links[name] = posixpath.normpath(os.fsdecode(member.target))
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a file.
+
+        Raises:
+            ImageRefused: it is not there.
+        """
+        place = self._places.get(name) or self._places.get(self._links.get(name, ""))
+        if place is None:
+            raise _missing(self.shown, name)
+        with self.path.open("rb") as file:
+            file.seek(place[0])
+            yield cast("IO[bytes]", _Part(file, place[1]))
+
+
+def _missing(where: str, name: str) -> ImageRefused:
+    return ImageRefused(
+        f"{where} has no file {name!r}",
+        reason="it is no image of this kind, or was not written completely",
+        hint="check the path; `oci:` is for layouts, `oci-archive:` and `docker-archive:` for their archives",
+    )
+
+
+def open_archive(path: Path, work: Path) -> Archive:
+    """Open an archive; one that is compressed is unpacked first.
+
+    Args:
+        path: the archive.
+        work: a private directory for its unpacked form.
+
+    Raises:
+        NotFound: it is not there.
+        ImageRefused: it is no archive, or a malformed one.
+        OSError: it cannot be read or unpacked.
+    """
+    if not path.is_file():
+        raise NotFound(f"{path} is not a file", hint="give an archive of `docker save` or `podman save`")
+    with path.open("rb") as file:
+        packed = file.read(4).startswith((_GZIP, _ZSTD))
+        if packed:
+            file.seek(0)
+            _copy_unpacked(file, work / "archive", str(path))
+    archive = Archive(work / "archive" if packed else path, str(path))
+    archive.read_index()
+    return archive
+
+
+def _copy_unpacked(file: IO[bytes], target: Path, shown: str) -> None:
+    stream = LayerStream(Blob(file, "", shown), _MOST_ARCHIVE)
+    with target.open("xb") as out:
+        while part := stream.some(_CHUNK):
+            out.write(part)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout(_OnDisk):
+    """An OCI layout (image-layout.md).
+
+    Attributes:
+        files: its files.
+        tag: which of its images; "" if it has one.
+    """
+
+    files: Files
+    tag: str
+
+    @property
+    def name(self) -> str:
+        """What errors and people call it."""
+        return self.files.name + (f":{self.tag}" if self.tag else "")
+
+    def container(self, platform: m.Platform) -> m.Container:
+        """Return the image for a platform."""
+        index = m.parse_object(read(self.files, "index.json", m.MOST_MANIFEST), f"{self.name}: index.json")
+        found = self._chosen(m.descriptors(index, "manifests", f"{self.name}: index.json"), platform)
+        for _ in range(3):  # an index may lead to an index
+            values = m.parse_object(self._blob(found, m.MOST_MANIFEST), f"{self.name}: {found.digest}")
+            if not m.is_index(values):
+                break
+            found = m.choose(values, platform, self.name)
+        config, layers = m.layers_of(values, self.name)
+        return m.container(found.digest, self._blob(config, m.MOST_CONFIG), layers, self.name)
+
+    @contextmanager
+    def layer(self, layer: m.Layer) -> Iterator[Blob]:
+        """Open the blob of a layer."""
+        with self.files.open(_blob_path(layer.blob.digest)) as file:
+            yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
+
+    def _chosen(self, found: list[m.Descriptor], platform: m.Platform) -> m.Descriptor:
+        named = [one for one in found if one.name == self.tag] if self.tag else found
+        fitting = [one for one in named if one.platform is not None and platform.fits(one.platform)]
+        for group in (named, fitting):
+            if len(group) == 1:
+                return group[0]
+        there = ", ".join(sorted({one.name for one in found if one.name})) or "none has a tag"
+        raise NotFound(
+            f"{self.name}: it has {len(named)} images{' of this tag' if self.tag else ''}",
+            reason=f"its tags: {there}",
+            hint="give one: oci:DIRECTORY:TAG",
+        )
+
+    def _blob(self, wanted: m.Descriptor, most: int) -> bytes:
+        with self.files.open(_blob_path(wanted.digest)) as file:
+            blob = Blob(file, wanted.digest, f"{self.name}: {wanted.digest}")
+            return _bounded(blob, most)
+
+
+@dataclass(frozen=True, slots=True)
+class DockerArchive(_OnDisk):
+    """An archive of ``docker save`` (moby, image/spec/v1.2.md).
+
+    Attributes:
+        files: its files.
+        tag: which of its images; "" if it has one.
+    """
+
+    files: Files
+    tag: str
+
+    @property
+    def name(self) -> str:
+        """What errors and people call it."""
+        return self.files.name + (f":{self.tag}" if self.tag else "")
+
+    def container(self, platform: m.Platform) -> m.Container:
+        """Return the image; an archive has one platform."""
+        row = self._row()
+        config = read(self.files, m.text_of(row, "Config"), m.MOST_CONFIG)
+        layers = [m.Descriptor(name, -1) for name in m.texts_of(row, "Layers")]
+        image = m.container(f"sha256:{hashlib.sha256(config).hexdigest()}", config, layers, self.name)
+        if not platform.fits(image.platform):
+            raise NotFound(f"{self.name} has no image for {platform}", reason=f"it has: {image.platform}")
+        return image
+
+    @contextmanager
+    def layer(self, layer: m.Layer) -> Iterator[Blob]:
+        """Open the tar of a layer; its diff_id is checked by who unpacks it."""
+        with self.files.open(posixpath.normpath(layer.blob.digest)) as file:
+            yield Blob(file, "", f"{self.name}: layer {layer.blob.digest}")
+
+    def _row(self) -> m.JSONObject:
+        rows = json.loads(self._manifest())
+        if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
+            raise m.malformed(f"{self.name}: manifest.json", "it is no list of images")
+        named = [row for row in rows if not self.tag or self.tag in _tags(row)]
+        if len(named) != 1:
+            there = ", ".join(tag for row in rows for tag in _tags(row)) or "none has a tag"
+            raise NotFound(
+                f"{self.name}: it has {len(named)} images{' of this tag' if self.tag else ''}",
+                reason=f"its tags: {there}",
+                hint="give one: docker-archive:FILE:NAME:TAG",
+            )
+        return cast("m.JSONObject", named[0])
+
+    def _manifest(self) -> bytes:
+        text = read(self.files, "manifest.json", m.MOST_CONFIG)
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise m.malformed(f"{self.name}: manifest.json", str(error)) from None
+        return text
+
+
+def _tags(row: m.JSONObject) -> tuple[str, ...]:
+    tags = m.texts_of(row, "RepoTags")
+    short = (tag.removeprefix("docker.io/").removeprefix("library/").removeprefix("localhost/") for tag in tags)
+    return tuple(dict.fromkeys((*tags, *short)))
+
+
+def read(files: Files, name: str, most: int) -> bytes:
+    """Read a small file.
+
+    Raises:
+        ImageRefused: it is not there, or too large.
+    """
+    with files.open(name) as file:
+        return _bounded(Blob(file, "", f"{files.name}: {name}"), most)
+
+
+def _bounded(blob: Blob, most: int) -> bytes:
+    parts, left = [], most + 1
+    while left and (part := blob.read(left)):
+        parts.append(part)
+        left -= len(part)
+    if not left:
+        raise ImageRefused(f"{blob.name} has more than {most} bytes", hint="it is no image that can be used")
+    blob.check()
+    return b"".join(parts)
+
+
+def _blob_path(digest: str) -> str:
+    return "blobs/" + digest.replace(":", "/")
+
+
+class _Seekable:
+    """An archive on disk: what is not wanted is passed over without reading it."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file = file
+        self._end = os.fstat(file.fileno()).st_size
+        self.name = name
+
+    @property
+    def position(self) -> int:
+        """Where the next byte lies."""
+        return self._file.tell()
+
+    def some(self, most: int) -> bytes:
+        """Read at most so many bytes."""
+        return self._file.read(min(most, _CHUNK))
+
+    def exactly(self, size: int) -> bytes:
+        """Read so many bytes; fewer only at the end."""
+        return self._file.read(size)
+
+    def skip(self, size: int) -> bool:
+        """Pass over so many bytes; returns whether they were there."""
+        if self._file.tell() + size > self._end:
+            return False
+        self._file.seek(size, os.SEEK_CUR)
+        return True
+
+
+class _Part:
+    """A part of a file."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file = file
+        self._left = size
+
+    def read(self, size: int) -> bytes:
+        """Read at most so many bytes of it."""
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data

@@ -1,0 +1,304 @@
+"""Indexes, manifests and configurations of container images, parsed with doubt (image-spec 1.1; Docker's schema 2)."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform as machine
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from minisandbox.errors import ImageRefused, InvalidValue, NotFound
+from minisandbox.images.oci.blobs import check_digest
+from minisandbox.store.keys import JSONValue
+
+MOST_MANIFEST = 4 << 20
+"""Bytes of an index or a manifest (distribution-spec: registries take at least 4 MiB)."""
+MOST_CONFIG = 16 << 20
+_MOST_LAYERS = 500
+_INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+_MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
+# Go's names of what uname(2) calls a machine (GOARCH)
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+_VARIABLE = re.compile(r"[^=\0]+")
+
+JSONObject = Mapping[str, JSONValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What an image runs on.
+
+    Attributes:
+        os: such as ``linux``.
+        architecture: Go's name, such as ``amd64``.
+        variant: such as ``v8``; "" for any.
+    """
+
+    os: str
+    architecture: str
+    variant: str = ""
+
+    def __str__(self) -> str:
+        """Return ``OS/ARCHITECTURE[/VARIANT]``."""
+        return "/".join(filter(None, (self.os, self.architecture, self.variant)))
+
+    def fits(self, other: Platform) -> bool:
+        """Whether an image for the other platform serves this one."""
+        return (self.os, self.architecture) == (other.os, other.architecture) and (
+            not self.variant or self.variant == other.variant
+        )
+
+
+def parse_platform(text: str) -> Platform:
+    """Parse ``OS/ARCHITECTURE[/VARIANT]``.
+
+    Raises:
+        InvalidValue: it has another form.
+    """
+    parts = text.split("/")
+    if len(parts) not in (2, 3) or not all(parts):
+        raise InvalidValue(f"{text!r} is not a platform", hint="give OS/ARCHITECTURE, such as linux/amd64")
+    return Platform(*parts)
+
+
+def own_platform() -> Platform:
+    """Return this machine's platform."""
+    return Platform("linux", _ARCHITECTURES.get(machine.machine(), machine.machine()))
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A reference to a blob.
+
+    Attributes:
+        digest: of its content.
+        size: its bytes; -1 where nothing says.
+        media_type: what it is.
+        platform: what it runs on, where an index says so.
+        name: its tag in a layout, or "".
+    """
+
+    digest: str
+    size: int
+    media_type: str = ""
+    platform: Platform | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer of a container image.
+
+    Attributes:
+        diff_id: the digest of its tar.
+        blob: what holds it.
+    """
+
+    diff_id: str
+    blob: Descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container image: everything about it but the content of its layers.
+
+    Attributes:
+        digest: of its manifest, or of its configuration where there is no manifest.
+        config: its configuration.
+        layers: bottom first.
+    """
+
+    digest: str
+    config: JSONObject
+    layers: tuple[Layer, ...]
+
+    @property
+    def run_config(self) -> JSONObject:
+        """What commands of it start with: ``Env``, ``WorkingDir``, ``User``, ``Entrypoint``, ``Cmd`` and others."""
+        found = self.config.get("config")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def platform(self) -> Platform:
+        """What it runs on."""
+        texts = (self.config.get(name) or "" for name in ("os", "architecture", "variant"))
+        return Platform(*(text if isinstance(text, str) else "" for text in texts))
+
+    @property
+    def environment(self) -> tuple[tuple[str, str], ...]:
+        """Its variables.
+
+        Raises:
+            ImageRefused: one is malformed.
+        """
+        found = []
+        for row in texts_of(self.run_config, "Env"):
+            name, equals, value = row.partition("=")
+            if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
+                raise malformed("its configuration", f"the variable {row[:80]!r}")
+            found.append((name, value))
+        return tuple(found)
+
+    @property
+    def workdir(self) -> str:
+        """The directory where commands start."""
+        return "/" + os.path.normpath("/" + (text_of(self.run_config, "WorkingDir") or "/")).lstrip("/")
+
+
+def malformed(what: str, reason: str) -> ImageRefused:
+    """Return the error for a document that is not what it should be."""
+    return ImageRefused(f"{what} is malformed", reason=reason[:300], hint="push or save the image again")
+
+
+def text_of(values: JSONObject, name: str) -> str:
+    """Return a text of a configuration; "" where there is none.
+
+    Raises:
+        ImageRefused: it is something else.
+    """
+    value = values.get(name) or ""
+    if not isinstance(value, str) or "\0" in value:
+        raise malformed("the image's configuration", f"{name} is {value!r}")
+    return value
+
+
+def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
+    """Return a list of texts of a configuration.
+
+    Raises:
+        ImageRefused: it is something else.
+    """
+    value = values.get(name) or ()
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+        raise malformed("the image's configuration", f"{name} is {value!r}")
+    return tuple(cast("Sequence[str]", value))
+
+
+def parse_object(text: bytes, what: str) -> JSONObject:
+    """Parse a JSON object.
+
+    Raises:
+        ImageRefused: it is none.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise malformed(what, f"it is not JSON: {error}; it begins with {text[:60]!r}") from None
+    if not isinstance(found, dict):
+        raise malformed(what, f"it is no JSON object, but begins with {text[:60]!r}")
+    return found
+
+
+def is_index(values: JSONObject) -> bool:
+    """Whether a document is an index of manifests."""
+    return "manifests" in values or values.get("mediaType") in _INDEXES
+
+
+def choose(values: JSONObject, wanted: Platform, what: str) -> Descriptor:
+    """Choose the manifest for a platform from an index.
+
+    Raises:
+        NotFound: there is none.
+        ImageRefused: the index is malformed.
+    """
+    found = descriptors(values, "manifests", what)
+    platforms = [one for one in found if one.platform is None or one.platform.os != "unknown"]  # those are attestations
+    for one in platforms:
+        if one.platform is not None and wanted.fits(one.platform):
+            return one
+    if len(platforms) == 1 and platforms[0].platform is None:
+        return platforms[0]
+    there = ", ".join(sorted({str(one.platform) for one in platforms if one.platform})) or "none"
+    raise NotFound(
+        f"{what} has no image for {wanted}",
+        reason=f"it has: {there}",
+        hint="choose one with --platform; programs of another architecture do not run here without emulation",
+    )
+
+
+def descriptors(values: JSONObject, name: str, what: str) -> list[Descriptor]:
+    """Return a list of descriptors of a document.
+
+    Raises:
+        ImageRefused: it is malformed.
+    """
+    rows = values.get(name)
+    if not isinstance(rows, list):
+        raise malformed(what, f"{name!r} is no list")
+    return [descriptor(row, what) for row in rows]
+
+
+def descriptor(row: JSONValue, what: str) -> Descriptor:
+    """Parse a descriptor.
+
+    Raises:
+        ImageRefused: it is malformed.
+    """
+    if not isinstance(row, Mapping):
+        raise malformed(what, f"a descriptor is {row!r}")
+    digest, size, kind = row.get("digest"), row.get("size"), row.get("mediaType", "")
+    if not isinstance(digest, str) or type(size) is not int or size < 0 or not isinstance(kind, str):
+        raise malformed(what, f"a descriptor is {row!r}")
+    place, notes = row.get("platform"), row.get("annotations")
+    platform = None
+    if isinstance(place, Mapping):
+        platform = Platform(*(str(place.get(part) or "") for part in ("os", "architecture", "variant")))
+    name = notes.get("org.opencontainers.image.ref.name", "") if isinstance(notes, Mapping) else ""
+    return Descriptor(check_digest(digest), size, kind, platform, str(name))
+
+
+def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descriptor]]:
+    """Return a manifest's configuration and layers.
+
+    Raises:
+        ImageRefused: it is malformed, or no manifest of a container image.
+    """
+    if values.get("schemaVersion") == 1:
+        raise ImageRefused(
+            f"{what} is a manifest of Docker's schema 1",
+            reason="it was pushed before 2017; current engines do not read it either",
+            hint="push the image again",
+        )
+    config = descriptor(values.get("config"), what)
+    layers = descriptors(values, "layers", what)
+    foreign = next((one for one in layers if "foreign" in one.media_type or "nondistributable" in one.media_type), None)
+    if foreign is not None:
+        raise ImageRefused(f"{what} has the layer {foreign.digest}, which its registry does not hold")
+    if "tar" not in "".join(one.media_type for one in layers) and any(one.media_type for one in layers):
+        raise ImageRefused(
+            f"{what} is no container image",
+            reason=f"its content is {layers[0].media_type!r}: an artifact of another kind",
+            hint="check the reference",
+        )
+    return config, layers
+
+
+def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str) -> Container:
+    """Put an image together.
+
+    Args:
+        digest: its own.
+        config: its configuration's text.
+        blobs: its layers.
+        what: what errors call it.
+
+    Raises:
+        ImageRefused: the configuration is malformed, or has another number of layers.
+    """
+    values = parse_object(config, f"the configuration of {what}")
+    root = values.get("rootfs")
+    found = root.get("diff_ids") if isinstance(root, Mapping) else None
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise malformed(f"the configuration of {what}", "rootfs.diff_ids is no list of digests")
+    if len(found) != len(blobs):
+        raise malformed(what, f"it has {len(blobs)} layers, its configuration {len(found)}")
+    if not 0 < len(found) <= _MOST_LAYERS:
+        raise malformed(what, f"it has {len(found)} layers; 1 to {_MOST_LAYERS} can be used")
+    layers = tuple(Layer(check_digest(str(one)), blob) for one, blob in zip(found, blobs, strict=True))
+    made = Container(digest, values, layers)
+    _ = made.environment, made.workdir, text_of(made.run_config, "User")
+    return made

@@ -1,0 +1,229 @@
+"""Take a container image into the store: its layers as layers, its configuration as an image record."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import ImageRefused
+from minisandbox.images.base import Entry, write_base
+from minisandbox.images.image import DEFAULT_PATH, Image, image_of, put_if_new
+from minisandbox.images.oci import manifest as m
+from minisandbox.images.oci.below import Below
+from minisandbox.images.oci.blobs import LayerStream
+from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Source, open_archive
+from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference
+from minisandbox.images.oci.unpack import Bounds, Unpacked, is_refusal, refused_path, unpack
+from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
+from minisandbox.store.faults import store_faults
+from minisandbox.store.keys import JSONValue
+from minisandbox.store.store import Hold
+
+_MOST_TAR = 128 << 30
+"""Bytes of a layer's tar: content, headers and padding."""
+_SEPARATOR = "\n"
+_MOUNT_POINTS = (("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("run", 0o755), ("sys", 0o555), ("tmp", 0o1777))
+_LINKS = {"hosts": "../run/hosts", "mtab": "../proc/self/mounts", "resolv.conf": "../run/resolv.conf"}
+
+Tell = Callable[[str], None]
+"""Told what happens next, in words for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A layer of the image as the store's layer that it becomes.
+
+    Attributes:
+        layer: it.
+        definition: what makes it.
+        key: its key.
+    """
+
+    layer: m.Layer
+    definition: Mapping[str, str]
+    key: str
+
+
+def pull(
+    reference: str,
+    *,
+    store: Store,
+    name: str | None = None,
+    platform: str | None = None,
+    progress: Tell | None = None,
+) -> Image:
+    """Take a container image into the store.
+
+    Layers that are there already are neither fetched nor unpacked. A pull that was interrupted resumes.
+
+    Args:
+        reference: ``NAME[:TAG][@DIGEST]`` of a registry, ``oci:DIRECTORY[:TAG]``, ``oci-archive:FILE[:TAG]`` or
+            ``docker-archive:FILE[:TAG]``.
+        store: where it goes.
+        name: what it is called there; by default after its reference, such as ``python-3.12`` for ``python:3.12``.
+        platform: such as ``linux/arm64``; this machine's by default.
+        progress: told of each layer.
+
+    Returns:
+        The image.
+
+    Raises:
+        InvalidValue: the reference, the name or the platform is malformed.
+        NotFound: there is no such image, or none for the platform.
+        RegistryError: the registry does not deliver it.
+        ImageRefused: it is malformed or hostile.
+        DiskFull: there is no space; finished layers are kept.
+    """
+    parsed = parse_reference(reference)
+    wanted = m.own_platform() if platform is None else m.parse_platform(platform)
+    tell = progress or _silent
+    try:
+        with _source(parsed, store, tell) as source:
+            image = source.container(wanted)
+            return _Taking(store, source, image, tell).run(name or image_name(reference), str(parsed))
+    except ImageRefused as error:
+        raise error.about(str(parsed))  # noqa: B904 - it is the same error
+
+
+@contextmanager
+def _source(reference: Remote | Local, store: Store, tell: Tell) -> Iterator[Source]:
+    if isinstance(reference, Remote):
+        from minisandbox.images.oci.registry import open_registry  # noqa: PLC0415 - loads an HTTP client
+
+        with open_registry(reference, store, tell) as registry:
+            yield registry
+        return
+    if reference.kind == "oci":
+        yield Layout(Directory(reference.path), reference.tag)
+        return
+    with store.staging("archive") as work:
+        archive = open_archive(reference.path, work)
+        yield (Layout if reference.kind == "oci-archive" else DockerArchive)(archive, reference.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    """One pull."""
+
+    store: Store
+    source: Source
+    image: m.Container
+    tell: Tell
+
+    def run(self, name: str, reference: str) -> Image:
+        with self.store.hold() as hold:
+            steps = self._steps()
+            self.source.prefetch([step.layer for step in steps if not self.store.has_layer(step.key)])
+            layers = [self._take(step, [one.key for one in steps[:number]], hold) for number, step in enumerate(steps)]
+            top, _ = self.store.ensure_layer(
+                _root_key(), parent=None, step={"kind": "container root"}, make=_make_root, hold=hold
+            )
+            record = self._record(name, reference, layers, top.key)
+            return image_of(put_if_new(self.store, record), self.store)
+
+    def _steps(self) -> list[_Step]:
+        """The layers with their keys: a layer depends on those below it, for what it hides and for directories."""
+        steps: list[_Step] = []
+        for layer in self.image.layers:
+            owners = "kept" if _keeps_owners() else "one"
+            definition = {"kind": "container layer", "diff_id": layer.diff_id, "owners": owners}
+            steps.append(_Step(layer, definition, step_key(steps[-1].key if steps else None, definition)))
+        return steps
+
+    def _take(self, step: _Step, below: list[str], hold: Hold) -> LayerRecord:
+        def make(staging: Path) -> Made:
+            self.tell(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
+            return self._unpacked(step.layer, below, staging)
+
+        parent = below[-1] if below else None
+        record, _ = self.store.ensure_layer(step.key, parent=parent, step=step.definition, make=make, hold=hold)
+        self.source.published(step.layer)
+        return record
+
+    def _unpacked(self, layer: m.Layer, below: list[str], staging: Path) -> Made:
+        trees = tuple(self.store.layer_tree(key) for key in reversed(below))
+        with self.source.layer(layer) as blob:
+            stream = LayerStream(blob, _MOST_TAR)
+            try:
+                done = unpack(stream, staging / "tree", Below(trees), keep_owners=_keeps_owners(), bounds=Bounds())
+            except OSError as error:
+                if is_refusal(error):
+                    raise refused_path(stream, error) from error
+                raise
+        if stream.diff_id != layer.diff_id:
+            raise ImageRefused(
+                f"{blob.name} does not unpack to what its image says",
+                reason=f"the tar has {stream.diff_id}, the configuration says {layer.diff_id}",
+                hint="nothing of this layer was published; the image is damaged, or somebody replaced the layer",
+            )
+        return Made(staging / "tree", facts=_facts(done), digests=done.digests)
+
+    def _record(self, name: str, reference: str, layers: list[LayerRecord], top: str) -> ImageRecord:
+        config, environment = self.image.run_config, dict(self.image.environment)
+        environment.setdefault("PATH", DEFAULT_PATH)
+        first = max((number for number, layer in enumerate(layers) if "hides all" in layer.facts), default=0)
+        keys = (*(layer.key for layer in layers[first:]), top)
+        notes = {"reference": reference, "digest": self.image.digest, "platform": str(self.image.platform)}
+        lost = dict.fromkeys(line for layer in layers for line in layer.facts.get("lost", "").split(_SEPARATOR) if line)
+        user = m.text_of(config, "User")
+        if user in ("0", "root"):
+            user = ""
+        if user and not _keeps_owners():  # it could not write to its own files
+            lost[f"commands run as root, not as {user}"] = None
+            user = ""
+        if lost:
+            notes["not as in the image"] = "; ".join(lost)
+        if user:
+            notes["user"] = user
+        identity: dict[str, JSONValue] = {"kind": "image", "layers": keys, "environment": environment, "config": config}
+        return ImageRecord(
+            name=name,
+            key=step_key(None, identity),
+            layers=keys,
+            environment=tuple(environment.items()),
+            workdir=self.image.workdir,
+            tests_layer=None,
+            base_commit="",
+            created=time.time(),
+            notes=notes,
+            own_root=True,
+            user=user,
+            config=config,
+        )
+
+
+def _keeps_owners() -> bool:
+    """Whether files keep the owners that an image says: an ordinary user's are all the user's own."""
+    return os.geteuid() == 0
+
+
+def _facts(done: Unpacked) -> dict[str, str]:
+    facts = {"lost": _SEPARATOR.join(sorted(done.notes))} if done.notes else {}
+    return {**facts, "hides all": "yes"} if done.hides_all else facts
+
+
+def _root_entries() -> tuple[Entry, ...]:
+    """What every container image gets on top: real mount points, and the files of /etc that each sandbox has."""
+    folders = (Entry(path, stat.S_IFDIR | mode) for path, mode in _MOUNT_POINTS)
+    links = (Entry(f"etc/{name}", stat.S_IFLNK | 0o777, target.encode()) for name, target in _LINKS.items())
+    return (*folders, *links)
+
+
+def _root_key() -> str:
+    entries: list[JSONValue] = [f"{entry.path} {entry.mode:o} {entry.data.decode()}" for entry in _root_entries()]
+    return step_key(None, {"kind": "container root", "entries": entries})
+
+
+def _make_root(work: Path) -> Made:
+    with store_faults("write the mount points"):
+        write_base(_root_entries(), work / "tree")
+    return Made(work / "tree")
+
+
+def _silent(_: str) -> None:
+    pass

@@ -1,0 +1,202 @@
+"""References to container images, as people write them, and where they lead."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import InvalidValue
+from minisandbox.images.oci.blobs import check_digest
+from minisandbox.store.keys import JSONValue
+
+DOCKER_HUB = "docker.io"
+_LOCAL = ("oci", "oci-archive", "docker-archive")
+_HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
+# distribution, reference/regexp.go
+_REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_LONGEST = 255
+_NAME_MOST = 200
+_MANUAL = "see containers-registries.conf(5)"
+_FORMS = "write [HOST/]NAME[:TAG][@DIGEST], oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE[:TAG]"
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """An image in a registry.
+
+    Attributes:
+        host: the registry, with its port.
+        repository: which of its repositories.
+        tag: its tag; "" where only the digest counts.
+        digest: its digest, or "".
+        insecure: whether its registry may be asked without TLS.
+    """
+
+    host: str
+    repository: str
+    tag: str
+    digest: str = ""
+    insecure: bool = False
+
+    def __str__(self) -> str:
+        """Return the whole reference."""
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.host}/{self.repository}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+    @property
+    def version(self) -> str:
+        """What its manifest is asked for by."""
+        return self.digest or self.tag
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """An image in files of this machine.
+
+    Attributes:
+        kind: ``oci``, ``oci-archive`` or ``docker-archive``.
+        path: the directory or file.
+        tag: which of its images; "" if it has one.
+    """
+
+    kind: str
+    path: Path
+    tag: str
+
+    def __str__(self) -> str:
+        """Return the whole reference."""
+        return f"{self.kind}:{self.path}" + (f":{self.tag}" if self.tag else "")
+
+
+def parse_reference(text: str) -> Remote | Local:
+    """Parse a reference to a container image.
+
+    Raises:
+        InvalidValue: it is malformed.
+    """
+    kind, colon, rest = text.partition(":")
+    if colon and kind in _LOCAL:
+        return _local(kind, rest)
+    return _remote(text.removeprefix("docker://"))
+
+
+def _local(kind: str, rest: str) -> Local:
+    path, _, tag = rest.partition(":")
+    if not path or "\0" in rest:
+        raise InvalidValue(f"{kind}:{rest} names no path", hint=_FORMS)
+    return Local(kind, Path(path).expanduser().absolute(), tag)
+
+
+def _remote(text: str) -> Remote:
+    rest, _, digest = text.partition("@")
+    host, slash, path = rest.partition("/")
+    if not slash or not ("." in host or ":" in host or host == "localhost"):
+        host, path = DOCKER_HUB, rest
+    repository, _, tag = path.partition(":")
+    if host in (DOCKER_HUB, "index.docker.io"):
+        host, repository = DOCKER_HUB, repository if "/" in repository else f"library/{repository}"
+    fits = _HOST.fullmatch(host) and _REPOSITORY.fullmatch(repository) and len(repository) <= _LONGEST
+    if not fits or (tag and not _TAG.fullmatch(tag)) or ("@" in text and not digest):
+        lower = "; names of repositories are in lower case" if repository != repository.lower() else ""
+        raise InvalidValue(f"{text!r} is not a reference to a container image", hint=_FORMS + lower)
+    if digest:
+        check_digest(digest)
+    return Remote(host, repository, tag or ("" if digest else "latest"), digest)
+
+
+def image_name(text: str) -> str:
+    """Return the name that an image gets in the store: a reference's, with characters that file names can have.
+
+    ``python:3.12`` is ``python-3.12``, ``ghcr.io/a/b:c`` is ``ghcr.io_a_b-c``.
+
+    Raises:
+        InvalidValue: it is no reference.
+    """
+    reference = parse_reference(text)
+    if isinstance(reference, Local):
+        path = reference.path.name.removesuffix(".gz").removesuffix(".tar")
+        words = f"{path}-{reference.tag}" if reference.tag else path
+    else:
+        host = "" if reference.host == DOCKER_HUB else f"{reference.host}/"
+        tag = f"-{reference.tag}" if reference.tag else f"@{reference.digest.partition(':')[2][:12]}"
+        repository = reference.repository if host else reference.repository.removeprefix("library/")
+        words = f"{host}{repository}{tag}"
+    return re.sub(r"[^A-Za-z0-9._@+=-]", "_", words).lstrip(".@+=-")[:_NAME_MOST] or "image"
+
+
+# --- mirrors and prefixes (containers-registries.conf(5)) ------------------------------------------------------------
+
+
+def configuration_files() -> list[Path]:
+    """Return the files that say where references lead, as podman reads them; later ones win."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "containers")
+    if named := os.environ.get("CONTAINERS_REGISTRIES_CONF"):
+        return [Path(named)]
+    own = home / "registries.conf"
+    main = [own if own.is_file() else Path("/etc/containers/registries.conf")]
+    more = (folder / "registries.conf.d" for folder in (Path("/etc/containers"), home))
+    main += [file for folder in more for file in sorted(folder.glob("*.conf"))]
+    return [path for path in main if path.is_file()]
+
+
+def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Remote]:
+    """Return where an image is looked for: mirrors in their order, then its own place, or the one that replaces it.
+
+    Args:
+        reference: the image.
+        files: configuration files; None for those of this machine.
+
+    Raises:
+        InvalidValue: a file is malformed, or blocks the reference.
+    """
+    name = f"{reference.host}/{reference.repository}"
+    best: tuple[int, Mapping[str, JSONValue], Path] | None = None
+    for file in configuration_files() if files is None else files:
+        for table in _tables(file):
+            prefix = str(table.get("prefix") or table.get("location") or "")
+            if (length := _matched(prefix, name)) and (best is None or length >= best[0]):
+                best = length, table, file
+    if best is None:
+        return [reference]
+    length, table, file = best
+    if table.get("blocked") is True:
+        raise InvalidValue(
+            f"{reference} is blocked", reason=f"{file} says so", hint="change that file, or the reference"
+        )
+    rest = name[length:]
+    mirrors = table.get("mirror") or []
+    rows = [row for row in mirrors if isinstance(row, dict)] if isinstance(mirrors, list) else []
+    own = {"location": table.get("location") or name[:length], "insecure": table.get("insecure")}
+    return [_placed(reference, row, rest, file) for row in (*rows, own)]
+
+
+def _matched(prefix: str, name: str) -> int:
+    """How much of a name a prefix matches; 0 if it does not."""
+    if prefix.startswith("*."):
+        host, _, _ = name.partition("/")
+        return len(host) if host.endswith(prefix[1:]) else 0
+    whole = name == prefix or name.startswith(prefix.rstrip("/") + "/")
+    return len(prefix.rstrip("/")) if prefix and whole else 0
+
+
+def _placed(reference: Remote, row: Mapping[str, JSONValue], rest: str, file: Path) -> Remote:
+    host, _, repository = f"{row.get('location')}{rest}".partition("/")
+    if not _HOST.fullmatch(host) or not _REPOSITORY.fullmatch(repository):
+        raise InvalidValue(f"{file}: {row.get('location')!r} is not the place of a registry", hint=_MANUAL)
+    return Remote(host, repository, reference.tag, reference.digest, row.get("insecure") is True)
+
+
+def _tables(file: Path) -> list[Mapping[str, JSONValue]]:
+    try:
+        found = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidValue(f"{file} cannot be read", reason=str(error), hint=_MANUAL) from error
+    rows = found.get("registry", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InvalidValue(f"{file}: 'registry' is no list of tables", hint=_MANUAL)
+    return rows

@@ -1,0 +1,293 @@
+"""A container image in a registry: its manifest, and its layers' blobs, fetched in parallel and resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from minisandbox.errors import ImageRefused, MiniSandboxError, NotFound, RegistryError
+from minisandbox.images.oci import manifest as m
+from minisandbox.images.oci.blobs import Blob
+from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff, read_bounded
+from minisandbox.images.oci.reference import Remote, places_of
+from minisandbox.store import Store
+from minisandbox.store.faults import fault_point, store_faults
+
+_AT_ONCE = 4
+_CHUNK = 1 << 18
+_SLOWEST = 1 << 10
+_PATIENCE = 60.0
+"""Seconds over which a blob must arrive at 1 KiB a second."""
+
+
+class _Broken(Exception):
+    """An answer that ended early or never ends; another attempt resumes."""
+
+
+@dataclass(slots=True)
+class Registry:
+    """A source of images (:class:`.layout.Source`). Made by :func:`open_registry`.
+
+    Attributes:
+        reference: the image.
+        store: whose downloads it uses.
+        tell: told of each blob.
+    """
+
+    reference: Remote
+    store: Store
+    tell: Callable[[str], None]
+    _connection: Connection | None = None
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
+    _coming: dict[str, Future[Path]] = field(default_factory=dict)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def name(self) -> str:
+        """What errors and people call it."""
+        return str(self.reference)
+
+    def container(self, platform: m.Platform) -> m.Container:
+        """Return the image for a platform, from the first place that has it."""
+        places = places_of(self.reference)
+        for place in places[:-1]:
+            try:
+                return self._container(Connection(place), platform)
+            except (RegistryError, NotFound) as error:
+                self.tell(f"mirror {place.host}: {error.what}")
+        return self._container(Connection(places[-1]), platform)
+
+    def _container(self, connection: Connection, platform: m.Platform) -> m.Container:
+        found, text = self._manifest(connection, self.reference.version)
+        values = m.parse_object(text, f"the manifest of {self.name}")
+        for _ in range(3):
+            if not m.is_index(values):
+                break
+            found, text = self._manifest(connection, m.choose(values, platform, self.name).digest)
+            values = m.parse_object(text, f"the manifest {found} of {self.name}")
+        config, layers = m.layers_of(values, self.name)
+        self._connection = connection
+        return m.container(found, self._config(connection, config), layers, self.name)
+
+    def _manifest(self, connection: Connection, version: str) -> tuple[str, bytes]:
+        """Return a manifest's digest and text."""
+        with _complete(self.name), connection.get(f"manifests/{version}", m.ACCEPTED) as answer:
+            text = read_bounded(answer, m.MOST_MANIFEST)
+            said = answer.headers.get("Docker-Content-Digest", "")
+            kind = answer.headers.get_content_type()
+        if text is None or text.lstrip()[:1] != b"{":
+            raise RegistryError(
+                f"{connection.place.host} answers with {kind}, not with a manifest",
+                reason="it is no registry, or a proxy or login page answers in its place",
+                hint="check the host in the reference, and the proxy",
+            )
+        found = f"sha256:{hashlib.sha256(text).hexdigest()}"
+        wanted = version if version.startswith("sha256:") else said
+        if wanted.startswith("sha256:") and wanted != found:
+            raise ImageRefused(
+                f"the manifest of {self.name} does not have the digest {wanted}",
+                reason=f"what came has {found}: it was changed on its way, or the registry is damaged",
+                hint="nothing was published; try again, or another registry",
+            )
+        return found, text
+
+    def _config(self, connection: Connection, wanted: m.Descriptor) -> bytes:
+        with _complete(self.name), connection.get(f"blobs/{wanted.digest}") as answer:
+            text = read_bounded(answer, m.MOST_CONFIG)
+        found = hashlib.new(wanted.digest.partition(":")[0], text or b"").hexdigest()
+        if text is None or found != wanted.digest.partition(":")[2]:
+            raise _lying(connection.place.host, wanted.digest)
+        return text
+
+    # --- blobs ---
+
+    @property
+    def _ready(self) -> Connection:
+        """The place that had the manifest."""
+        assert self._connection is not None
+        return self._connection
+
+    def prefetch(self, layers: Sequence[m.Layer]) -> None:
+        """Begin to fetch the blobs of layers."""
+        for layer in layers:
+            self._begin(layer.blob)
+
+    @contextmanager
+    def layer(self, layer: m.Layer) -> Iterator[Blob]:
+        """Open the blob of a layer once it is here; it is removed when the layer is published, or refused."""
+        with self._opened(layer.blob) as (file, path):
+            try:
+                yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
+            except ImageRefused:
+                path.unlink(missing_ok=True)
+                raise
+        self._coming.pop(layer.blob.digest, None)
+
+    @contextmanager
+    def _opened(self, blob: m.Descriptor) -> Iterator[tuple[IO[bytes], Path]]:
+        """Open a blob that is here; one that another pull has used up and removed is fetched again."""
+        for _ in range(ATTEMPTS):
+            path = self._begin(blob).result()
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:
+                self._coming.pop(blob.digest, None)
+                continue
+            with file:
+                yield file, path
+            return
+        raise RegistryError(f"{blob.digest} is removed again and again by other pulls", hint="pull one after the other")
+
+    def published(self, layer: m.Layer) -> None:
+        """Remove what was fetched of a layer that is in the store now."""
+        self._path(layer.blob.digest).unlink(missing_ok=True)
+
+    def _begin(self, blob: m.Descriptor) -> Future[Path]:
+        if blob.digest not in self._coming:
+            self._coming[blob.digest] = self._pool.submit(self._fetch, blob)
+        return self._coming[blob.digest]
+
+    def _path(self, digest: str) -> Path:
+        algorithm, _, digits = digest.partition(":")
+        return self.store.download_path(
+            digits if algorithm == "sha256" else hashlib.sha256(digest.encode()).hexdigest()
+        )
+
+    def _fetch(self, blob: m.Descriptor) -> Path:
+        path = self._path(blob.digest)
+        with self.store.lock(f"download-{path.name}"), store_faults(f"download {blob.digest}"):
+            if path.is_file():
+                return path
+            part = path.with_suffix(".part")
+            try:
+                for attempt in range(ATTEMPTS):
+                    if self._receive(blob, part, last=attempt == ATTEMPTS - 1):
+                        fault_point("blob-received")
+                        os.rename(part, path)
+                        return path
+                    self._ready.pause(backoff(attempt))
+            except ImageRefused:
+                part.unlink(missing_ok=True)
+                raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _receive(self, blob: m.Descriptor, part: Path, *, last: bool) -> bool:
+        """Receive the rest of a blob; returns whether it is whole and right.
+
+        Raises:
+            RegistryError: this was the last attempt, and it is not.
+        """
+        connection = self._ready
+        hashed = hashlib.new(blob.digest.partition(":")[0])
+        with part.open("a+b") as file:
+            done = _rehash(file, hashed)
+            try:
+                if done < blob.size:
+                    self._append(connection, blob, file, hashed, done)
+            except (_Broken, OSError, http.client.HTTPException) as error:
+                if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+                    raise
+                if last:
+                    raise RegistryError(
+                        f"registry {connection.place.host} breaks off while it sends {blob.digest}",
+                        reason=str(error) or type(error).__name__,
+                        hint="run the same command again: it resumes",
+                    ) from None
+                return False
+            if hashed.hexdigest() == blob.digest.partition(":")[2]:
+                file.flush()
+                os.fsync(file.fileno())
+                return True
+            file.truncate(0)  # nothing of it can be used
+        if last:
+            raise _lying(connection.place.host, blob.digest)
+        return False
+
+    def _append(
+        self, connection: Connection, blob: m.Descriptor, file: IO[bytes], hashed: hashlib._Hash, done: int
+    ) -> None:
+        self.tell(f"fetching {blob.digest[:19]}" + (f", from byte {done} on" if done else ""))
+        with connection.get(f"blobs/{blob.digest}", offset=done) as answer:
+            if done and answer.status != 206:  # it cannot resume
+                file.truncate(0)
+                raise _Broken("it cannot resume")
+            clock, came = time.monotonic(), 0
+            while chunk := answer.read1(_CHUNK):
+                if self._over.is_set():
+                    raise RegistryError(f"the download of {blob.digest} was given up")
+                done += len(chunk)
+                came += len(chunk)
+                if done > blob.size:
+                    raise ImageRefused(
+                        f"registry {connection.place.host} sends more than the {blob.size} bytes of {blob.digest}",
+                        hint="nothing was published; the registry is damaged, or lies",
+                    )
+                hashed.update(chunk)
+                file.write(chunk)
+                if time.monotonic() - clock > _PATIENCE:
+                    if came < _SLOWEST * _PATIENCE:
+                        raise _Broken(f"it sends less than {_SLOWEST} bytes a second")
+                    clock, came = time.monotonic(), 0
+        if done < blob.size:
+            raise _Broken(f"{done} of {blob.size} bytes came")
+
+    def close(self) -> None:
+        """Give up what is still coming; what has come is kept for the next attempt."""
+        self._over.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def open_registry(reference: Remote, store: Store, tell: Callable[[str], None]) -> Iterator[Registry]:
+    """Make the source for an image in a registry.
+
+    Args:
+        reference: the image.
+        store: whose downloads it uses.
+        tell: told of each blob.
+    """
+    registry = Registry(reference, store, tell)
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
+def _rehash(file: IO[bytes], hashed: hashlib._Hash) -> int:
+    """Hash what was received before; return how much that is."""
+    file.seek(0)
+    done = 0
+    while chunk := file.read(_CHUNK):
+        hashed.update(chunk)
+        done += len(chunk)
+    return done
+
+
+@contextmanager
+def _complete(name: str) -> Iterator[None]:
+    """Turn an answer that breaks off into an error that says so."""
+    try:
+        yield
+    except MiniSandboxError:
+        raise
+    except (http.client.HTTPException, OSError) as error:
+        raise RegistryError(
+            f"the registry's answer about {name} breaks off", reason=type(error).__name__, hint="try again"
+        ) from None
+
+
+def _lying(host: str, digest: str) -> ImageRefused:
+    return ImageRefused(
+        f"what registry {host} sends as {digest} is something else",
+        reason="its content has another hash, each time it was fetched",
+        hint="nothing was published; the registry or a proxy is damaged, or lies",
+    )

@@ -1,0 +1,489 @@
+"""Unpack a layer's tar into a directory that becomes a layer of the store.
+
+Every path is resolved in a model of what this layer has made so far, never by the kernel following links: a link in
+the layer can only lead to what is inside. Directories are opened with ``RESOLVE_BENEATH`` and ``RESOLVE_NO_SYMLINKS``
+(openat2(2)), files are made with ``O_EXCL`` and ``O_NOFOLLOW``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from minisandbox.errors import ImageRefused
+from minisandbox.images.oci.below import Below
+from minisandbox.images.oci.blobs import LayerStream
+from minisandbox.images.oci.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, TarReader
+from minisandbox.launch.kernel import syscalls
+from minisandbox.store.faults import disk_full
+
+OPAQUE = "user.overlay.opaque"
+"""With the mount option ``userxattr``, which all overlays here have (overlayfs.rst)."""
+RANGE = 65536
+"""Ids of a sandbox; files of others appear as nobody's."""
+NOBODY = 65534
+_WHITEOUT, _OPAQUE_MARK = ".wh.", ".wh..wh..opq"  # image-spec, layer.md
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+_LONGEST_NAME, _LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
+_MOST_LINKS = 40  # path_resolution(7)
+_LOOK = 256 << 20
+_ZEROS = bytes(1 << 20)
+_LATEST = (1 << 33) * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one layer may take.
+
+    Attributes:
+        content: bytes of its files, holes counted.
+        entries: names in it.
+        spare: bytes of the disk that stay free.
+    """
+
+    content: int = 64 << 30
+    entries: int = 4_000_000
+    spare: int = 256 << 20
+
+
+@dataclass(slots=True)
+class Unpacked:
+    """What unpacking found.
+
+    Attributes:
+        digests: the SHA-256 of each file's content, by inode.
+        hides_all: whether nothing of the layers below is visible.
+        notes: what could not be kept, and how often.
+    """
+
+    digests: dict[int, str] = field(default_factory=dict)
+    hides_all: bool = False
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Node:
+    """One name of the layer.
+
+    Attributes:
+        kind: its kind.
+        children: what a directory holds.
+        member: the attributes of a directory; None where no entry described it.
+        target: where a link leads.
+        opaque: whether a directory hides what lies below it.
+    """
+
+    kind: str
+    children: dict[str, _Node] = field(default_factory=dict)
+    member: Member | None = None
+    target: str = ""
+    opaque: bool = False
+
+
+def unpack(
+    stream: LayerStream, tree: Path, below: Below, *, keep_owners: bool, bounds: Bounds | None = None
+) -> Unpacked:
+    """Unpack a layer.
+
+    Args:
+        stream: its tar.
+        tree: a new directory in a private one.
+        below: the layers below it.
+        keep_owners: whether files get the owners that the layer says; else they are this process's.
+        bounds: what it may take.
+
+    Raises:
+        ImageRefused: the archive is malformed, hostile or too large.
+        OSError: the kernel refused; ENOSPC where the disk is full.
+    """
+    tree.mkdir(mode=0o700)
+    root = os.open(tree, _OPEN_DIRECTORY | os.O_CLOEXEC)
+    unpacker = _Unpacker(TarReader(stream), root, below, keep_owners, bounds or Bounds())
+    try:
+        unpacker.run()
+        stream.finish()
+    finally:
+        unpacker.close()
+    return unpacker.done
+
+
+class _Unpacker:
+    def __init__(self, reader: TarReader, root: int, below: Below, keep_owners: bool, bounds: Bounds) -> None:
+        self.done = Unpacked()
+        self._reader = reader
+        self._root = root
+        self._below = below
+        self._keep_owners = keep_owners
+        self._bounds = bounds
+        self._top = _Node(DIRECTORY)
+        self._whiteouts: list[tuple[tuple[str, ...], str]] = []
+        self._open: tuple[tuple[str, ...], int] = ((), -1)
+        self._names = self._content = self._next_look = 0
+        self._member = Member(b"", FILE, 0, 0, 0, 0, 0)
+
+    def run(self) -> None:
+        for member in self._reader:
+            self._member = member
+            self._count(1)
+            self._take(member)
+        for folder, name in self._whiteouts:
+            self._hide(folder, name)
+        self._settle()
+
+    def close(self) -> None:
+        self._forget()
+        os.close(self._root)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._reader.refuse(reason, self._member.name)
+
+    def _count(self, names: int) -> None:
+        self._names += names
+        if self._names > self._bounds.entries:
+            self._refuse(f"the layer has more than {self._bounds.entries} entries")
+
+    # --- one member ---
+
+    def _take(self, member: Member) -> None:
+        parts = self._parts(os.fsdecode(member.name))
+        if not parts:
+            if member.kind != DIRECTORY:
+                self._refuse("the root of an image is a directory")
+            self._top.member = member
+            return
+        folder, where = self._directory(parts[:-1])
+        name = parts[-1]
+        if name.startswith(_WHITEOUT):
+            self._note_whiteout(folder, where, name)
+            return
+        if member.kind == HARD_LINK:
+            self._link(folder, where, name)
+            return
+        known = folder.children.get(name)
+        if known is not None and known.kind == DIRECTORY == member.kind:
+            known.member = member
+            return
+        self._remove(folder, where, name)
+        self._make(folder, where, name)
+
+    def _parts(self, path: str) -> list[str]:
+        """Split a path; one that leads upwards is refused, leading slashes do not count (as in tar(1))."""
+        if len(path) > _LONGEST_PATH:
+            self._refuse(f"its path has more than {_LONGEST_PATH} characters")
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            self._refuse("its path has '..'")
+        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+            self._refuse(f"a name in its path has more than {_LONGEST_NAME} bytes")
+        return parts
+
+    def _directory(self, parts: list[str]) -> tuple[_Node, tuple[str, ...]]:
+        """Find or make a directory; links of this layer are followed inside of it."""
+        path: list[str] = []
+        node, trail = self._top, [self._top]
+        waiting, links = list(reversed(parts)), 0
+        while waiting:
+            part = waiting.pop()
+            if part == "..":  # of a link
+                if not path:
+                    self._refuse("it lies behind a link that leads out of the image")
+                path.pop()
+                trail.pop()
+            else:
+                child = node.children.get(part) or self._imply(node, path, part)
+                if child.kind == LINK:
+                    links += 1
+                    if links > _MOST_LINKS:
+                        self._refuse(f"it lies behind more than {_MOST_LINKS} links")
+                    if child.target.startswith("/"):
+                        path, trail = [], [self._top]
+                    waiting += [one for one in reversed(child.target.split("/")) if one not in ("", ".")]
+                elif child.kind != DIRECTORY:
+                    self._refuse(f"it lies in {'/'.join((*path, part))!r}, which is a {child.kind}")
+                else:
+                    path.append(part)
+                    trail.append(child)
+            node = trail[-1]
+        if len("/".join(path)) > _LONGEST_PATH:
+            self._refuse(f"its path has more than {_LONGEST_PATH} characters")
+        return node, tuple(path)
+
+    def _imply(self, node: _Node, path: list[str], name: str) -> _Node:
+        """Make a directory that no entry has described yet."""
+        if name.startswith(_WHITEOUT):
+            self._refuse(f"it lies in {name!r}, which is a whiteout")
+        self._count(1)
+        os.mkdir(name, 0o700, dir_fd=self._at(tuple(path)))
+        child = node.children[name] = _Node(DIRECTORY)
+        return child
+
+    def _note_whiteout(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+        hidden = name.removeprefix(_WHITEOUT)
+        if name == _OPAQUE_MARK:
+            folder.opaque = True
+        elif hidden in ("", ".", ".."):
+            self._refuse("it is a whiteout of no file")
+        elif not hidden.startswith(_WHITEOUT):  # the rest are notes of aufs
+            self._whiteouts.append((where, hidden))
+
+    def _link(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+        target = self._parts(os.fsdecode(self._member.target))
+        if not target:
+            self._refuse("it is a hard link to a directory")
+        origin, place = self._directory(target[:-1])
+        known = origin.children.get(target[-1])
+        if known is None or known.kind == DIRECTORY:
+            what = "a directory" if known else "nothing of this layer"
+            self._refuse(f"it is a hard link to {os.fsdecode(self._member.target)!r}, which is {what}")
+        if folder.children.get(name) is known:
+            return
+        self._remove(folder, where, name)
+        source = self._duplicate(place)
+        try:
+            os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=self._at(where), follow_symlinks=False)
+        finally:
+            os.close(source)
+        folder.children[name] = known
+
+    def _make(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+        member, parent = self._member, self._at(where)
+        node = _Node(member.kind)
+        if member.kind == FILE:
+            self._write(member, name, parent)
+        elif member.kind == DIRECTORY:
+            os.mkdir(name, 0o700, dir_fd=parent)
+            node.member = member
+        elif member.kind == LINK:
+            node.target = self._symlink(member, name, parent)
+        elif member.kind == FIFO:
+            os.mkfifo(name, 0o600, dir_fd=parent)
+            self._own(member, name, parent)
+            os.chmod(name, member.mode, dir_fd=parent)
+            self._date(member, name, parent)
+        else:  # a sandbox has its own /dev, and device files work nowhere else in it
+            self.done.notes["device files are left out"] += where[:1] != ("dev",)
+            return
+        folder.children[name] = node
+
+    def _symlink(self, member: Member, name: str, parent: int) -> str:
+        target = os.fsdecode(member.target)
+        if not target or len(member.target) > 4095:  # symlink(2): PATH_MAX
+            self._refuse("it is a link to a path that is empty or too long")
+        os.symlink(target, name, dir_fd=parent)
+        self._own(member, name, parent)
+        self._date(member, name, parent)
+        if member.attributes:
+            self.done.notes["extended attributes of links are left out"] += 1
+        return target
+
+    def _write(self, member: Member, name: str, parent: int) -> None:
+        self._content += member.size
+        if self._content > self._bounds.content:
+            self._refuse(f"the layer's files have more than {self._bounds.content} bytes")
+        fd = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
+        try:
+            digest = self._write_pieces(fd, member) if member.pieces is not None else self._write_content(fd)
+            uid, gid = self._owner(member)
+            if self._keep_owners:
+                os.fchown(fd, uid, gid)
+            self._set_attributes(fd, member)
+            os.fchmod(fd, member.mode)
+            moment = _moment(member)
+            os.utime(fd, ns=(moment, moment))
+            self.done.digests[os.fstat(fd).st_ino] = digest
+        finally:
+            os.close(fd)
+
+    def _write_content(self, fd: int) -> str:
+        hashed = hashlib.sha256()
+        for part in self._reader.content():
+            hashed.update(part)
+            self._put(fd, part)
+        return hashed.hexdigest()
+
+    def _write_pieces(self, fd: int, member: Member) -> str:
+        hashed, at = hashlib.sha256(), 0
+        parts = self._reader.content()
+        rest = b""
+        for offset, length in member.pieces or ():
+            _hash_zeros(hashed, offset - at)
+            os.lseek(fd, offset, os.SEEK_SET)
+            at, left = offset + length, length
+            while left:
+                rest = rest or next(parts)
+                part, rest = rest[:left], rest[left:]
+                hashed.update(part)
+                self._put(fd, part)
+                left -= len(part)
+        _hash_zeros(hashed, member.size - at)
+        os.ftruncate(fd, member.size)
+        return hashed.hexdigest()
+
+    def _put(self, fd: int, data: bytes) -> None:
+        self._next_look -= len(data)
+        if self._next_look < 0:
+            self._next_look = _LOOK
+            room = os.fstatvfs(fd)
+            if room.f_bavail * room.f_frsize < self._bounds.spare + len(data):
+                raise disk_full("unpack the layer")
+        while data:
+            data = data[os.write(fd, data) :]
+
+    # --- attributes ---
+
+    def _owner(self, member: Member) -> tuple[int, int]:
+        if not self._keep_owners:
+            if member.uid or member.gid:
+                self.done.notes["files of other owners belong to root"] += 1
+            return -1, -1
+        if max(member.uid, member.gid) >= RANGE:
+            self.done.notes[f"files of ids from {RANGE} on belong to nobody"] += 1
+        return (member.uid if member.uid < RANGE else NOBODY), (member.gid if member.gid < RANGE else NOBODY)
+
+    def _own(self, member: Member, name: str, parent: int) -> None:
+        uid, gid = self._owner(member)
+        if self._keep_owners:
+            os.chown(name, uid, gid, dir_fd=parent, follow_symlinks=False)
+
+    def _date(self, member: Member, name: str, parent: int) -> None:
+        moment = _moment(member)
+        os.utime(name, ns=(moment, moment), dir_fd=parent, follow_symlinks=False)
+
+    def _set_attributes(self, fd: int, member: Member) -> None:
+        for name, value in member.attributes.items():
+            ours = name.startswith("user.overlay.")
+            if not ours and name.startswith(("user.", "security.capability", "system.posix_acl_")):
+                with contextlib.suppress(OSError):  # this user may not set it, or this file system has none
+                    os.setxattr(fd, name, value)
+                    continue
+            self.done.notes[f"extended attributes {name.partition('.')[0]}.* are left out"] += 1
+
+    # --- whiteouts and directories, once everything is there ---
+
+    def _hide(self, where: tuple[str, ...], name: str) -> None:
+        """Hide a file of the layers below; what this layer has under that name stays (layer.md, "Whiteouts")."""
+        node = self._top
+        hides = node.opaque
+        for part in where:
+            found = node.children.get(part)
+            if found is None or found.kind != DIRECTORY:
+                return  # a later entry replaced it
+            node = found
+            hides = hides or node.opaque
+        known = node.children.get(name)
+        if known is not None:
+            known.opaque = known.kind == DIRECTORY
+        elif not hides and self._below.shows((*where, name)):
+            # an ordinary user may make one since Linux 5.8 (mknod(2) with WHITEOUT_DEV)
+            parent = self._at(where)
+            os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=parent)
+            os.utime(name, ns=(0, 0), dir_fd=parent, follow_symlinks=False)
+            node.children[name] = _Node("whiteout")
+
+    def _settle(self) -> None:
+        """Give directories their attributes, the innermost first: nothing is made in them any more."""
+        self._forget()
+        self.done.hides_all = self._top.opaque
+        self._top.opaque = False  # overlayfs does not ask a layer's root
+        waiting: list[tuple[tuple[str, ...], _Node, bool]] = [((), self._top, False)]
+        while waiting:
+            path, node, entered = waiting.pop()
+            if entered:
+                self._settle_one(path, node)
+                continue
+            waiting.append((path, node, True))
+            folders = ((name, child) for name, child in node.children.items() if child.kind == DIRECTORY)
+            waiting.extend(((*path, name), child, False) for name, child in folders)
+
+    def _settle_one(self, path: tuple[str, ...], node: _Node) -> None:
+        member = node.member or self._below.directory(path)
+        fd = self._duplicate(path)
+        try:
+            if self._keep_owners:
+                os.fchown(fd, *self._owner(member))
+            else:
+                self._owner(member)
+            self._set_attributes(fd, member)
+            if node.opaque:
+                os.setxattr(fd, OPAQUE, b"y")
+            os.fchmod(fd, member.mode)
+            moment = _moment(member)
+            os.utime(fd, ns=(moment, moment))
+        finally:
+            os.close(fd)
+
+    # --- the tree ---
+
+    def _remove(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+        """Remove what an earlier entry made under this name."""
+        known = folder.children.pop(name, None)
+        if known is None:
+            return
+        if known.kind != DIRECTORY:
+            os.unlink(name, dir_fd=self._at(where))
+            return
+        self._forget()
+        waiting = [((*where, name), known)]
+        folders = []
+        while waiting:
+            path, node = waiting.pop()
+            folders.append(path)
+            for child_name, child in node.children.items():
+                if child.kind == DIRECTORY:
+                    waiting.append(((*path, child_name), child))
+                else:
+                    os.unlink(child_name, dir_fd=self._at(path))
+        self._forget()
+        for path in reversed(folders):
+            os.rmdir(path[-1], dir_fd=self._at(path[:-1]))
+
+    def _at(self, path: tuple[str, ...]) -> int:
+        """The descriptor of a directory; the one used last stays open."""
+        if not path:
+            return self._root
+        if self._open[0] != path:
+            fd = self._duplicate(path)
+            self._forget()
+            self._open = (path, fd)
+        return self._open[1]
+
+    def _duplicate(self, path: tuple[str, ...]) -> int:
+        return syscalls.openat2(self._root, "/".join(path) or ".", _OPEN_DIRECTORY, _BENEATH)
+
+    def _forget(self) -> None:
+        if self._open[1] >= 0:
+            os.close(self._open[1])
+        self._open = ((), -1)
+
+
+def _moment(member: Member) -> int:
+    return max(-_LATEST, min(member.mtime, _LATEST))
+
+
+def _hash_zeros(hashed: hashlib._Hash, count: int) -> None:
+    while count > 0:
+        hashed.update(_ZEROS[:count])
+        count -= len(_ZEROS)
+
+
+def is_refusal(error: OSError) -> bool:
+    """Whether the kernel refused a path of the archive, not the disk."""
+    return error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EMLINK, errno.EILSEQ, errno.EINVAL)
+
+
+def refused_path(stream: LayerStream, error: OSError) -> ImageRefused:
+    """Return the error for a path that this file system cannot hold."""
+    return ImageRefused(
+        f"{stream.name} has a path that this file system cannot hold",
+        reason=str(error)[:400],
+        hint="nothing of this layer was published",
+    )

@@ -1,0 +1,382 @@
+"""Taking container images in: references, credentials, layouts, archives, and what a killed pull leaves."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.unit.oci_tools import END, MadeImage, digest, entry, folder
+
+from minisandbox.errors import ImageRefused, InvalidValue, MiniSandboxError, NotFound
+from minisandbox.images import load_image, pull
+from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
+from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference, places_of
+from minisandbox.store import Store
+from minisandbox.store.verify import verify
+
+FIRST = folder("etc") + entry("etc/passwd", b"root:x:0:0::/root:/bin/sh\n") + folder("d") + entry("d/gone") + END
+SECOND = entry("d/.wh.gone") + entry("b", b"second") + END
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store.open(tmp_path / "store")
+
+
+@pytest.fixture
+def image() -> MadeImage:
+    """An image of two layers."""
+    return MadeImage(
+        [FIRST, SECOND], {"Env": ["A=b=c", "PATH=/bin"], "WorkingDir": "w/../x", "User": "1:2", "Cmd": ["sh"]}
+    )
+
+
+# --- references ------------------------------------------------------------------------------------------------------
+
+SHA = digest(b"x")
+REFERENCES = {
+    "python": Remote("docker.io", "library/python", "latest"),
+    "docker.io/python:3.12": Remote("docker.io", "library/python", "3.12"),
+    "swebench/sweb.eval.x86_64.a_1776_b-1:v1": Remote("docker.io", "swebench/sweb.eval.x86_64.a_1776_b-1", "v1"),
+    "docker://ghcr.io/a/b": Remote("ghcr.io", "a/b", "latest"),
+    "localhost/a": Remote("localhost", "a", "latest"),
+    "localhost:5000/a/b/c:T_1.-x": Remote("localhost:5000", "a/b/c", "T_1.-x"),
+    "[::1]:5000/a": Remote("[::1]:5000", "a", "latest"),
+    f"ghcr.io/a/b@{SHA}": Remote("ghcr.io", "a/b", "", SHA),
+    f"ghcr.io/a/b:t@{SHA}": Remote("ghcr.io", "a/b", "t", SHA),
+    "oci:/some/dir:v1": Local("oci", Path("/some/dir"), "v1"),
+    "docker-archive:/x.tar:a/b:c": Local("docker-archive", Path("/x.tar"), "a/b:c"),
+}
+
+
+@pytest.mark.parametrize("text", REFERENCES)
+def test_references(text: str) -> None:
+    assert parse_reference(text) == REFERENCES[text]
+
+
+BAD_REFERENCES = (
+    "", ":", "UPPER/case", "a//b", "a/b:", "a/b:-x", "a b", "host.io/", "ghcr.io/a@sha256:1", "ghcr.io/a@", "oci:",
+    "../a", "a/../b", "x" * 300, "a:b:c", "http://ghcr.io/a", "a\0b", "ghcr.io/a/b@md5:" + "0" * 32,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BAD_REFERENCES)
+def test_what_is_no_reference(text: str) -> None:
+    if text == "a/b:":  # an empty tag is the usual one, as for docker
+        assert parse_reference(text) == Remote("docker.io", "a/b", "latest")
+        return
+    with pytest.raises(MiniSandboxError) as caught:
+        parse_reference(text)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("python:3.12", "python-3.12"), ("ghcr.io/a/b:c", "ghcr.io_a_b-c"),
+     ("localhost:5000/x", "localhost_5000_x-latest"),
+     ("docker-archive:/d/app.tar.gz", "app"), ("oci:/d/lay:v1", "lay-v1"), (f"a/b@{SHA}", f"a_b@{SHA[7:19]}")],
+)  # fmt: skip
+def test_names(text: str, name: str) -> None:
+    assert image_name(text) == name
+
+
+def test_the_longest_prefix_decides(tmp_path: Path) -> None:
+    file = tmp_path / "r.conf"
+    file.write_text(
+        """
+        [[registry]]
+        prefix = "docker.io"
+        location = "hub.example"
+        [[registry]]
+        prefix = "docker.io/library"
+        location = "mirror.example:5000/lib"
+        insecure = true
+        [[registry]]
+        prefix = "*.corp.example"
+        location = "gate.example"
+        [[registry.mirror]]
+        location = "near.example/x"
+        """
+    )
+
+    def places(text: str) -> list[str]:
+        remote = parse_reference(text)
+        assert isinstance(remote, Remote)
+        return [f"{place}{' insecure' if place.insecure else ''}" for place in places_of(remote, [file])]
+
+    assert places("python:3") == ["mirror.example:5000/lib/python:3 insecure"]
+    assert places("a/b") == ["hub.example/a/b:latest"]
+    assert places("libraryish/b") == ["hub.example/libraryish/b:latest"]
+    assert places("one.corp.example/a") == ["near.example/x/a:latest", "gate.example/a:latest"]
+    assert places("ghcr.io/a") == ["ghcr.io/a:latest"]
+
+
+@pytest.mark.parametrize("text", ["registry = 1", "[[registry", '[[registry]]\nprefix = "docker.io"\nlocation = "A b"'])
+def test_a_malformed_registries_conf_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.conf").write_text(text)
+    with pytest.raises(InvalidValue, match=r"r\.conf"):
+        places_of(Remote("docker.io", "a/b", "latest"), [tmp_path / "r.conf"])
+
+
+# --- credentials -----------------------------------------------------------------------------------------------------
+
+
+def row(text: str) -> dict[str, str]:
+    """An entry of an auth file."""
+    return {"auth": base64.b64encode(text.encode()).decode()}
+
+
+@pytest.mark.parametrize(
+    ("auths", "host", "user"),
+    [
+        ({"ghcr.io": row("a:b:c")}, "ghcr.io", "a"),
+        ({"ghcr.io": row("a:b"), "ghcr.io/team": row("t:b"), "ghcr.io/team/app": row("app:b")}, "ghcr.io", "app"),
+        ({"https://index.docker.io/v1/": row("hub:b")}, "docker.io", "hub"),
+        ({"ghcr.io/other": row("o:b")}, "ghcr.io", None),
+        ({"https://ghcr.io": row("s:b")}, "ghcr.io", "s"),
+        ({"ghcr.io": {}}, "ghcr.io", None),
+    ],
+)
+def test_the_nearest_entry_decides(tmp_path: Path, auths: object, host: str, user: str | None) -> None:
+    (tmp_path / "auth.json").write_text(json.dumps({"auths": auths}))
+    found = find_credentials(host, "team/app", [tmp_path / "missing", tmp_path / "auth.json"])
+    assert (found and found.user) == user
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"auths": {"ghcr.io": {"auth": "%%%"}}}', '{"auths": {"ghcr.io": {"auth": "YQ=="}}}']
+)
+def test_a_malformed_auth_file_is_named_and_not_repeated(tmp_path: Path, text: str) -> None:
+    (tmp_path / "auth.json").write_text(text)
+    with pytest.raises(InvalidValue, match=r"auth\.json") as caught:
+        find_credentials("ghcr.io", "a/b", [tmp_path / "auth.json"])
+    assert "%%%" not in str(caught.value)
+
+
+def test_credentials_are_not_shown() -> None:
+    assert "secret" not in repr(Credentials("me", "secret"))
+
+
+def test_a_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = tmp_path / "docker-credential-try"
+    helper.write_text(
+        '#!/bin/sh\nread host\n[ "$host" = ghcr.io ] || exit 1\necho \'{"Username": "h", "Secret": "s"}\'\n'
+    )
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"credHelpers": {"ghcr.io": "try", "quay.io": "try"}}))
+    assert find_credentials("ghcr.io", "a", [file]) == Credentials("h", "s")
+    assert find_credentials("quay.io", "a", [file]) is None
+    file.write_text(json.dumps({"credsStore": "../../bin/sh"}))
+    with pytest.raises(InvalidValue, match="credential helper"):
+        find_credentials("ghcr.io", "a", [file])
+
+
+def test_auth_files_are_podmans_and_dockers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/5")
+    monkeypatch.setenv("HOME", "/me")
+    assert [str(path) for path in auth_files()] == [
+        "/run/user/5/containers/auth.json", "/me/.config/containers/auth.json", "/me/.docker/config.json",
+    ]  # fmt: skip
+
+
+# --- layouts and archives --------------------------------------------------------------------------------------------
+
+
+def test_the_same_image_from_everywhere(store: Store, image: MadeImage, tmp_path: Path) -> None:
+    layout = image.write_layout(tmp_path / "layout", tags=["v1"])
+    subprocess.run(["tar", "-C", layout, "-cf", tmp_path / "layout.tar", "."], check=True)
+    (tmp_path / "saved.tar").write_bytes(image.docker_archive("docker.io/library/app:1", "app:2"))
+    (tmp_path / "saved.tar.gz").write_bytes(gzip.compress((tmp_path / "saved.tar").read_bytes()))
+    texts = (
+        f"oci:{layout}", f"oci:{layout}:v1", f"oci-archive:{tmp_path}/layout.tar",
+        f"oci-archive:{tmp_path}/layout.tar:v1",
+        f"docker-archive:{tmp_path}/saved.tar", f"docker-archive:{tmp_path}/saved.tar:app:1",
+        f"docker-archive:{tmp_path}/saved.tar.gz:app:2",
+    )  # fmt: skip
+    taken = [pull(text, store=store, name=f"image{number}") for number, text in enumerate(texts)]
+    assert len({one.layers for one in taken}) == 1
+    one = taken[0]
+    assert one.environment == (("A", "b=c"), ("PATH", "/bin"))
+    assert str(one.workdir) == "/x"
+    spec = one.spec()
+    assert (spec.host_usr, spec.user) == (False, "1:2" if os.geteuid() == 0 else "")
+    assert load_image(store, "image0").config["User"] == "1:2"
+    assert not verify(store).damaged
+
+
+def test_an_image_is_found_by_its_reference(store: Store, image: MadeImage, tmp_path: Path) -> None:
+    layout = image.write_layout(tmp_path / "layout", tags=["v1"])
+    assert load_image(store, pull(f"oci:{layout}:v1", store=store).name) == load_image(store, f"oci:{layout}:v1")
+
+
+def test_several_images_of_a_layout_have_to_be_told_apart(store: Store, image: MadeImage, tmp_path: Path) -> None:
+    other = MadeImage([entry("o") + END])
+    layout = image.write_layout(tmp_path / "layout", other, tags=["v1", "v2"])
+    assert (pull(f"oci:{layout}:v2", store=store).spec().layers[0] / "o").is_file()
+    with pytest.raises(NotFound, match=r"2 images.*v1, v2"):
+        pull(f"oci:{layout}", store=store)
+    with pytest.raises(NotFound, match=r"0 images of this tag"):
+        pull(f"oci:{layout}:v3", store=store)
+
+
+def test_an_opaque_root_cuts_off_what_is_below(store: Store, tmp_path: Path) -> None:
+    image = MadeImage([FIRST, entry(".wh..wh..opq") + entry("only") + END])
+    taken = pull(f"oci:{image.write_layout(tmp_path / 'layout')}", store=store)
+    assert len(taken.layers) == 2
+    assert (taken.spec().layers[0] / "only").is_file()
+
+
+def test_layers_of_other_parents_are_other_layers(store: Store, tmp_path: Path) -> None:
+    """What a layer hides, and how its directories look, depends on what is below it."""
+    one = pull(f"oci:{MadeImage([FIRST, SECOND]).write_layout(tmp_path / 'one')}", store=store)
+    two = pull(f"oci:{MadeImage([END, SECOND]).write_layout(tmp_path / 'two')}", store=store)
+    assert (one.spec().layers[1] / "d/gone").is_char_device()
+    assert not os.path.lexists(two.spec().layers[1] / "d/gone")
+
+
+DAMAGED = {
+    "no index": ("index.json", None, "no file 'index.json'"),
+    "an index that is no JSON": ("index.json", b"<html>", "not JSON"),
+    "an index that is a list": ("index.json", b"[]", "no JSON object"),
+    "an index without manifests": ("index.json", b"{}", "'manifests' is no list"),
+    "a manifest that is missing": ("manifest", None, "no file 'blobs/"),
+    "a manifest that was changed": ("manifest", b"{}", "does not have the digest"),
+    "a configuration that was changed": ("config", b"{}", "does not have the digest"),
+    "a layer that was changed": ("layer", gzip.compress(SECOND), "does not (have the digest|unpack)"),
+    "a layer that is missing": ("layer", None, "no file 'blobs/"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_layout_is_named(store: Store, image: MadeImage, tmp_path: Path, case: str) -> None:
+    which, content, message = DAMAGED[case]
+    layout = image.write_layout(tmp_path / "layout")
+    manifest = json.loads(image.manifest)
+    names = {
+        "manifest": digest(image.manifest),
+        "config": manifest["config"]["digest"],
+        "layer": manifest["layers"][0]["digest"],
+    }
+    path = layout / (f"blobs/sha256/{names[which][7:]}" if which in names else which)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ImageRefused, match=message) as caught:
+        pull(f"oci:{layout}", store=store)
+    assert str(layout) in str(caught.value)
+    assert not store.layer_keys()
+    assert not store.images()
+
+
+def test_files_of_a_layout_are_not_reached_through_links(store: Store, image: MadeImage, tmp_path: Path) -> None:
+    layout = image.write_layout(tmp_path / "layout")
+    (layout / "index.json").rename(tmp_path / "index.json")
+    (layout / "index.json").symlink_to(tmp_path / "index.json")
+    with pytest.raises(ImageRefused, match="link"):
+        pull(f"oci:{layout}", store=store)
+    (layout / "index.json").unlink()
+    os.mkfifo(layout / "index.json")
+    with pytest.raises(ImageRefused, match="pipe"):
+        pull(f"oci:{layout}", store=store)
+
+
+NO_ARCHIVES = {
+    "empty": (b"", "no file 'manifest.json'"),
+    "no tar": (b"x" * 600, "checksum"),
+    "no JSON": (entry("manifest.json", b"{") + END, "malformed"),
+    "no images": (entry("manifest.json", b"[]") + END, "no list of images"),
+    "a number for a name": (entry("manifest.json", b'[{"Config": 5}]') + END, "Config"),
+    "no configuration": (entry("manifest.json", b'[{"Config": "a", "Layers": []}]') + END, "no file 'a'"),
+    "a path outside": (entry("manifest.json", b'[{"Config": "../../etc/passwd", "Layers": []}]') + END, "no file"),
+    "cut": (gzip.compress(entry("a") + END)[:-9], "damaged or ends early"),
+}
+
+
+@pytest.mark.parametrize("case", NO_ARCHIVES)
+def test_what_is_no_archive_is_named(store: Store, tmp_path: Path, case: str) -> None:
+    data, message = NO_ARCHIVES[case]
+    (tmp_path / "x.tar").write_bytes(data)
+    with pytest.raises(ImageRefused, match=message) as caught:
+        pull(f"docker-archive:{tmp_path}/x.tar", store=store)
+    assert "x.tar" in str(caught.value)
+    assert not [path for path in (store.root / "staging").iterdir() if path.name[0] != "."]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [({"Env": "A=b"}, "Env"), ({"Env": ["A"]}, "variable 'A'"), ({"Env": ["A=\0"]}, "variable"), ({"User": 5}, "User"),
+     ({"WorkingDir": ["/"]}, "WorkingDir")],
+)  # fmt: skip
+def test_a_malformed_configuration_is_refused(
+    store: Store, tmp_path: Path, config: dict[str, object], message: str
+) -> None:
+    layout = MadeImage([FIRST], config).write_layout(tmp_path / "layout")
+    with pytest.raises(ImageRefused, match=message):
+        pull(f"oci:{layout}", store=store)
+    assert not store.layer_keys()
+
+
+def test_another_platform_is_refused_unless_it_is_asked_for(store: Store, tmp_path: Path) -> None:
+    image = MadeImage([FIRST], architecture="riscv64")
+    (tmp_path / "x.tar").write_bytes(image.docker_archive())
+    with pytest.raises(NotFound, match=r"no image for linux/.*riscv64"):
+        pull(f"docker-archive:{tmp_path}/x.tar", store=store)
+    taken = pull(f"docker-archive:{tmp_path}/x.tar", store=store, platform="linux/riscv64")
+    assert taken.notes["platform"] == "linux/riscv64"
+
+
+# --- killed pulls ----------------------------------------------------------------------------------------------------
+
+PULL = (
+    "import sys; from minisandbox.images import pull; from minisandbox.store import Store; "
+    "pull(sys.argv[1], store=Store.open(sys.argv[2]))"
+)
+
+
+@pytest.mark.parametrize("point", ["scanned", "shared", "recorded", "before-rename", "renamed", "blob-received"])
+def test_a_pull_killed_at_a_point_resumes(tmp_path: Path, image: MadeImage, point: str) -> None:
+    layout = image.write_layout(tmp_path / "layout")
+    environment = {**os.environ, "MINISANDBOX_STORE_FAULT": f"{point}:kill"}
+    command = [sys.executable, "-c", PULL, f"oci:{layout}", str(tmp_path / "store")]
+    done = subprocess.run(command, env=environment, check=False)
+    assert done.returncode == (0 if point == "blob-received" else -signal.SIGKILL)
+    _resumes(tmp_path, f"oci:{layout}")
+
+
+def _resumes(tmp_path: Path, reference: str) -> None:
+    store = Store.open(tmp_path / "store")
+    assert not [path for path in (store.root / "staging").iterdir() if path.name[0] != "."], "opening it removes them"
+    taken = pull(reference, store=store)
+    whole = pull(reference, store=Store.open(tmp_path / "fresh"))
+    assert taken.layers == whole.layers
+    assert store.layer_keys() == whole.store.layer_keys()
+    assert not verify(store).damaged
+    assert not os.listdir(store.root / "downloads")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_pull_killed_at_a_random_moment_resumes(tmp_path: Path, seed: int) -> None:
+    files = [
+        b"".join(entry(f"{layer}/{number}", os.urandom(3000)) for number in range(300)) + END for layer in range(4)
+    ]
+    layout = MadeImage(files).write_layout(tmp_path / "layout")
+    process = subprocess.Popen([sys.executable, "-c", PULL, f"oci:{layout}", str(tmp_path / "store")])
+    time.sleep(0.15 + random.Random(seed).random() * 0.8)
+    process.kill()
+    process.wait()
+    _resumes(tmp_path, f"oci:{layout}")

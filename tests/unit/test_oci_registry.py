@@ -1,0 +1,423 @@
+"""Pulling from registries: authentication, retries, resuming, mirrors, and what each misbehaviour leads to."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.unit.oci_registry import Fault, Handler, Registry, answer, cut_after, hang_up, serve
+from tests.unit.oci_tools import END, MadeImage, digest, entry
+
+from minisandbox.errors import ImageRefused, InvalidValue, MiniSandboxError, NotFound, RegistryError
+from minisandbox.images import Image, pull
+from minisandbox.images.oci import http
+from minisandbox.images.oci import registry as blobs
+from minisandbox.store import Store
+
+FIRST = entry("a", os.urandom(300_000)) + END
+SECOND = entry("b", b"second") + END
+PASSWORD = "pass:word"
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No waiting, no files of this machine, no proxy between a test and its registry."""
+    monkeypatch.setattr(http, "backoff", lambda _: 0.0)
+    monkeypatch.setattr(blobs, "backoff", lambda _: 0.0)
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    (tmp_path / "registries.conf").touch()
+
+
+@pytest.fixture
+def server() -> Iterator[Registry]:
+    """A registry."""
+    with serve() as registry:
+        yield registry
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store.open(tmp_path / "store")
+
+
+@pytest.fixture
+def image() -> MadeImage:
+    """An image of two layers."""
+    return MadeImage([FIRST, SECOND], {"Env": ["A=b"], "WorkingDir": "/w"})
+
+
+def is_whole(taken: Image) -> bool:
+    """Whether an image has all that was put into it, and its pull left nothing."""
+    trees = taken.spec().layers
+    here = sorted(path.name for path in (taken.store.root / "downloads").iterdir())
+    staging = [path for path in (taken.store.root / "staging").iterdir() if path.name[0] != "."]
+    return (trees[0] / "a").stat().st_size == 300_000 and (trees[1] / "b").is_file() and not here and not staging
+
+
+def is_empty(store: Store) -> bool:
+    """Whether a store has no layer, image or download."""
+    return not store.layer_keys() and not store.images() and not os.listdir(store.root / "downloads")
+
+
+def log_in(tmp_path: Path, **values: object) -> None:
+    """Write the auth file."""
+    (tmp_path / "auth.json").write_text(json.dumps(values))
+
+
+def basic(text: str) -> dict[str, str]:
+    """An entry of an auth file."""
+    return {"auth": base64.b64encode(text.encode()).decode()}
+
+
+# --- what works ------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_is_pulled_once(server: Registry, store: Store, image: MadeImage) -> None:
+    reference = server.add(image, "1")
+    taken = pull(reference, store=store)
+    assert is_whole(taken)
+    assert (dict(taken.environment)["A"], str(taken.workdir)) == ("b", "/w")
+    assert taken.notes["digest"] == digest(image.manifest)
+    fetched = len(server.paths("/blobs/"))
+    assert fetched == 3
+    assert pull(reference, store=store, name="again").layers == taken.layers
+    assert len(server.paths("/blobs/")) == fetched + 1, "the configuration only"
+
+
+def test_images_that_share_layers_share_them_here(server: Registry, store: Store, image: MadeImage) -> None:
+    one = pull(server.add(image, "1"), store=store)
+    other = MadeImage([FIRST, entry("c", b"third") + END])
+    two = pull(server.add(other, "2"), store=store)
+    assert one.layers[0] == two.layers[0]
+    assert one.layers[1] != two.layers[1]
+
+
+def test_a_digest_is_checked(server: Registry, store: Store, image: MadeImage) -> None:
+    server.add(image, "1")
+    wanted = digest(image.manifest)
+    taken = pull(f"127.0.0.1:{server.port}/team/app@{wanted}", store=store)
+    assert taken.name.endswith(f"app@{wanted[7:19]}")
+    server.manifests[digest(b"other")] = image.manifest
+    with pytest.raises(ImageRefused, match="does not have the digest"):
+        pull(f"127.0.0.1:{server.port}/team/app@{digest(b'other')}", store=store)
+
+
+def test_an_index_is_selected_by_platform(server: Registry, store: Store, image: MadeImage) -> None:
+    arm = MadeImage([entry("arm") + END], architecture="arm64")
+    server.add(arm, "arm")
+    server.add(image, "amd")
+    attestation = {**arm.row(), "platform": {"os": "unknown", "architecture": "unknown"}}
+    rows = [attestation, arm.row(), image.row()]
+    server.manifests["all"] = json.dumps({"schemaVersion": 2, "manifests": rows}).encode()
+    reference = f"127.0.0.1:{server.port}/team/app:all"
+    assert is_whole(pull(reference, store=store, platform="linux/amd64"))
+    assert pull(reference, store=store, platform="linux/arm64", name="arm").notes["platform"] == "linux/arm64"
+    with pytest.raises(NotFound, match=r"no image for linux/s390x.*linux/amd64, linux/arm64"):
+        pull(reference, store=store, platform="linux/s390x")
+
+
+def test_blobs_come_in_parallel(server: Registry, store: Store, image: MadeImage) -> None:
+    together = threading.Barrier(2, timeout=10)
+
+    def wait(_: Handler) -> bool:
+        together.wait()
+        return False
+
+    config = digest(next(blob for blob in image.blobs.values() if b"rootfs" in blob))
+    server.faults[f"/blobs/(?!{config})"] = [wait, wait]
+    assert is_whole(pull(server.add(image, "1"), store=store))
+
+
+@pytest.mark.parametrize("user", ["", f"me:{PASSWORD}"])
+def test_a_token_is_fetched(server: Registry, store: Store, image: MadeImage, tmp_path: Path, user: str) -> None:
+    server.token, server.basic = "T0KEN", user
+    if user:
+        log_in(tmp_path, auths={f"127.0.0.1:{server.port}/team": basic(user)})
+    assert is_whole(pull(server.add(image, "1"), store=store))
+    asked = server.paths("/token")
+    assert len(asked) == 1
+    assert "scope=repository%3Ax%3Apull" in asked[0]
+
+
+def test_an_identity_token_is_exchanged(server: Registry, store: Store, image: MadeImage, tmp_path: Path) -> None:
+    server.token, server.basic = "T0KEN", "me:x"
+    log_in(tmp_path, auths={f"127.0.0.1:{server.port}": {"identitytoken": "long-lived"}})
+    assert is_whole(pull(server.add(image, "1"), store=store))
+    assert [values["refresh_token"] for path, values in server.requests if path == "refresh"] == ["long-lived"]
+
+
+def test_basic_authentication(server: Registry, store: Store, image: MadeImage, tmp_path: Path) -> None:
+    server.basic = f"me:{PASSWORD}"
+    log_in(tmp_path, auths={f"127.0.0.1:{server.port}": basic(server.basic)})
+    assert is_whole(pull(server.add(image, "1"), store=store))
+
+
+def test_credentials_do_not_follow_a_redirect(server: Registry, store: Store, image: MadeImage, tmp_path: Path) -> None:
+    server.basic = f"me:{PASSWORD}"
+    log_in(tmp_path, auths={f"127.0.0.1:{server.port}": basic(server.basic)})
+    reference = server.add(image, "1")
+    with serve() as elsewhere:
+        elsewhere.blobs = image.blobs
+        for name in image.blobs:
+            target = f"http://127.0.0.1:{elsewhere.port}/v2/x/blobs/{name}"
+            server.faults[f"/blobs/{name}"] = [lambda _: False, answer(307, Location=target)] * 0 + [
+                answer(307, Location=target)
+            ]
+        assert is_whole(pull(reference, store=store))
+        assert elsewhere.paths("/blobs/")
+        assert not any("authorization" in headers for _, headers in elsewhere.requests)
+
+
+# --- what is retried and resumed -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [answer(429, Retry_After="0"), answer(503), answer(500, b"<html>oops</html>"), hang_up,
+     answer(429, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"), answer(502, Retry_After="soon")],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["/manifests/", "/blobs/"])
+def test_trouble_that_passes(server: Registry, store: Store, image: MadeImage, where: str, fault: Fault) -> None:
+    server.faults[where] = [fault, fault]
+    assert is_whole(pull(server.add(image, "1"), store=store))
+
+
+def test_retry_after_is_obeyed(server: Registry, store: Store, image: MadeImage) -> None:
+    server.faults["/manifests/"] = [answer(429, Retry_After="1")]
+    began = time.monotonic()
+    assert is_whole(pull(server.add(image, "1"), store=store))
+    assert time.monotonic() - began >= 1
+
+
+def first_blob(image: MadeImage) -> str:
+    """The digest of the large layer's blob."""
+    return max(image.blobs, key=lambda name: len(image.blobs[name]))
+
+
+def ranges(server: Registry, name: str) -> list[str]:
+    """The ranges in which a blob was asked for."""
+    return [headers.get("range", "") for path, headers in server.requests if name in path]
+
+
+def test_a_blob_that_breaks_off_is_resumed(server: Registry, store: Store, image: MadeImage) -> None:
+    name = first_blob(image)
+    server.faults[name] = [cut_after(100_000), cut_after(50_000)]
+    assert is_whole(pull(server.add(image, "1"), store=store))
+    assert ranges(server, name) == ["", "bytes=100000-", "bytes=150000-"]
+
+
+def test_a_registry_that_cannot_resume_starts_anew(server: Registry, store: Store, image: MadeImage) -> None:
+    server.resumes = False
+    server.faults[first_blob(image)] = [cut_after(100_000)]
+    assert is_whole(pull(server.add(image, "1"), store=store))
+
+
+def test_the_next_pull_resumes(server: Registry, store: Store, image: MadeImage) -> None:
+    name = first_blob(image)
+    server.faults[name] = [cut_after(100_000), *[cut_after(0)] * 9]
+    with pytest.raises(RegistryError, match=r"breaks off.*100000 of .*run the same command again"):
+        pull(server.add(image, "1"), store=store)
+    del server.faults[name]
+    server.requests.clear()
+    assert is_whole(pull(server.add(image, "1"), store=store))
+    assert ranges(server, name) == ["bytes=100000-"]
+
+
+def test_a_damaged_part_is_fetched_again(server: Registry, store: Store, image: MadeImage) -> None:
+    name = first_blob(image)
+    store.download_path(name[7:]).with_suffix(".part").write_bytes(b"x" * 1000)
+    assert is_whole(pull(server.add(image, "1"), store=store))
+    assert ranges(server, name) == ["bytes=1000-", ""]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def lie(handler: Handler) -> bool:
+    """Send other content of the same size."""
+    blob = handler.server.registry.blobs[handler.path.rpartition("/")[2]]
+    handler.send(200, bytes(len(blob)))
+    return True
+
+
+def document(config: str, *layers: str) -> bytes:
+    """A manifest of a configuration and of layers of these media types."""
+    rows = [{"digest": digest(b""), "size": 0, "mediaType": kind} for kind in layers]
+    return json.dumps({"schemaVersion": 2, "layers": rows, "config": {"digest": config, "size": 1}}).encode()
+
+
+def flood(handler: Handler) -> bool:
+    """Send a megabyte."""
+    handler.send(200, bytes(1 << 20))
+    return True
+
+
+MANIFEST, BLOB = "/manifests/", "/blobs/"
+PAGE = b"<html>Log in</html>"
+BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
+    "no such image": (MANIFEST, answer(404), NotFound, r"is not in its registry.*404"),
+    "no such blob": (BLOB, answer(404), NotFound, r"is not in its registry"),
+    "private": (MANIFEST, answer(401), RegistryError, r"access denied.*401.*podman login"),
+    "forbidden": (MANIFEST, answer(403), RegistryError, r"access denied.*403"),
+    "too many requests": (
+        MANIFEST, answer(429, RateLimit_Limit="100;w=21600", Retry_After="0"), RegistryError,
+        r"too many requests.*allows 100.*mirror"),
+    "too many requests for a day": (MANIFEST, answer(429, Retry_After="86400"), RegistryError, r"too many requests"),
+    "in trouble": (MANIFEST, answer(503), RegistryError, r"503.*try again later"),
+    "hangs up": (MANIFEST, hang_up, RegistryError, r"cannot be reached.*no HTTP"),
+    "a page": (MANIFEST, answer(200, PAGE, Content_Type="text/html"), RegistryError, r"text/html.*login page"),
+    "a page that says JSON": (
+        MANIFEST, answer(200, PAGE, Content_Type="application/json"), RegistryError, r"not with a manifest"),
+    "a manifest that breaks off": (MANIFEST, answer(200, b'{"a', length=500), RegistryError, r"breaks off"),
+    "a manifest that is no JSON": (MANIFEST, answer(200, b"{nonsense"), ImageRefused, r"not JSON"),
+    "a manifest without end": (MANIFEST, answer(200, b"{" + b" " * (5 << 20)), RegistryError, r"not with a manifest"),
+    "a manifest of schema 1": (MANIFEST, answer(200, b'{"schemaVersion": 1}'), ImageRefused, r"schema 1"),
+    "an artifact": (
+        MANIFEST, answer(200, document(digest(b""), "application/x-chart")), ImageRefused, r"no container image"),
+    "a hostile digest": (
+        MANIFEST, answer(200, document("sha256:../../etc/passwd")), ImageRefused, r"is not a digest"),
+    "a lying blob": (BLOB, lie, ImageRefused, r"is something else|sends more"),
+    "a blob that is too long": (BLOB, flood, ImageRefused, r"is something else|sends more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_named_and_nothing_is_published(
+    server: Registry, store: Store, image: MadeImage, case: str
+) -> None:
+    where, fault, kind, message = BAD[case]
+    server.faults[where] = [fault] * 20
+    with pytest.raises(kind, match=message) as caught:
+        pull(server.add(image, "1"), store=store)
+    assert caught.value.exit_code in (6, 27, 28)
+    assert caught.value.hint
+    assert is_empty(store)
+
+
+def test_a_layer_that_lies_leaves_nothing(server: Registry, store: Store, image: MadeImage) -> None:
+    server.faults[first_blob(image)] = [lie] * 20
+    with pytest.raises(ImageRefused, match=f"127.0.0.1:{server.port} sends as {first_blob(image)} is something else"):
+        pull(server.add(image, "1"), store=store)
+    assert not store.images()
+    assert not store.download_path(first_blob(image)[7:]).with_suffix(".part").exists()
+
+
+def test_a_hostile_layer_is_refused_and_not_kept(server: Registry, store: Store) -> None:
+    image = MadeImage([entry("../../outside", b"x") + END])
+    with pytest.raises(ImageRefused, match=r"entry '../../outside' is refused"):
+        pull(server.add(image, "1"), store=store)
+    assert is_empty(store)
+
+
+def test_a_layer_of_another_diff_id_is_refused(server: Registry, store: Store, image: MadeImage) -> None:
+    config = next(blob for blob in image.blobs.values() if b"rootfs" in blob)
+    other = config.replace(digest(SECOND).encode(), digest(b"other").encode())
+    image.describe(other, "")
+    image.manifest = image.manifest.replace(digest(config).encode(), digest(other).encode())
+    image.manifest = image.manifest.replace(b'"size": %d' % len(config), b'"size": %d' % len(other))
+    with pytest.raises(ImageRefused, match="does not unpack to what its image says"):
+        pull(server.add(image, "1"), store=store)
+    assert len(store.layer_keys()) == 1, "the first layer is what it should be"
+    assert not store.images()
+
+
+def test_a_registry_that_hangs_has_a_deadline(
+    server: Registry, store: Store, image: MadeImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "TIMEOUT", 0.2)
+    monkeypatch.setattr(http, "ATTEMPTS", 2)
+    over = threading.Event()
+
+    def hang(_: Handler) -> bool:
+        over.wait(20)
+        return True
+
+    server.faults["/manifests/"] = [hang, hang]
+    with pytest.raises(RegistryError, match="did not answer within"):
+        pull(server.add(image, "1"), store=store)
+    over.set()
+
+
+def test_wrong_credentials_are_not_repeated(server: Registry, store: Store, image: MadeImage, tmp_path: Path) -> None:
+    server.basic = "me:right"
+    log_in(tmp_path, auths={f"127.0.0.1:{server.port}": basic(f"me:{PASSWORD}")})
+    said = json.dumps({"errors": [{"code": "DENIED", "message": f"not {PASSWORD}"}]}).encode()
+    server.faults["/manifests/"] = [answer(401, WWW_Authenticate='Basic realm="x"'), answer(401, said)]
+    with pytest.raises(RegistryError, match="not accepted") as caught:
+        pull(server.add(image, "1"), store=store)
+    assert PASSWORD not in str(caught.value)
+    assert "DENIED" in str(caught.value)
+
+
+def test_credentials_are_not_sent_to_a_token_server_without_tls(
+    store: Store, image: MadeImage, monkeypatch: pytest.MonkeyPatch, server: Registry
+) -> None:
+    monkeypatch.setattr(http.Connection, "_may_be_plain", False)
+    monkeypatch.setattr(http.Connection, "_base", lambda self: f"http://{self.place.host}")
+    server.token = "T0KEN"
+    with pytest.raises(RegistryError, match="not sent without TLS"):
+        pull(server.add(image, "1"), store=store)
+
+
+def test_pulls_at_the_same_time(server: Registry, store: Store, image: MadeImage) -> None:
+    """The same blob in another place is another layer: one pull must not take it away from the other."""
+    texts = [server.add(MadeImage([FIRST, SECOND]), "1"), server.add(MadeImage([SECOND, FIRST]), "2")]
+    with ThreadPoolExecutor(6) as pool:
+        coming = [pool.submit(pull, text, store=store, name=f"i{n}") for n, text in enumerate(texts * 3)]
+        taken = [one.result() for one in coming]
+    assert len({one.layers for one in taken}) == 2
+    assert len(store.layer_keys()) == 5
+    pull(server.add(image, "3"), store=store)
+    assert not [name for name in os.listdir(store.root / "downloads") if not name.endswith(".part")]
+
+
+# --- mirrors ---------------------------------------------------------------------------------------------------------
+
+
+def configure(tmp_path: Path, text: str) -> None:
+    """Write registries.conf."""
+    (tmp_path / "registries.conf").write_text(text)
+
+
+def test_mirrors_come_first_and_may_fail(server: Registry, store: Store, image: MadeImage, tmp_path: Path) -> None:
+    server.add(image, "1")
+    with serve() as mirror:
+        configure(
+            tmp_path,
+            f"""
+            [[registry]]
+            prefix = "docker.io/swe"
+            location = "127.0.0.1:{server.port}/team"
+            [[registry.mirror]]
+            location = "127.0.0.1:{mirror.port}/cache"
+            """,
+        )
+        assert is_whole(pull("swe/app:1", store=store))
+        assert mirror.paths("/cache/app/manifests/1")
+        mirror.add(image, "1")
+        server.requests.clear()
+        assert is_whole(pull("swe/app:1", store=Store.open(tmp_path / "other")))
+        assert not server.requests
+
+
+def test_a_blocked_prefix_is_not_asked(store: Store, tmp_path: Path) -> None:
+    configure(tmp_path, '[[registry]]\nprefix = "docker.io"\nblocked = true\n')
+    with pytest.raises(InvalidValue, match=r"blocked.*registries.conf"):
+        pull("python:3.12", store=store)
+
+
+def test_gzip_and_plain_layers_make_the_same_tree(server: Registry, store: Store, tmp_path: Path) -> None:
+    one = pull(server.add(MadeImage([FIRST], pack=bytes), "plain"), store=store)
+    two = pull(server.add(MadeImage([FIRST], pack=lambda tar: gzip.compress(tar, 9)), "gzip"), store=store)
+    assert one.layers == two.layers
