@@ -24,7 +24,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .kernel import mounts
+from .kernel import cgroups, mounts
 from .kernel import syscalls as sc
 from .kernel.identity import BECOME, Identity, act_as_owner, map_namespace, read_failure
 from .plan import Operation, Plan, unpack_operations
@@ -45,7 +45,13 @@ PREPARE, FINISH, BOTH = "prepare", "finish", "both"
 pid 1, and then the sandbox's end of its control socket, its door, and the sealed trees that its plan names."""
 
 
-def pack_job(job: str, pid: int, identity: Identity, plan: bytes) -> bytes:
+Amounts = tuple[tuple[str, int], ...]
+"""Limits of a control group: (name, amount)."""
+
+
+def pack_job(
+    job: str, pid: int, identity: Identity, plan: bytes, group: cgroups.Cgroup | None, amounts: Amounts = ()
+) -> bytes:
     """A job as one message: what is to be done, for whom, then the plan.
 
     Args:
@@ -53,9 +59,12 @@ def pack_job(job: str, pid: int, identity: Identity, plan: bytes) -> bytes:
         pid: the sandbox's first process, as ``/proc`` calls it here.
         identity: who it is.
         plan: what it is to be (:attr:`.plan.Plan.as_json`); to prepare one, its first line.
+        group: its control group, if there are any.
+        amounts: the limits of its group.
     """
-    who = (job, pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
-    return json.dumps(who).encode() + b"\n" + plan
+    who = (pid, identity.first_id, identity.id_map, identity.inotify, identity.mapped, identity.groups)
+    where = (group.version, group.directories) if group else (0, {})
+    return json.dumps((job, who, where, amounts)).encode() + b"\n" + plan
 
 
 def main(jobs: int) -> None:
@@ -81,11 +90,12 @@ def main(jobs: int) -> None:
         if not data:
             os._exit(0)
         who, _, plan = data.partition(b"\n")
-        job, pid, first_id, id_map, inotify, mapped, groups = json.loads(who)
+        job, (pid, first_id, id_map, inotify, mapped, groups), where, amounts = json.loads(who)
         making = _Making(pid, Identity(first_id, id_map, inotify, mapped, groups), plan, refusal)
         if job == PREPARE:
             making.prepare_for_another(*given)
         else:
+            making.limits = cgroups.Cgroup(*where), amounts
             making.finish(given[0], given[1], given[2], given[3:], prepared=job == FINISH)
         sc.close_range(_FIRST_HOME + len(_HOME))
 
@@ -149,13 +159,14 @@ class _Making:
         plan: its plan, or the first line of one.
         refusal: why this setup worker has no namespaces of its own, without which it can make none.
         step: what is being done, for people.
-        disk: its disk upper, once there is one.
+        limits: its control group, with the limits that the group gets.
     """
 
     pid: int
     identity: Identity
     plan: bytes
     refusal: OSError | None
+    limits: tuple[cgroups.Cgroup, Amounts] = (cgroups.Cgroup(0, {}), ())
     step: str = "make namespaces"
 
     def prepare_for_another(self, leader: int, handover: int) -> None:
@@ -185,13 +196,14 @@ class _Making:
             try:
                 plan = Plan.from_json(self.plan)
                 made = self._take_over(source) if prepared else self._prepare(source, plan.preparations)
-                if made is None:
+                if made is None or not self._limit(*self.limits):
                     return
                 with socket.socket(fileno=os.dup(made.leader)) as leader:
-                    self.step = "enter its user namespace"
-                    if (answer := leader.recv(4096)) != BECOME:
-                        raise read_failure(answer)
+                    if prepared:  # a spare forks before it says so, and pivot_root(2) must find all its processes
+                        self._await_become(leader)
                     made_here = self._complete(made, plan, controller, trees)
+                    if not prepared:
+                        self._await_become(leader)
                     _hand_out(controller, "tree", made_here.tree)
                     numbers = pack_numbers(_numbers(plan))
                     given = [control, door, *([made_here.disk] if made_here.disk >= 0 else [])]
@@ -204,6 +216,11 @@ class _Making:
             except (OSError, ValueError) as error:
                 with contextlib.suppress(OSError):
                     controller.send(self._failure(error))
+
+    def _await_become(self, leader: socket.socket) -> None:
+        self.step = "enter its user namespace"
+        if (answer := leader.recv(4096)) != BECOME:
+            raise read_failure(answer)
 
     def _prepare(self, leader: int, operations: Sequence[Operation]) -> _Prepared:
         if self.refusal:
@@ -241,6 +258,18 @@ class _Making:
                 self.step = "listen for the network proxy"
                 _hand_out_listener(controller)
         return executor
+
+    def _limit(self, group: cgroups.Cgroup, amounts: Amounts) -> bool:
+        """Set the limits of its control group; returns whether the group is there, which goes with the sandbox."""
+        for name, amount in amounts:
+            self.step = f"limit {name}"
+            if not group.can_limit(name):
+                raise ValueError(f"there is no control group to limit {name} with")
+            try:
+                group.limit(name, amount)
+            except FileNotFoundError:
+                return False
+        return True
 
     def _run(self, executor: mounts.Executor, operations: Sequence[Operation]) -> None:
         for operation in operations:

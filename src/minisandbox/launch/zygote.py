@@ -395,15 +395,18 @@ class _Zygote:
         with spare.source:
             try:
                 _hand_out(control, os.pidfd_open(spare.pid))
-                options.limit(spare.group)
                 trees.extend(sc.open_tree(f"{init.HOLD}/{number}") for number in options.sealed)
-                self._give_job(job, spare, plan, (spare.source.fileno(), control.fileno(), door, *trees))
+                descriptors = (spare.source.fileno(), control.fileno(), door, *trees)
+                self._give_job(job, spare, plan, descriptors, options.amounts)
             finally:
                 for tree in trees:
                     os.close(tree)
 
-    def _give_job(self, job: str, spare: _Spare, plan: bytes, descriptors: Sequence[int]) -> None:
-        socket.send_fds(self._jobs, [setup.pack_job(job, spare.pid, spare.identity, plan)], descriptors)
+    def _give_job(
+        self, job: str, spare: _Spare, plan: bytes, descriptors: Sequence[int], amounts: setup.Amounts = ()
+    ) -> None:
+        data = setup.pack_job(job, spare.pid, spare.identity, plan, spare.group, amounts)
+        socket.send_fds(self._jobs, [data], descriptors)
 
     def _make_spare(self) -> None:
         """Fork a spare, and have a setup worker prepare it."""
@@ -542,15 +545,3 @@ class SpawnOptions:
     def limits_cpu(self) -> bool:
         """Whether there is a limit of CPU."""
         return any(name == "cpu" for name, _ in self.amounts)
-
-    def limit(self, group: cgroups.Cgroup | None) -> None:
-        """Set the limits.
-
-        Raises:
-            OSError: the kernel refused.
-            ValueError: there is no control group for one.
-        """
-        for name, amount in self.amounts:
-            if group is None or not group.can_limit(name):
-                raise ValueError(f"there is no control group to limit {name} with")
-            group.limit(name, amount)

@@ -6,7 +6,6 @@ mount namespace of a sandbox. Every path below scratch is opened without followi
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -180,11 +179,11 @@ class Executor:
             self._write_file(p.File(_EMPTY_FILE, "", 0o444))
             for empty in (_EMPTY_FILE, _EMPTY_DIRECTORY):
                 _bind_read_only(empty)
-        for name in proc.hidden:
+        there = set(os.listdir(proc.path))  # not every name is of this kernel
+        for name in there.intersection(proc.hidden):
             _hide(f"{proc.path}/{name}")
-        for name in proc.frozen:
-            with contextlib.suppress(FileNotFoundError):  # not of this kernel
-                _bind_read_only(f"{proc.path}/{name}")
+        for name in there.intersection(proc.frozen):
+            _bind_read_only(f"{proc.path}/{name}")
 
     def _cover(self, paths: tuple[str, ...]) -> None:
         self._make_directory("cover", 0o755)
@@ -334,14 +333,14 @@ def _bind_read_only(path: str) -> None:
 
 
 def _hide(path: str) -> None:
-    """Cover a path in scratch by nothing; one that this kernel does not have is passed over."""
+    """Cover a path in scratch by nothing; one that may not be reached is passed over."""
     for empty in (_EMPTY_FILE, _EMPTY_DIRECTORY):
         try:
             sc.mount(empty, path, None, sc.MS_BIND)
         except sc.CallError as error:
             if error.errno == errno.ENOTDIR and empty == _EMPTY_FILE:
                 continue
-            if error.errno not in (errno.ENOENT, errno.EACCES):
+            if error.errno != errno.EACCES:
                 raise
         return
 
