@@ -7,7 +7,6 @@ sandbox's processes may change the tree meanwhile, so nothing here follows a lin
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import resource
 import stat
@@ -27,6 +26,7 @@ _MOST_OPEN = 256
 """Levels of which the descriptors stay open; deeper ones are left by ``..``."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SHARED = struct.Struct("=QQQQQ")
+SHARED_SIZE = _SHARED.size
 
 
 class Count:
@@ -195,16 +195,17 @@ class DiskLimit:
     Args:
         upper: descriptor of the directory.
         limit: bytes.
+        shared: memory that these processes share, :data:`SHARED_SIZE` bytes of zeros.
 
     Attributes:
         upper: the same.
         limit: the same.
     """
 
-    def __init__(self, upper: int, limit: int) -> None:
+    def __init__(self, upper: int, limit: int, shared: memoryview) -> None:
         self.upper = upper
         self.limit = limit
-        self._shared = mmap.mmap(-1, _SHARED.size)  # shared with every process that is forked from here (mmap(2))
+        self._shared = shared
         self._state = _State(0, limit, 0, *room(upper))
         self._ended = self._credit = 0
         self._written = _written()

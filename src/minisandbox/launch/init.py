@@ -19,7 +19,6 @@ import time
 from typing import NoReturn
 
 from . import setup
-from .disk import DiskLimit
 from .jobs import worker
 from .jobs.descendants import child_processes
 from .kernel import cgroups, seccomp
@@ -59,8 +58,10 @@ def main(identity: Identity, birth: socket.socket, lifeline: int, network: str, 
         os._exit(1)
     numbers, door, upper = _await_birth(partner)
     partner.close()
-    limit = DiskLimit(upper, numbers[setup.DISK]) if upper >= 0 else None
-    Init(socket.SocketType(fileno=_CONTROL), door, numbers, cgroups.LimitCounters(fds, upper=limit)).serve()
+    counters = cgroups.LimitCounters(fds)
+    if upper >= 0:
+        counters.limit_upper(upper, numbers[setup.DISK])
+    Init(socket.SocketType(fileno=_CONTROL), door, numbers, counters).serve()
 
 
 def _become(

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from minisandbox.launch.disk import DiskLimit
+from minisandbox.launch.disk import SHARED_SIZE, DiskLimit
 
 from . import syscalls as sc
 
@@ -300,24 +300,28 @@ class LimitCounters:
     Args:
         fds: open files of the control group, or None without one.
         disk: a directory on the file system that takes the sandbox's writes.
-        upper: its limit where its upper lies on disk, or None.
 
     Attributes:
         fds: the same.
-        upper: the same.
+        upper: the limit of its upper where that lies on disk, or None.
     """
 
-    def __init__(
-        self,
-        fds: CgroupFds | None,
-        disk: str = "/dev/shm",  # noqa: S108 - the sandbox's own
-        upper: DiskLimit | None = None,
-    ) -> None:
+    def __init__(self, fds: CgroupFds | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
         self.fds = fds
-        self.upper = upper
+        self.upper: DiskLimit | None = None
         self._disk = disk
-        self._noted = mmap.mmap(-1, _NOTED.size)  # shared with every process that is forked from here (mmap(2))
+        # shared with every process that is forked from here (mmap(2))
+        self._noted = memoryview(mmap.mmap(-1, _NOTED.size + SHARED_SIZE))
         self._mark = [0, 0]
+
+    def limit_upper(self, upper: int, limit: int) -> None:
+        """Count what lies in an upper on disk, too; each process that shares these counters calls this.
+
+        Args:
+            upper: descriptor of its directory.
+            limit: bytes that it may hold.
+        """
+        self.upper = DiskLimit(upper, limit, self._noted[_NOTED.size :])
 
     def note_memory(self) -> None:
         """Count that the watchdog ended processes; only pid 1 calls this."""
