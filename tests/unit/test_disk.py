@@ -97,7 +97,7 @@ def limit(upper: int, monkeypatch: pytest.MonkeyPatch) -> DiskLimit:
     """A limit of 8 MiB on a file system that shows nothing of what is written, as if others freed as much."""
     monkeypatch.setattr(disk, "room", lambda _: PLENTY)
     monkeypatch.setattr(disk, "kept_in_memory", lambda: 0)
-    return DiskLimit(upper, 8 * MIB, disk.shared_state())
+    return DiskLimit(upper, 8 * MIB, memoryview(bytearray(disk.SHARED_SIZE)))
 
 
 def test_a_job_that_wrote_nothing_is_not_counted(

@@ -7,7 +7,6 @@ sandbox's processes may change the tree meanwhile, so nothing here follows a lin
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import resource
 import stat
@@ -27,6 +26,7 @@ _MOST_OPEN = 256
 """Levels of which the descriptors stay open; deeper ones are left by ``..``."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SHARED = struct.Struct("=QQQQQ")
+SHARED_SIZE = _SHARED.size
 
 
 class Count:
@@ -189,29 +189,24 @@ def _written() -> int:
     return sum(one.ru_oublock for one in used) * 512
 
 
-def shared_state() -> mmap.mmap:
-    """Memory that is shared with every process forked from here on (mmap(2))."""
-    return mmap.mmap(-1, _SHARED.size)
-
-
 class DiskLimit:
     """What one sandbox may write to its upper on disk, shared by its pid 1 and its workers.
 
     Args:
         upper: descriptor of the directory.
         limit: bytes.
-        shared: memory of them all (:func:`shared_state`).
+        shared: memory that these processes share, :data:`SHARED_SIZE` bytes of zeros.
 
     Attributes:
         upper: the same.
         limit: the same.
     """
 
-    def __init__(self, upper: int, limit: int, shared: mmap.mmap) -> None:
+    def __init__(self, upper: int, limit: int, shared: memoryview) -> None:
         self.upper = upper
         self.limit = limit
         self._shared = shared
-        if not self.allowed:  # the first of them
+        if not self.allowed:  # the first of these processes
             self._state = _State(0, limit, 0, *room(upper))
         self._ended = self._credit = 0
         self._written = _written()

@@ -199,7 +199,7 @@ class Init:
         memory = numbers.get(setup.MEMORY, 0)
         self._watchdogs = [Watchdog(memory, self._counters)] if memory else []
         if upper >= 0:
-            self._watchdogs.append(DiskWatchdog(self._counters.limit_disk(upper, numbers[setup.DISK])))
+            self._watchdogs.append(DiskWatchdog(self._counters.limit_upper(upper, numbers[setup.DISK])))
         self._expects_commands = bool(numbers.get(setup.EXPECTS_COMMANDS, 0))
         lifetime = numbers[setup.LIFETIME]
         self._ends_at = time.monotonic() + lifetime / 1000 if lifetime else None
@@ -347,7 +347,7 @@ class Init:
             os._exit(0)
         numbers, self._control, self._door, upper = _await_birth(partner)
         if upper >= 0:
-            self._counters.limit_disk(upper, numbers[setup.DISK])
+            self._counters.limit_upper(upper, numbers[setup.DISK])
         self._rlimits = _rlimits(numbers)
 
 

@@ -144,7 +144,7 @@ class Core:
                 self._run = SandboxRun(
                     self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper
                 )
-            except BaseException:
+            except BaseException:  # a Ctrl-C too: nothing half-made stays
                 if upper is not None:
                     upper.discard()
                 raise

@@ -7,6 +7,7 @@ from collections import deque
 from pathlib import Path
 
 from minisandbox.errors import HostError, InvalidValue
+from minisandbox.host.os_errors import runtime_os_errors
 from minisandbox.launch.disk import FLOOR
 from minisandbox.sandbox import scratch
 from minisandbox.store.leases import layer_of
@@ -39,8 +40,9 @@ class DiskUpper:
 
     def __init__(self, image: ImageSpec) -> None:
         place = _store(image) / "uppers"
-        place.mkdir(mode=0o700, exist_ok=True)
-        info = os.statvfs(place)
+        with runtime_os_errors("make a directory for uppers", place.parent, ""):
+            place.mkdir(mode=0o700, exist_ok=True)
+            info = os.statvfs(place)
         if (free := info.f_bavail * info.f_frsize) < FLOOR:
             raise HostError(
                 f"the store's disk has {free >> 20} MiB free, and sandboxes need {FLOOR >> 20}",

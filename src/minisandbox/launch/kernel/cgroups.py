@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from minisandbox.launch.disk import DiskLimit, shared_state
+from minisandbox.launch.disk import SHARED_SIZE, DiskLimit
 
 from . import syscalls as sc
 
@@ -303,30 +303,30 @@ class LimitCounters:
 
     Attributes:
         fds: the same.
-        upper: the limit of its upper on disk, or None (:meth:`limit_disk`).
+        upper: the limit of its upper where that lies on disk, or None.
     """
 
     def __init__(self, fds: CgroupFds | None, disk: str = "/dev/shm") -> None:  # noqa: S108 - the sandbox's own
         self.fds = fds
         self.upper: DiskLimit | None = None
         self._disk = disk
-        self._written = shared_state()
-        self._noted = mmap.mmap(-1, _NOTED.size)  # shared with every process that is forked from here (mmap(2))
+        # shared with every process that is forked from here (mmap(2))
+        self._noted = memoryview(mmap.mmap(-1, _NOTED.size + SHARED_SIZE))
         self._mark = [0, 0]
+
+    def limit_upper(self, upper: int, limit: int) -> DiskLimit:
+        """Count what lies in an upper on disk, too; each process that shares these counters calls this.
+
+        Args:
+            upper: descriptor of its directory.
+            limit: bytes that it may hold.
+        """
+        self.upper = DiskLimit(upper, limit, self._noted[_NOTED.size :])
+        return self.upper
 
     def note_memory(self) -> None:
         """Count that the watchdog ended processes; only pid 1 calls this."""
         _NOTED.pack_into(self._noted, 0, _NOTED.unpack_from(self._noted)[0] + 1)
-
-    def limit_disk(self, upper: int, limit: int) -> DiskLimit:
-        """Limit an upper on disk, in pid 1 and in each worker that it forked before.
-
-        Args:
-            upper: descriptor of the directory.
-            limit: bytes.
-        """
-        self.upper = DiskLimit(upper, limit, self._written)
-        return self.upper
 
     def charge(self, size: int) -> None:
         """Refuse a file operation's bytes that are too many for an upper on disk.
