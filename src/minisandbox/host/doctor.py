@@ -224,6 +224,8 @@ def _no_answer(reason: str) -> Answer:
 def _judge(name: str, answer: Answer, store: Check) -> Check:
     """From a trial to a check: what failed matters more or less by what depends on it in this mode."""
     trial, needed_for = answer.trials[name], _NEEDED_FOR[name]
+    if name == "overlay-store" and _writes_to_disk(answer):
+        needed_for = ("sandbox", *needed_for)
     if trial.ok:
         return Check(name, Status.OK, trial.detail, needed_for)
     if _without_user_namespaces(answer):

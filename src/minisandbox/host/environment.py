@@ -186,7 +186,7 @@ def file_system(directory: Path) -> str:
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     found, longest = "unknown", -1
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+    for line in Path("/proc/thread-self/mountinfo").read_bytes().splitlines():
         fields = os.fsdecode(line).split()
         point = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]))
         # by device first; btrfs subvolumes show another number than stat(2) does, so the longest prefix decides there

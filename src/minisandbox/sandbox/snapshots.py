@@ -110,9 +110,9 @@ class Snapshot:
     """The sealed state of a workspace: what sandboxes can be made over, and what a workspace can be reset to.
 
     It costs nothing beyond what the workspace had written, however many sandboxes share it, and lives until it is
-    closed and the last sandbox made over it has ended, or its owner's process has. That is memory, up to
-    ``Limits.disk`` for all that lies one over the other, of which ``Limits.memory`` counts nothing. Made by
-    :meth:`minisandbox.Sandbox.snapshot`.
+    closed and the last sandbox made over it has ended, or its owner's process has. That is memory (before Linux 6.6
+    the store's disk), up to ``Limits.disk`` for all that lies one over the other, of which ``Limits.memory`` counts
+    nothing. Made by :meth:`minisandbox.Sandbox.snapshot`.
 
     Attributes:
         id: its name.
