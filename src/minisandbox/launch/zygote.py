@@ -384,11 +384,10 @@ class _Zygote:
         if usual:
             self._make_soon()
             self._calm_at = time.monotonic() + _CALM
-            if not self._spares:  # others may be about to ask as well
-                self._wanted = min(2 * self._wanted, _MOST_SPARES)
-        spare, job = (
-            (self._spares.popleft(), setup.FINISH) if usual and self._spares else (self._fork(options), setup.BOTH)
-        )
+        ready = self._take_spare() if usual else None
+        if usual and ready is None:  # others may be about to ask as well
+            self._wanted = min(2 * self._wanted, _MOST_SPARES)
+        spare, job = (ready, setup.FINISH) if ready else (self._fork(options), setup.BOTH)
         trees: list[int] = []
         with spare.source:
             try:
@@ -399,6 +398,15 @@ class _Zygote:
             finally:
                 for tree in trees:
                     os.close(tree)
+
+    def _take_spare(self) -> _Spare | None:
+        """A spare that can become a sandbox. One that could not be prepared ends; the reason may have passed."""
+        while self._spares:
+            spare = self._spares.popleft()
+            if spare.is_usable():
+                return spare
+            spare.source.close()
+        return None
 
     def _give_job(
         self, job: str, spare: _Spare, plan: bytes, descriptors: Sequence[int], amounts: setup.Amounts = ()
@@ -487,6 +495,13 @@ class _Spare:
     identity: Identity
     source: socket.socket
     group: cgroups.Cgroup | None
+
+    def is_usable(self) -> bool:
+        """Whether a setup worker has prepared it, or is about to."""
+        try:
+            return self.source.recv(len(setup.PREPARED), socket.MSG_PEEK | socket.MSG_DONTWAIT) == setup.PREPARED
+        except BlockingIOError:
+            return True
 
 
 @dataclass(frozen=True, slots=True)
