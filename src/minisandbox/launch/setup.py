@@ -45,6 +45,8 @@ PREPARE, FINISH, BOTH = "prepare", "finish", "both"
 pid 1, and then the sandbox's end of its control socket, its door, and the sealed trees that its plan names."""
 
 
+PREPARED = b"prepared"
+"""What is in a handover besides descriptors, unless it is an error."""
 Amounts = tuple[tuple[str, int], ...]
 """Limits of a control group: (name, amount)."""
 
@@ -177,7 +179,7 @@ class _Making:
         with socket.socket(fileno=handover) as other:
             try:
                 prepared = self._prepare(leader, unpack_operations(self.plan))
-                socket.send_fds(other, [b"prepared"], prepared.descriptors())
+                socket.send_fds(other, [PREPARED], prepared.descriptors())
             except (OSError, ValueError) as error:
                 with contextlib.suppress(OSError):
                     socket.send_fds(other, [self._failure(error)], [leader])

@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,13 +32,13 @@ from .plan import INOTIFY, PROCESSES
 
 _MAX_MESSAGE = 1 << 18
 _SETUP_WORKERS = max(2, min(8, len(os.sched_getaffinity(0))))
-_QUIET = 30
-"""Milliseconds without a request before the next spare is made: the sandbox just asked for needs the CPU first."""
+_PAUSE = 0.03
+"""Seconds from a request until its spare is replaced: the sandbox just asked for needs the CPU first."""
 _MOST_SPARES = max(2, min(8, 2 * len(os.sched_getaffinity(0))))
-_CALM = 10_000
-"""Milliseconds without a request after which there is one spare again: each takes memory."""
-_RETRY = 1000
-"""Milliseconds until setup workers that the kernel refused to fork are tried again."""
+_CALM = 10.0
+"""Seconds without a request after which there is one spare again: each takes memory."""
+_RETRY = 1.0
+"""Seconds until setup workers that the kernel refused to fork are tried again."""
 
 
 def main(connection: socket.socket, controller: int, settings: list[str]) -> None:
@@ -178,7 +179,8 @@ class _Zygote:
         self._spares: deque[_Spare] = deque()
         self._wanted = 1  # spares, more while many are asked for at once
         self._make_spare()
-        self._pause: int | None = None  # milliseconds until missing processes are made, or spare ones ended
+        self._due: float | None = None  # when missing processes are made, by the monotonic clock
+        self._calm_at = 0.0  # when there are more spares than an idle zygote has, and nobody asks for them
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered, "memory_upper": memory_upper}
         if groups:
@@ -229,9 +231,7 @@ class _Zygote:
         gc.freeze()
         sc.trim_memory()
         while True:
-            events = dict(poll.poll(self._pause))
-            if not events:
-                self._make_missing()
+            events = dict(poll.poll(self._patience()))
             if self._controller in events:
                 self._end()
             if self._wakeup in events:
@@ -239,6 +239,11 @@ class _Zygote:
                 self._reap()
             if self._connection.fileno() in events:
                 self._handle_request()
+            now = time.monotonic()
+            if self._due is not None and now >= self._due:
+                self._make_missing()
+            elif not events and now >= self._calm_at:
+                self._drop_spares()
 
     def _end(self) -> NoReturn:
         """End, and with it every sandbox."""
@@ -247,23 +252,34 @@ class _Zygote:
                 group.lift_quota()
         os._exit(0)
 
+    def _patience(self) -> float | None:
+        """Milliseconds until something is to be done without a request."""
+        due = self._due if self._due is not None else self._calm_at if len(self._spares) > 1 else None
+        return None if due is None else max(0.0, due - time.monotonic()) * 1000
+
+    def _make_soon(self) -> None:
+        """Have missing processes made in a moment: at the same time, however many requests come until then."""
+        if self._due is None:
+            self._due = time.monotonic() + _PAUSE
+
     def _make_missing(self) -> None:
         """Make one spare, or lost setup workers; on failure the next request reports the reason."""
-        calm, self._pause = self._pause == _CALM, None
-        if calm:
-            self._wanted = 1
-            while len(self._spares) > self._wanted:
-                self._spares.pop().source.close()  # it ends, and is reaped
+        self._due = None
         with contextlib.suppress(OSError):
             if len(self._spares) < self._wanted:
                 self._make_spare()
-                self._pause = 0  # the next one, unless somebody asks for something
-            elif self._wanted > 1:
-                self._pause = _CALM
+                if len(self._spares) < self._wanted:  # requests have their turn first
+                    self._due = 0.0
         try:
             self._fork_workers()
         except OSError:
-            self._pause = _RETRY
+            self._due = time.monotonic() + _RETRY
+
+    def _drop_spares(self) -> None:
+        """Go back to one spare."""
+        self._wanted = 1
+        while len(self._spares) > self._wanted:
+            self._spares.pop().source.close()  # it ends, and is reaped
 
     def _reap(self) -> None:
         """Collect processes that have ended. Those that every sandbox needs are replaced when it is quiet."""
@@ -272,10 +288,10 @@ class _Zygote:
                 for spare in [spare for spare in self._spares if spare.pid == pid]:
                     spare.source.close()
                     self._spares.remove(spare)
-                    self._pause = _QUIET
+                    self._make_soon()
                 if pid in self._workers:
                     self._workers.remove(pid)
-                    self._pause = _QUIET
+                    self._make_soon()
                 identity, group = self._live.pop(pid, (None, None))
                 if identity:
                     self._identities.give_back(identity)
@@ -385,12 +401,12 @@ class _Zygote:
         usual = options.fits(self._usual, many_ids=self._identities.count > 1)
         usual = usual and plan.partition(b"\n")[0] == self._preparations
         if usual:
-            self._pause = _QUIET
-            if not self._spares:  # others may be about to ask as well
-                self._wanted = min(2 * self._wanted, _MOST_SPARES)
-        spare, job = (
-            (self._spares.popleft(), setup.FINISH) if usual and self._spares else (self._fork(options), setup.BOTH)
-        )
+            self._make_soon()
+            self._calm_at = time.monotonic() + _CALM
+        ready = self._take_spare() if usual else None
+        if usual and ready is None:  # others may be about to ask as well
+            self._wanted = min(2 * self._wanted, _MOST_SPARES)
+        spare, job = (ready, setup.FINISH) if ready else (self._fork(options), setup.BOTH)
         trees: list[int] = []
         with spare.source:
             try:
@@ -401,6 +417,15 @@ class _Zygote:
             finally:
                 for tree in trees:
                     os.close(tree)
+
+    def _take_spare(self) -> _Spare | None:
+        """A spare that can become a sandbox. One that could not be prepared ends; the reason may have passed."""
+        while self._spares:
+            spare = self._spares.popleft()
+            if spare.is_usable():
+                return spare
+            spare.source.close()
+        return None
 
     def _give_job(
         self, job: str, spare: _Spare, plan: bytes, descriptors: Sequence[int], amounts: setup.Amounts = ()
@@ -499,6 +524,13 @@ class _Spare:
     identity: Identity
     source: socket.socket
     group: cgroups.Cgroup | None
+
+    def is_usable(self) -> bool:
+        """Whether a setup worker has prepared it, or is about to."""
+        try:
+            return self.source.recv(len(setup.PREPARED), socket.MSG_PEEK | socket.MSG_DONTWAIT) == setup.PREPARED
+        except BlockingIOError:
+            return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class Launcher:
         """Ask for a sandbox, without waiting for it.
 
         On the control socket come a pidfd of its first process (``forked``), then ``ready``; or why there will be
-        none (``refused``, which is for :meth:`check`, or ``error``).
+        none (``refused``, which is for :func:`refusal`, or ``error``).
 
         Args:
             plan: what to make.
@@ -208,27 +208,16 @@ class Launcher:
                 raise BrokenPipeError(errno.EPIPE, "the launcher process ended")
             answer = json.loads(data)
             if answer["to"] == number:
-                return self.check(answer)
+                return self._check(answer)
             if answer["event"] == "held":
                 self.forget(answer["number"])
 
-    def check(self, answer: dict[str, Any]) -> dict[str, object]:
-        """An answer of the zygote, unless it is an error.
-
-        Raises:
-            SandboxCreationError: it is.
-        """
-        if answer["event"] in ("error", "refused"):
+    def _check(self, answer: dict[str, Any]) -> dict[str, object]:
+        """An answer, unless it is an error."""
+        if answer["event"] == "error":
             if str(answer.get("path")).startswith(str(self._ranges)):
                 raise registry.ranges_fault(self._ranges, OSError(answer["errno"], os.strerror(answer["errno"])))
-            reason, hint = _REASONS.get(answer["errno"]), _DOCTOR
-            if answer["errno"] == errno.EPERM and fixes.in_container():
-                is_proc = answer["message"].startswith("mount(proc")
-                reason = _MASKED if is_proc else reason
-                hint = f"{fixes.fix_for('private-proc' if is_proc else 'user-namespaces')}; or {_DOCTOR}"
-            raise SandboxCreationError(
-                f"no sandbox could be made: {answer['message']}", errno=answer["errno"], reason=reason, hint=hint
-            )
+            raise refusal(answer["errno"], answer["message"])
         return answer
 
     @functools.cached_property
@@ -259,6 +248,21 @@ def mappers() -> tuple[str, str]:
     if os.environ.get(ONE_ID, "") not in ("", "0"):
         return "", ""
     return shutil.which("newuidmap") or "", shutil.which("newgidmap") or ""
+
+
+def refusal(number: int | None, message: str) -> SandboxCreationError:
+    """What to raise where the zygote has made no sandbox.
+
+    Args:
+        number: the kernel's error, if it was one.
+        message: what the zygote says.
+    """
+    reason, hint = _REASONS.get(number or 0), _DOCTOR
+    if number == errno.EPERM and fixes.in_container():
+        is_proc = message.startswith("mount(proc")
+        reason = _MASKED if is_proc else reason
+        hint = f"{fixes.fix_for('private-proc' if is_proc else 'user-namespaces')}; or {_DOCTOR}"
+    return SandboxCreationError(f"no sandbox could be made: {message}", errno=number, reason=reason, hint=hint)
 
 
 def enforcement(groups: object) -> dict[str, str]:

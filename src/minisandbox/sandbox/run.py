@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from minisandbox.errors import SandboxCreationError, SandboxGone
 from minisandbox.launch.plan import Plan
 from minisandbox.sandbox import fd_passing
-from minisandbox.sandbox.launcher import Launcher
+from minisandbox.sandbox.launcher import Launcher, refusal
 from minisandbox.sandbox.snapshots import Tree
 from minisandbox.sandbox.uppers import DiskUpper
 
@@ -149,7 +149,7 @@ class SandboxRun:
                 f"sandbox {self._name} ended while it was made", reason="it was killed from outside"
             )
         if answer["event"] == "refused":
-            self._launcher.check(answer)
+            raise refusal(answer["errno"], answer["message"])
         raise SandboxCreationError(
             f"could not {answer['operation']}: {answer['message']}",
             operation=answer["operation"],
