@@ -345,3 +345,39 @@ def test_an_engines_image_is_the_same_here(engine: Engine, built: str, tmp_path:
     with box_of(image) as box:
         done = box.exec('echo $GREETING; pwd; id -un; cat /old/new; stat -c "%u:%g %a" /data/y /bin/ls; ls /d')
         assert done.check().stdout == "hello\n/data\napp\nnew\n1000:8 644\n0:0 6755\na name with spaces\nkept\nlink\n"
+
+
+DEBIAN = """
+FROM scratch
+ADD base.tar /
+RUN useradd --create-home --uid 1234 app && apt-get clean && rm -rf /usr/share/doc/apt /var/lib/apt/lists
+RUN mkdir /testbed && echo 'print 6 * 7' > /testbed/answer.pl && chown -R app /testbed
+RUN rm -rf /etc/apt && mkdir /etc/apt
+WORKDIR /testbed
+"""
+
+
+@pytest.mark.once
+@pytest.mark.slow
+def test_a_debian_image_is_the_same_here(engine: Engine, tmp_path: Path) -> None:
+    if shutil.which("debootstrap") is None:
+        pytest.skip("debootstrap is not installed here")
+    context = tmp_path / "context"
+    context.mkdir()
+    command = ["unshare", "--mount", "debootstrap", "--variant=minbase", "bookworm", str(tmp_path / "root")]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("debootstrap fails here: no Debian mirror can be reached")
+    run("tar", "-C", tmp_path / "root", "--format=pax", "--exclude=./dev/*", "-cf", context / "base.tar", ".")
+    shutil.rmtree(tmp_path / "root")
+    (context / "Containerfile").write_text(DEBIAN)
+    engine.buildah("bud", "--isolation", "chroot", "--layers", "-q", "-t", "localhost/debian:1", context)
+    engine.podman("save", "-o", tmp_path / "saved.tar", "localhost/debian:1")
+    image = pull(f"docker-archive:{tmp_path}/saved.tar", store=Store.open(tmp_path / "store"))
+    theirs, ours = engine.view("localhost/debian:1"), our_view(image)
+    theirs.pop("."), ours.pop(".")
+    assert ours == theirs
+    assert len(ours) > 5000
+    with box_of(image) as box:
+        assert box.exec("perl answer.pl; stat -c %U answer.pl; ls /etc/apt").check().stdout == "42app\n"
+        assert box.exec("useradd other && su other -c 'id -un' && dpkg --audit").check().stdout == "other\n"
+        assert box.exec("echo x > new && stat -c %U new", user="app").check().stdout == "app\n"

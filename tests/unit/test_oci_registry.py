@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import os
+import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +25,7 @@ from minisandbox.images import Image, pull
 from minisandbox.images.oci import http
 from minisandbox.images.oci import registry as blobs
 from minisandbox.store import Store
+from minisandbox.store.verify import verify
 
 FIRST = entry("a", os.urandom(300_000)) + END
 SECOND = entry("b", b"second") + END
@@ -421,3 +426,45 @@ def test_gzip_and_plain_layers_make_the_same_tree(server: Registry, store: Store
     one = pull(server.add(MadeImage([FIRST], pack=bytes), "plain"), store=store)
     two = pull(server.add(MadeImage([FIRST], pack=lambda tar: gzip.compress(tar, 9)), "gzip"), store=store)
     assert one.layers == two.layers
+
+
+# --- killed pulls ----------------------------------------------------------------------------------------------------
+
+PULL = (
+    "import sys; from minisandbox.images import pull; from minisandbox.store import Store; "
+    "pull(sys.argv[1], store=Store.open(sys.argv[2]))"
+)
+
+
+def slowly(handler: Handler) -> bool:
+    """Send a blob in pieces, with pauses."""
+    blob = handler.server.registry.blobs[handler.path.rpartition("/")[2]]
+    start = int((handler.headers.get("Range") or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+    handler.send(206 if start else 200, b"", length=len(blob) - start)
+    with contextlib.suppress(OSError):
+        for at in range(start, len(blob), 1 << 15):
+            handler.wfile.write(blob[at : at + (1 << 15)])
+            time.sleep(0.01)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_pull_killed_at_a_random_moment_resumes(server: Registry, tmp_path: Path, seed: int) -> None:
+    layers = [
+        b"".join(entry(f"{layer}/{number}", os.urandom(4000)) for number in range(200)) + END for layer in range(4)
+    ]
+    reference = server.add(MadeImage(layers), "1")
+    server.faults["/blobs/"] = [slowly] * 100
+    process = subprocess.Popen([sys.executable, "-c", PULL, reference, str(tmp_path / "store")])
+    time.sleep(0.2 + random.Random(seed).random() * 1.2)
+    process.kill()
+    process.wait()
+    store = Store.open(tmp_path / "store")
+    taken = pull(reference, store=store)
+    whole = pull(reference, store=Store.open(tmp_path / "fresh"))
+    assert taken.layers == whole.layers
+    assert store.layer_keys() == whole.store.layer_keys()
+    assert not os.listdir(store.root / "downloads")
+    assert not [path for path in (store.root / "staging").iterdir() if path.name[0] != "."]
+    assert not verify(store).damaged

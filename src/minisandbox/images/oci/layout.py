@@ -35,7 +35,7 @@ class Source(Protocol):
         """Return the image for a platform.
 
         Raises:
-            NotFound: there is none.
+            NotFound: it does not exist.
             ImageRefused: what is there is malformed.
             RegistryError: it cannot be had.
         """

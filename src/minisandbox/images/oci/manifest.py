@@ -155,7 +155,7 @@ def malformed(what: str, reason: str) -> ImageRefused:
 
 
 def text_of(values: JSONObject, name: str) -> str:
-    """Return a text of a configuration; "" where there is none.
+    """Return a text of a configuration; "" where it is missing.
 
     Raises:
         ImageRefused: it is something else.
@@ -182,7 +182,7 @@ def parse_object(text: bytes, what: str) -> JSONObject:
     """Parse a JSON object.
 
     Raises:
-        ImageRefused: it is none.
+        ImageRefused: the text is something else.
     """
     try:
         found = json.loads(text)
@@ -202,7 +202,7 @@ def choose(values: JSONObject, wanted: Platform, what: str) -> Descriptor:
     """Choose the manifest for a platform from an index.
 
     Raises:
-        NotFound: there is none.
+        NotFound: the index has no such manifest.
         ImageRefused: the index is malformed.
     """
     found = descriptors(values, "manifests", what)
