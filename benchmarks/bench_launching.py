@@ -1,8 +1,10 @@
-"""Measure what a sandbox costs: creation, exec, teardown, memory, many at once; beside the alternatives found here.
+"""Measure what creation depends on: the image's size, live sandboxes; file operations; creation by another version.
+
+`make bench-engines` compares creation, commands, memory and many at once with other engines.
 
     python benchmarks/bench_launching.py [--quick] [--json FILE] [--beside DIR]
 
-Every number is printed with the machine's load; ratios are to alternatives measured in the same run, interleaved.
+Every number is printed with the machine's load; ratios are of measurements in alternation.
 """
 
 from __future__ import annotations
@@ -11,13 +13,10 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -54,11 +53,9 @@ def measure(directory: Path, repeat: int) -> Iterator[tuple[str, float]]:
     """Yield (what, value) pairs: milliseconds, megabytes or ratios, as the name says."""
     spec = base_image(directory)
     Sandbox.create(spec).stop()
-    yield from creation(spec, directory, repeat)
     yield from image_sizes(spec, directory, repeat)
     yield from live_sandboxes(spec, repeat)
-    yield from round_trips(spec, repeat)
-    yield from at_once(spec, 64)
+    yield from file_operations(spec, repeat)
     yield "import minisandbox over bare Python, ms (minimum of 20)", import_time()
 
 
@@ -124,71 +121,14 @@ def timed(action: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1000
 
 
-def first_result(spec: ImageSpec) -> tuple[float, float]:
-    """Milliseconds from create() to the first command's result, and of stop()."""
+def first_result(spec: ImageSpec) -> float:
+    """Milliseconds from create() to the first command's result."""
     start = time.perf_counter()
     box = Sandbox.create(spec)
     assert box.exec(["/bin/true"]).ok
-    middle = time.perf_counter()
+    milliseconds = (time.perf_counter() - start) * 1000
     box.stop()
-    return (middle - start) * 1000, (time.perf_counter() - middle) * 1000
-
-
-def creation(spec: ImageSpec, directory: Path, repeat: int) -> Iterator[tuple[str, float]]:
-    """Our creation beside bubblewrap's and the unpacking of a cached environment, interleaved."""
-    alternatives = dict(other_ways(spec, directory))
-    ours: list[float] = []
-    stops: list[float] = []
-    theirs: dict[str, list[float]] = {name: [] for name in alternatives}
-    cpu = -cpu_seconds()
-    for _ in range(repeat):
-        created, stopped = first_result(spec)
-        ours.append(created)
-        stops.append(stopped)
-    cpu += cpu_seconds()
-    for _ in range(max(5, repeat // 10)):
-        first_result(spec)
-        for name, way in alternatives.items():
-            theirs[name].append(timed(way))
-    yield "create to first result, ms, median", statistics.median(ours)
-    yield "create to first result, ms, 99th percentile", statistics.quantiles(ours, n=100)[98]
-    yield "stop, ms, median", statistics.median(stops)
-    yield "CPU of create + command + stop, ms", cpu / repeat * 1000
-    for name, times in theirs.items():
-        yield f"{name}, ms, median", statistics.median(times)
-        yield f"ratio of ours to {name}", statistics.median(ours) / statistics.median(times)
-
-
-def cpu_seconds() -> float:
-    """CPU of this process and of everything it started, the launcher's children included."""
-    ticks = 0
-    for pid in (os.getpid(), *descendants()):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def other_ways(spec: ImageSpec, directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Ways that others go: an archive unpacked for each workspace, and bubblewrap where it is installed."""
-    archive = directory / "environment.tar.gz"
-    fill(directory / "environment", 25, files=1500)
-    with tarfile.open(archive, "w:gz", compresslevel=6) as out:
-        out.add(directory / "environment", "environment")
-
-    def unpack() -> None:
-        with tempfile.TemporaryDirectory(dir=directory) as target:
-            subprocess.run(["tar", "-xzf", archive, "-C", target], check=True)
-
-    yield "unpacking and removing a 25 MB environment", unpack
-    bwrap = shutil.which("bwrap")
-    if bwrap:
-        root = str(spec.layers[0])
-        command = [bwrap, "--unshare-all", "--ro-bind", root, "/", "--ro-bind", "/usr", "/usr", "--proc", "/proc",
-                   "--dev", "/dev", "--tmpfs", "/tmp", "/bin/true"]  # fmt: skip
-        yield "bubblewrap, one command", lambda: subprocess.run(command, check=True)
+    return milliseconds
 
 
 def fill(tree: Path, megabytes: int, files: int) -> None:
@@ -210,74 +150,33 @@ def image_sizes(spec: ImageSpec, directory: Path, repeat: int) -> Iterator[tuple
     times: dict[int, list[float]] = {megabytes: [] for megabytes in images}
     for _ in range(repeat):
         for megabytes, image in images.items():
-            times[megabytes].append(first_result(image)[0])
+            times[megabytes].append(first_result(image))
     for megabytes, values in times.items():
         yield f"create to first result, image of {megabytes} MB, ms, median", statistics.median(values)
     yield "ratio of 2 GB to 10 MB", statistics.median(times[2000]) / statistics.median(times[10])
 
 
 def live_sandboxes(spec: ImageSpec, repeat: int) -> Iterator[tuple[str, float]]:
-    """Creation beside 1 and beside 200 live sandboxes, and what an idle one takes."""
+    """Creation beside 1 and beside 200 live sandboxes."""
     with ExitStack() as stack:
         stack.enter_context(Sandbox.create(spec))
-        one = statistics.median(first_result(spec)[0] for _ in range(repeat))
-        before = used_memory()
+        one = statistics.median(first_result(spec) for _ in range(repeat))
         for _ in range(199):
             stack.enter_context(Sandbox.create(spec)).exec(["/bin/true"])
-        time.sleep(2)  # idle is what is measured
-        each = (used_memory() - before) / 199 / MB
-        many = statistics.median(first_result(spec)[0] for _ in range(repeat))
+        many = statistics.median(first_result(spec) for _ in range(repeat))
         stack.pop_all().close()
         stack.enter_context(Sandbox.create(spec))
-        again = statistics.median(first_result(spec)[0] for _ in range(repeat))
+        again = statistics.median(first_result(spec) for _ in range(repeat))
     one = (one + again) / 2  # before and after: the machine's own drift falls out
     yield "create to first result beside 1 live sandbox, ms, median", one
     yield "create to first result beside 200 live sandboxes, ms, median", many
     yield "ratio of 200 to 1", many / one
-    if os.geteuid() == 0:  # nobody else may read what the processes of a sandbox take: they are not dumpable
-        yield "memory of an idle sandbox (PSS and kernel objects, mean of 199), MB", each
 
 
-def used_memory() -> int:
-    """Bytes of this process's sandboxes: their processes' proportional share, and the kernel's own objects.
-
-    MemAvailable would also count what other programs do meanwhile.
-    """
-    total = 0
-    for pid in descendants():
-        try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) * 1024
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    kernel = {"Slab:", "KernelStack:", "PageTables:", "Percpu:", "Shmem:"}
-    return total + sum(int(fields[1]) * 1024 for fields in lines if fields[0] in kernel)
-
-
-def descendants() -> Iterator[int]:
-    """Every process that this one started, and theirs."""
-    queue = [os.getpid()]
-    while queue:
-        pid = queue.pop()
-        try:
-            for task in os.listdir(f"/proc/{pid}/task"):
-                below = [int(child) for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
-                yield from below
-                queue += below
-        except OSError:
-            continue
-
-
-def round_trips(spec: ImageSpec, repeat: int) -> Iterator[tuple[str, float]]:
-    """Commands and file verbs in a sandbox that is there."""
+def file_operations(spec: ImageSpec, repeat: int) -> Iterator[tuple[str, float]]:
+    """Write and read a file in a running sandbox."""
     with Sandbox.create(spec) as box:
-        for _ in range(5):
-            box.exec(["/bin/true"])
         actions: dict[str, Callable[[], object]] = {
-            "exec of /bin/true": lambda: box.exec(["/bin/true"]),
-            "exec of a shell command": lambda: box.exec("true"),
-            "subprocess.run of /bin/true on the host": lambda: subprocess.run(["/bin/true"], check=True),
             "write of a file of 10 kB": lambda: box.files.write_bytes("/tmp/x", b"x" * 10_000),
             "read of a file of 10 kB": lambda: box.files.read_bytes("/tmp/x"),
         }
@@ -287,28 +186,6 @@ def round_trips(spec: ImageSpec, repeat: int) -> Iterator[tuple[str, float]]:
                 times[name].append(timed(action))
     for name, values in times.items():
         yield f"{name}, ms, median", statistics.median(values)
-
-
-def at_once(spec: ImageSpec, count: int) -> Iterator[tuple[str, float]]:
-    """So many sandboxes asked for at the same moment, until each has run a command."""
-    boxes: list[Sandbox] = []
-
-    def make() -> None:
-        box = Sandbox.create(spec)
-        box.exec(["/bin/true"])
-        boxes.append(box)
-
-    threads = [threading.Thread(target=make) for _ in range(count)]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    middle = time.perf_counter()
-    yield f"{count} at once until all have run a command, ms", (middle - start) * 1000
-    for box in boxes:
-        box.stop()
-    yield f"stopping {count}, ms", (time.perf_counter() - middle) * 1000
 
 
 def import_time() -> float:
