@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 INOTIFY = 32
@@ -289,7 +289,7 @@ Operation = (
 _KINDS: dict[str, type[Operation]] = {kind.__name__: kind for kind in Operation.__args__}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything the launcher needs to make one sandbox.
 
@@ -321,6 +321,7 @@ class Plan:
     group_limits: tuple[tuple[str, int], ...] = ()
     expects_commands: bool = True
     disk: int = 0
+    _text: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def describe(self) -> str:
         """The plan as numbered lines, for people and for error messages."""
@@ -330,9 +331,14 @@ class Plan:
         lines.append("limits: " + ", ".join(f"{name}={value}" for name, value in self.rlimits))
         return "\n".join(lines)
 
-    @cached_property
+    @property
     def as_json(self) -> bytes:
         """What setup workers need as text, the preparations on a line of their own; :meth:`from_json` reads it."""
+        if not self._text:  # forks share a plan
+            self._text.append(self._pack())
+        return self._text[0]
+
+    def _pack(self) -> bytes:
         rest = {
             "takes": _rows(self.takes),
             "operations": _rows(self.operations),

@@ -117,7 +117,7 @@ def start_nothing(request: Header, stdio: Stdio) -> int:
     pairs = request["env"]
     assert isinstance(pairs, list)
     environment = {str(name): str(value) for name, value in pairs}
-    with _arguments(request, stdio) as arguments, _inside("/"), contextlib.suppress(OSError):
+    with _arguments(request, stdio, "/proc") as arguments, _inside("/"), contextlib.suppress(OSError):
         _first_that_starts(["/proc", *_candidates(arguments[0], "/proc")], _spawning(arguments, environment, stdio))
     _own_score()
     return 0
