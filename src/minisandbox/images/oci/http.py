@@ -50,6 +50,7 @@ class Connection:
     _authorization: str = ""
     _scheme: str = ""
     _secrets: list[str] = field(default_factory=list)
+    _opened_by: urllib.request.OpenerDirector | None = None
 
     def get(self, path: str, accept: str = "*/*", offset: int = 0) -> http.client.HTTPResponse:
         """Open a resource of the repository; the caller closes it.
@@ -119,6 +120,11 @@ class Connection:
             return False
 
     def _opener(self) -> urllib.request.OpenerDirector:
+        if self._opened_by is None:  # loading the certificates takes longer than a request
+            self._opened_by = self._new_opener()
+        return self._opened_by
+
+    def _new_opener(self) -> urllib.request.OpenerDirector:
         context = ssl.create_default_context()
         for folder in _CERTIFICATES:
             for file in sorted(Path(folder, self.place.host).glob("*.crt")):

@@ -51,7 +51,7 @@ class Bounds:
     """
 
     content: int = 64 << 30
-    entries: int = 4_000_000
+    entries: int = 2_000_000
     spare: int = 256 << 20
 
 
