@@ -387,6 +387,18 @@ def test_pulls_at_the_same_time(server: Registry, store: Store, image: MadeImage
     assert not [name for name in os.listdir(store.root / "downloads") if not name.endswith(".part")]
 
 
+def test_a_failure_does_not_wait_for_what_else_is_coming(server: Registry, store: Store, image: MadeImage) -> None:
+    name = first_blob(image)
+    server.faults[name] = [answer(429, Retry_After="100")] * 9
+    config = digest(next(blob for blob in image.blobs.values() if b"rootfs" in blob))
+    server.faults[f"/blobs/(?!{config}|{name})"] = [answer(404)]
+    image = MadeImage([SECOND, FIRST], image.config)
+    began = time.monotonic()
+    with pytest.raises(NotFound):
+        pull(server.add(image, "1"), store=store)
+    assert time.monotonic() - began < 30
+
+
 # --- mirrors ---------------------------------------------------------------------------------------------------------
 
 
