@@ -279,6 +279,7 @@ BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
         MANIFEST, answer(429, RateLimit_Limit="100;w=21600", Retry_After="0"), RegistryError,
         r"too many requests.*allows 100.*mirror"),
     "too many requests for a day": (MANIFEST, answer(429, Retry_After="86400"), RegistryError, r"too many requests"),
+    "leads elsewhere": (MANIFEST, answer(302, Location="ftp://127.0.0.1/x"), RegistryError, r"redirects .*'ftp'"),
     "in trouble": (MANIFEST, answer(503), RegistryError, r"503.*try again later"),
     "hangs up": (MANIFEST, hang_up, RegistryError, r"cannot be reached.*no HTTP"),
     "a page": (MANIFEST, answer(200, PAGE, Content_Type="text/html"), RegistryError, r"text/html.*login page"),

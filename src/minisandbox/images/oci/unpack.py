@@ -246,6 +246,8 @@ class _Unpacker:
             self._refuse(f"it is a hard link to {os.fsdecode(self._member.target)!r}, which is {what}")
         if folder.children.get(name) is known:
             return
+        if place[: len(where) + 1] == (*where, name):
+            self._refuse("it is a hard link to a file in the directory that it replaces")
         self._remove(folder, where, name)
         source = self._duplicate(place)
         try:
