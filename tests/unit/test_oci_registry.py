@@ -291,6 +291,12 @@ BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
     "a manifest of schema 1": (MANIFEST, answer(200, b'{"schemaVersion": 1}'), ImageRefused, r"schema 1"),
     "an artifact": (
         MANIFEST, answer(200, document(digest(b""), "application/x-chart")), ImageRefused, r"no container image"),
+    "an encrypted image": (
+        MANIFEST, answer(200, document(digest(b""), "application/vnd.oci.image.layer.v1.tar+gzip+encrypted")),
+        ImageRefused, r"is encrypted"),
+    "a foreign layer": (
+        MANIFEST, answer(200, document(digest(b""), "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip")),
+        ImageRefused, r"which its registry does not hold"),
     "a hostile digest": (
         MANIFEST, answer(200, document("sha256:../../etc/passwd")), ImageRefused, r"is not a digest"),
     "a lying blob": (BLOB, lie, ImageRefused, r"is something else|sends more"),
