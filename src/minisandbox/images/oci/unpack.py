@@ -182,7 +182,7 @@ class _Unpacker:
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if ".." in parts:
             self._refuse("its path has '..'")
-        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+        if len(path) * 4 > _LONGEST_NAME and any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
             self._refuse(f"a name in its path has more than {_LONGEST_NAME} bytes")
         return parts
 
