@@ -279,6 +279,7 @@ BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
         MANIFEST, answer(429, RateLimit_Limit="100;w=21600", Retry_After="0"), RegistryError,
         r"too many requests.*allows 100.*mirror"),
     "too many requests for a day": (MANIFEST, answer(429, Retry_After="86400"), RegistryError, r"too many requests"),
+    "leads elsewhere": (MANIFEST, answer(302, Location="ftp://127.0.0.1/x"), RegistryError, r"redirects .*'ftp'"),
     "in trouble": (MANIFEST, answer(503), RegistryError, r"503.*try again later"),
     "hangs up": (MANIFEST, hang_up, RegistryError, r"cannot be reached.*no HTTP"),
     "a page": (MANIFEST, answer(200, PAGE, Content_Type="text/html"), RegistryError, r"text/html.*login page"),
@@ -290,6 +291,12 @@ BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
     "a manifest of schema 1": (MANIFEST, answer(200, b'{"schemaVersion": 1}'), ImageRefused, r"schema 1"),
     "an artifact": (
         MANIFEST, answer(200, document(digest(b""), "application/x-chart")), ImageRefused, r"no container image"),
+    "an encrypted image": (
+        MANIFEST, answer(200, document(digest(b""), "application/vnd.oci.image.layer.v1.tar+gzip+encrypted")),
+        ImageRefused, r"is encrypted"),
+    "a foreign layer": (
+        MANIFEST, answer(200, document(digest(b""), "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip")),
+        ImageRefused, r"which its registry does not hold"),
     "a hostile digest": (
         MANIFEST, answer(200, document("sha256:../../etc/passwd")), ImageRefused, r"is not a digest"),
     "a lying blob": (BLOB, lie, ImageRefused, r"is something else|sends more"),
@@ -385,6 +392,18 @@ def test_pulls_at_the_same_time(server: Registry, store: Store, image: MadeImage
     assert len(store.layer_keys()) == 5
     pull(server.add(image, "3"), store=store)
     assert not [name for name in os.listdir(store.root / "downloads") if not name.endswith(".part")]
+
+
+def test_a_failure_does_not_wait_for_what_else_is_coming(server: Registry, store: Store, image: MadeImage) -> None:
+    name = first_blob(image)
+    server.faults[name] = [answer(429, Retry_After="100")] * 9
+    config = digest(next(blob for blob in image.blobs.values() if b"rootfs" in blob))
+    server.faults[f"/blobs/(?!{config}|{name})"] = [answer(404)]
+    image = MadeImage([SECOND, FIRST], image.config)
+    began = time.monotonic()
+    with pytest.raises(NotFound):
+        pull(server.add(image, "1"), store=store)
+    assert time.monotonic() - began < 30
 
 
 # --- mirrors ---------------------------------------------------------------------------------------------------------

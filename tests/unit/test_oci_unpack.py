@@ -248,6 +248,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a hard link through a link out": (link("l", "../..") + hard_link("a", "l/outside"), "leads out of the image"),
     "a hard link to a directory": (folder("d") + hard_link("a", "d"), "which is a directory"),
     "a hard link to the root": (hard_link("a", "/"), "hard link to a directory"),
+    "a hard link to a file that it removes": (folder("d/e") + entry("d/e/x") + hard_link("d", "d/e/x"), "it replaces"),
     "a hard link to what comes later": (hard_link("a", "b") + entry("b"), "nothing of this layer"),
     "a file in a file": (entry("a") + entry("a/b"), "'a', which is a file"),
     "a file in a FIFO": (entry("a", kind=b"6") + entry("a/b"), "which is a FIFO"),

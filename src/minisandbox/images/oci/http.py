@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import IO, NoReturn, cast
 
 from minisandbox import __version__
 from minisandbox.errors import NotFound, RegistryError
@@ -50,6 +50,7 @@ class Connection:
     _authorization: str = ""
     _scheme: str = ""
     _secrets: list[str] = field(default_factory=list)
+    _opened_by: urllib.request.OpenerDirector | None = None
 
     def get(self, path: str, accept: str = "*/*", offset: int = 0) -> http.client.HTTPResponse:
         """Open a resource of the repository; the caller closes it.
@@ -119,6 +120,11 @@ class Connection:
             return False
 
     def _opener(self) -> urllib.request.OpenerDirector:
+        if self._opened_by is None:  # loading the certificates takes longer than a request
+            self._opened_by = self._new_opener()
+        return self._opened_by
+
+    def _new_opener(self) -> urllib.request.OpenerDirector:
         context = ssl.create_default_context()
         for folder in _CERTIFICATES:
             for file in sorted(Path(folder, self.place.host).glob("*.crt")):
@@ -126,7 +132,8 @@ class Connection:
         if self.place.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+        redirects = _Redirects(("http", "https") if self._may_be_plain else ("https",))
+        return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), redirects)
 
     # --- authentication ---
 
@@ -238,9 +245,34 @@ class Connection:
         )
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects, but only to these schemes."""
+
+    def __init__(self, schemes: tuple[str, ...]) -> None:
+        self._schemes = schemes
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """Return the request for where a redirect leads."""
+        scheme = urllib.parse.urlsplit(newurl).scheme
+        if scheme not in self._schemes:
+            fp.close()
+            raise urllib.error.URLError(f"it redirects to an address of {scheme!r}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _is_final(error: OSError | http.client.HTTPException) -> bool:
     """Whether another attempt would fail as well."""
     cause = getattr(error, "reason", error)
+    if type(error) is urllib.error.URLError and isinstance(cause, str):  # an address that cannot be asked
+        return True
     return isinstance(cause, ssl.SSLError | http.client.InvalidURL) or (
         isinstance(cause, OSError) and cause.errno in (-2, -5)  # netdb.h: EAI_NONAME, EAI_NODATA
     )

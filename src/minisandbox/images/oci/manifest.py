@@ -267,7 +267,12 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
     layers = descriptors(values, "layers", what)
     foreign = next((one for one in layers if "foreign" in one.media_type or "nondistributable" in one.media_type), None)
     if foreign is not None:
-        raise ImageRefused(f"{what} has the layer {foreign.digest}, which its registry does not hold")
+        raise ImageRefused(
+            f"{what} has the layer {foreign.digest}, which its registry does not hold",
+            hint="its licence keeps it elsewhere: build an image without it",
+        )
+    if any(one.media_type.endswith("+encrypted") for one in layers):
+        raise ImageRefused(f"{what} is encrypted", reason="its layers need a key", hint="push it without encryption")
     if "tar" not in "".join(one.media_type for one in layers) and any(one.media_type for one in layers):
         raise ImageRefused(
             f"{what} is no container image",

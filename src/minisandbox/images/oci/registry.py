@@ -61,10 +61,10 @@ class Registry:
         places = places_of(self.reference)
         for place in places[:-1]:
             try:
-                return self._container(Connection(place), platform)
+                return self._container(Connection(place, self._pause), platform)
             except (RegistryError, NotFound) as error:
                 self.tell(f"mirror {place.host}: {error.what}")
-        return self._container(Connection(places[-1]), platform)
+        return self._container(Connection(places[-1], self._pause), platform)
 
     def _container(self, connection: Connection, platform: m.Platform) -> m.Container:
         found, text = self._manifest(connection, self.reference.version)
@@ -174,7 +174,7 @@ class Registry:
                         fault_point("blob-received")
                         os.rename(part, path)
                         return path
-                    self._ready.pause(backoff(attempt))
+                    self._pause(backoff(attempt))
             except ImageRefused:
                 part.unlink(missing_ok=True)
                 raise
@@ -239,6 +239,11 @@ class Registry:
                     clock, came = time.monotonic(), 0
         if done < blob.size:
             raise _Broken(f"{done} of {blob.size} bytes came")
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, unless all is given up."""
+        if self._over.wait(seconds):
+            raise RegistryError(f"the pull of {self.name} was given up")
 
     def close(self) -> None:
         """Give up what is still coming; what has come is kept for the next attempt."""

@@ -51,7 +51,7 @@ class Bounds:
     """
 
     content: int = 64 << 30
-    entries: int = 4_000_000
+    entries: int = 2_000_000
     spare: int = 256 << 20
 
 
@@ -182,7 +182,7 @@ class _Unpacker:
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if ".." in parts:
             self._refuse("its path has '..'")
-        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+        if len(path) * 4 > _LONGEST_NAME and any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
             self._refuse(f"a name in its path has more than {_LONGEST_NAME} bytes")
         return parts
 
@@ -246,6 +246,8 @@ class _Unpacker:
             self._refuse(f"it is a hard link to {os.fsdecode(self._member.target)!r}, which is {what}")
         if folder.children.get(name) is known:
             return
+        if place[: len(where) + 1] == (*where, name):
+            self._refuse("it is a hard link to a file in the directory that it replaces")
         self._remove(folder, where, name)
         source = self._duplicate(place)
         try:
