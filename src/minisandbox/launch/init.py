@@ -47,7 +47,7 @@ def main(
     network: str,
     group: cgroups.Cgroup | None,
     *,
-    spare: bool,
+    early: bool,
 ) -> None:
     """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
 
@@ -57,7 +57,7 @@ def main(
         lifeline: pipe whose other end only the zygote holds.
         network: ``off`` or ``host``.
         group: the control group that it joins, if there are any.
-        spare: whether it is made before a request: then there is time to make its first worker ready.
+        early: whether to fork its first worker before it is asked for.
     """
     sc.overwrite_arguments("minisandbox-init")
     _move_descriptors(birth, lifeline)
@@ -69,7 +69,7 @@ def main(
         partner.recv(1)  # the setup worker reads it when this sandbox is asked for
         os._exit(1)
     leader = Init(cgroups.LimitCounters(fds))
-    if spare:
+    if early:
         leader.fork_worker(partner)
     partner.send(BECOME)  # only now: pivot_root(2) moves no process that is being forked (fs/fs_struct.c)
     leader.begin(*_await_birth(partner))

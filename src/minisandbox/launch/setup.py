@@ -22,7 +22,7 @@ import select
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .kernel import cgroups, mounts
 from .kernel import syscalls as sc
@@ -125,26 +125,28 @@ def _make_home() -> OSError | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A sandbox that only lacks what its plan adds: descriptors of it.
+class _Held:
+    """A sandbox whose ids are mapped: descriptors of it.
 
     Attributes:
         leader: socket to its pid 1, which ends when this is closed without a word.
         user: its user namespace.
         mount: its mount namespace.
+        names: its UTS namespace.
         network: its network namespace.
-        tree: a copy of its scratch mount (:attr:`.mounts.Executor.tree`).
+        tree: once it is prepared, a copy of its scratch mount (:attr:`.mounts.Executor.tree`).
     """
 
     leader: int
     user: int
     mount: int
+    names: int
     network: int
-    tree: int
+    tree: int = -1
 
     def descriptors(self) -> tuple[int, ...]:
         """All of them, in order."""
-        return (self.leader, self.user, self.mount, self.network, self.tree)
+        return (self.leader, self.user, self.mount, self.names, self.network, self.tree)
 
 
 class _Refused(Exception):
@@ -178,8 +180,11 @@ class _Making:
         """
         with socket.socket(fileno=handover) as other:
             try:
-                prepared = self._prepare(leader, unpack_operations(self.plan))
-                socket.send_fds(other, [PREPARED], prepared.descriptors())
+                held, proc = self._map(leader)
+                executor = mounts.Executor(self._idmap(held), proc=proc)
+                with self._inside(held):
+                    self._run(executor, unpack_operations(self.plan))
+                socket.send_fds(other, [PREPARED], replace(held, tree=executor.tree).descriptors())
             except (OSError, ValueError) as error:
                 with contextlib.suppress(OSError):
                     socket.send_fds(other, [self._failure(error)], [leader])
@@ -197,21 +202,22 @@ class _Making:
         with socket.socket(fileno=control) as controller:
             try:
                 plan = Plan.from_json(self.plan)
-                made = self._take_over(source) if prepared else self._prepare(source, plan.preparations)
-                if made is None or not self._limit(*self.limits):
+                held, proc = self._take_over(source) if prepared else self._map(source)
+                if held is None or not self._limit(*self.limits):
                     return
-                with socket.socket(fileno=os.dup(made.leader)) as leader:
-                    if prepared:  # a spare forks before it says so, and pivot_root(2) must find all its processes
+                with socket.socket(fileno=os.dup(held.leader)) as leader:
+                    if prepared:  # a spare may fork before it says so, and pivot_root(2) must find all its processes
                         self._await_become(leader)
-                    made_here = self._complete(made, plan, controller, trees)
+                    executor = mounts.Executor(self._idmap(held), tuple(trees), proc, held.tree)
+                    self._carry_out(plan, held, executor, controller)
                     if not prepared:
                         self._await_become(leader)
-                    _hand_out(controller, "tree", made_here.tree)
+                    _hand_out(controller, "tree", executor.tree)
                     numbers = pack_numbers(_numbers(plan))
-                    given = [control, door, *([made_here.disk] if made_here.disk >= 0 else [])]
+                    given = [control, door, *([executor.disk] if executor.disk >= 0 else [])]
                     socket.send_fds(leader, [numbers], given)
                     if prepared:
-                        with contextlib.suppress(BrokenPipeError):  # its first worker has had no patience
+                        with contextlib.suppress(BrokenPipeError):  # it has no early worker, or no more
                             socket.send_fds(leader, [numbers], given)
             except _Refused as error:
                 controller.send(error.args[0])
@@ -224,42 +230,40 @@ class _Making:
         if (answer := leader.recv(4096)) != BECOME:
             raise read_failure(answer)
 
-    def _prepare(self, leader: int, operations: Sequence[Operation]) -> _Prepared:
+    def _map(self, leader: int) -> tuple[_Held, int]:
+        """Map its ids; returns what is held of it, and its proc file system."""
         if self.refusal:
             raise self.refusal
-        executor = mounts.Executor(None)
         with socket.socket(fileno=os.dup(leader)) as partner:
-            held = map_namespace(self.identity, self.pid, partner, ("mnt", "net", "uts"))
-        executor.proc, mount, network, names = held
-        executor.idmap_fd = self.identity.userns_fd if self.identity.mapped else None
-        with self._inside([(mount, sc.CLONE_NEWNS), (names, sc.CLONE_NEWUTS)]):
-            self._run(executor, operations)
-        return _Prepared(leader, self.identity.userns_fd, mount, network, executor.tree)
+            proc, *others = map_namespace(self.identity, self.pid, partner, ("mnt", "uts", "net"))
+        return _Held(leader, self.identity.userns_fd, *others), proc
 
-    def _take_over(self, handover: int) -> _Prepared | None:
+    def _take_over(self, handover: int) -> tuple[_Held | None, int]:
         """What another setup worker prepared; nothing where it, or the sandbox's first process, was killed."""
+        if self.refusal:
+            raise self.refusal
         with socket.socket(fileno=handover) as other:
             data, given = _receive(other)
         if len(given) == 1:
             raise _Refused(data)
-        return _Prepared(*given) if given else None
+        return _Held(*given) if given else None, -1
 
-    def _complete(
-        self, made: _Prepared, plan: Plan, controller: socket.socket, trees: Sequence[int]
-    ) -> mounts.Executor:
-        """Add what the plan says."""
-        if self.refusal:
-            raise self.refusal
-        executor = mounts.Executor(made.user if self.identity.mapped else None, tuple(trees), tree=made.tree)
+    def _idmap(self, held: _Held) -> int | None:
+        return held.user if self.identity.mapped else None
+
+    def _carry_out(self, plan: Plan, held: _Held, executor: mounts.Executor, controller: socket.socket) -> None:
+        """Do what the plan says, its preparations included where it is not prepared."""
         self._run(executor, plan.takes)
-        network = [(made.network, sc.CLONE_NEWNET)] if plan.network == "allow" else []
-        with self._inside([(made.mount, sc.CLONE_NEWNS), *network]):
-            executor.enter_scratch()
+        network = plan.network == "allow"
+        with self._inside(held, network=network):
+            if held.tree >= 0:
+                executor.enter_scratch()
+            else:
+                self._run(executor, plan.preparations)
             self._run(executor, plan.operations)
             if network:
                 self.step = "listen for the network proxy"
                 _hand_out_listener(controller)
-        return executor
 
     def _limit(self, group: cgroups.Cgroup, amounts: Amounts) -> bool:
         """Set the limits of its control group; returns whether the group is there, which goes with the sandbox."""
@@ -279,8 +283,10 @@ class _Making:
             executor.run(operation)
 
     @contextlib.contextmanager
-    def _inside(self, there: list[tuple[int, int]]) -> Iterator[None]:
+    def _inside(self, held: _Held, *, network: bool = False) -> Iterator[None]:
         """Be in namespaces of the sandbox, and who it is; come home afterwards."""
+        visited = ((held.mount, sc.CLONE_NEWNS), (held.names, sc.CLONE_NEWUTS), (held.network, sc.CLONE_NEWNET))
+        there = visited if network else visited[:2]
         try:
             for descriptor, kind in there:
                 sc.setns(descriptor, kind)

@@ -177,10 +177,10 @@ class _Zygote:
         self._usual = SpawnOptions(nproc=0 if groups else PROCESSES)
         self._preparations = preparations
         self._spares: deque[_Spare] = deque()
+        self._asked = 0.0  # when somebody asked last, by the monotonic clock
         self._wanted = 1  # spares, more while many are asked for at once
         self._make_spare()
-        self._due: float | None = None  # when missing processes are made, by the monotonic clock
-        self._calm_at = 0.0  # when there are more spares than an idle zygote has, and nobody asks for them
+        self._due: float | None = None  # when missing processes are made
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
         hello |= {"usr_idmap": usr, "usr_overlay": layered, "memory_upper": memory_upper}
         if groups:
@@ -242,7 +242,7 @@ class _Zygote:
             now = time.monotonic()
             if self._due is not None and now >= self._due:
                 self._make_missing()
-            elif not events and now >= self._calm_at:
+            elif not events and now >= self._asked + _CALM:
                 self._drop_spares()
 
     def _end(self) -> NoReturn:
@@ -254,7 +254,7 @@ class _Zygote:
 
     def _patience(self) -> float | None:
         """Milliseconds until something is to be done without a request."""
-        due = self._due if self._due is not None else self._calm_at if len(self._spares) > 1 else None
+        due = self._due if self._due is not None else self._asked + _CALM if len(self._spares) > 1 else None
         return None if due is None else max(0.0, due - time.monotonic()) * 1000
 
     def _make_soon(self) -> None:
@@ -402,7 +402,7 @@ class _Zygote:
         usual = usual and plan.partition(b"\n")[0] == self._preparations
         if usual:
             self._make_soon()
-            self._calm_at = time.monotonic() + _CALM
+            self._asked = time.monotonic()
         ready = self._take_spare() if usual else None
         if usual and ready is None:  # others may be about to ask as well
             self._wanted = min(2 * self._wanted, _MOST_SPARES)
@@ -434,14 +434,14 @@ class _Zygote:
         socket.send_fds(self._jobs, [data], descriptors)
 
     def _make_spare(self) -> None:
-        """Fork a spare, and have a setup worker prepare it."""
-        spare = self._fork(self._usual, spare=True)
+        """Fork a spare, and have a setup worker prepare it. It has an early worker unless others are being made."""
+        spare = self._fork(self._usual, early=time.monotonic() >= self._asked + _PAUSE)
         handover, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with spare.source, theirs:
             self._give_job(setup.PREPARE, spare, self._preparations, (spare.source.fileno(), theirs.fileno()))
         self._spares.append(replace(spare, source=handover))
 
-    def _fork(self, options: SpawnOptions, *, spare: bool = False) -> _Spare:
+    def _fork(self, options: SpawnOptions, *, early: bool = False) -> _Spare:
         """Fork a process that has namespaces of its own and waits to be pid 1 of a sandbox."""
         identity = self._identities.make(one_id=options.one_id, inotify=options.inotify, processes=options.nproc)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -450,7 +450,7 @@ class _Zygote:
             group = self._groups.make(cpu=options.limits_cpu) if self._groups else None
             with theirs:
                 pid = self._fork_init(
-                    lambda: init.main(identity, theirs, self._lifeline, options.network, group, spare=spare)
+                    lambda: init.main(identity, theirs, self._lifeline, options.network, group, early=early)
                 )
         except OSError:
             ours.close()

@@ -39,6 +39,7 @@ class Controller:
         launcher: makes the sandboxes.
         gateway: serves those that reach the network by an allow-list.
         layers: the store's layers that they use, and that nobody removes meanwhile.
+        turns: held while a sandbox is made: more at once would only take the CPU from each other.
     """
 
     def __init__(self, gateway: Gateway | None = None) -> None:
@@ -54,6 +55,7 @@ class Controller:
             raise
         self.gateway = gateway or Gateway()
         self.layers = Holder()
+        self.turns = threading.BoundedSemaphore(max(4, 2 * len(os.sched_getaffinity(0))))
         self._cores: weakref.WeakSet[Owned] = weakref.WeakSet()
 
     @property

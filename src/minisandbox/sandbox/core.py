@@ -116,8 +116,9 @@ class Core:
         started = time.monotonic()
         core = cls(controller, request, settings, trees)
         try:
-            core._begin()
-            core._finish()
+            with controller.turns:
+                core._begin()
+                core._finish()
         except BaseException:  # whatever went wrong, a Ctrl-C included: nothing half-made stays
             core.stop()
             raise

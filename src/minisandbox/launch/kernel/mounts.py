@@ -127,7 +127,8 @@ class Executor:
             options |= {"uid": "0", "gid": "0"}  # as on the disk of a layer: each sandbox sees it through its own map
         self._scratch = sc.new_filesystem("tmpfs", 0, **options)
         _cover_scratch_point(self._scratch)
-        self.tree = sc.open_tree(_SCRATCH_POINT)
+        if self.disk < 0:
+            self.tree = sc.open_tree(_SCRATCH_POINT)
         if idmapped:
             os.close(self._scratch)
             self._scratch = sc.open_tree(_SCRATCH_POINT)
