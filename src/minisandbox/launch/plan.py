@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from typing import cast
 
 INOTIFY = 32
 """Inotify instances of one sandbox by default; the kernel's default for all of a user is 128 (inotify(7))."""
@@ -255,7 +256,7 @@ Operation = (
 _KINDS: dict[str, type[Operation]] = {kind.__name__: kind for kind in Operation.__args__}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything the launcher needs to make one sandbox.
 
@@ -294,9 +295,9 @@ class Plan:
         lines.append("limits: " + ", ".join(f"{name}={value}" for name, value in self.rlimits))
         return "\n".join(lines)
 
-    @cached_property
-    def as_json(self) -> bytes:
-        """The plan as text, the preparations on a line of their own; :meth:`from_json` makes an equal plan of it."""
+    @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
+    def to_json(self) -> bytes:
+        """Serialise, the preparations on a line of their own; :meth:`from_json` makes an equal plan of it."""
         rest = {
             "takes": _rows(self.takes),
             "operations": _rows(self.operations),
@@ -311,7 +312,7 @@ class Plan:
     @classmethod
     @lru_cache(maxsize=8)
     def from_json(cls, data: bytes) -> Plan:
-        """Read :attr:`as_json`.
+        """Read what :meth:`to_json` wrote.
 
         Raises:
             ValueError: the data is not a plan.
@@ -319,7 +320,7 @@ class Plan:
         preparations, _, rest = data.partition(b"\n")
         try:
             raw = json.loads(rest)
-            takes = tuple(_operation(*row) for row in raw["takes"])
+            takes = cast("tuple[Take | Given, ...]", tuple(_operation(*row) for row in raw["takes"]))
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
             lifetime, memory = int(raw["lifetime"]), int(raw["memory"])
@@ -327,7 +328,7 @@ class Plan:
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from error
         first = unpack_operations(preparations)
-        return cls(first, takes, operations, network, rlimits, lifetime, memory, expects_commands=expects)  # type: ignore[arg-type]
+        return cls(first, takes, operations, network, rlimits, lifetime, memory, expects_commands=expects)
 
 
 def pack_operations(operations: Sequence[Operation]) -> bytes:
