@@ -139,11 +139,7 @@ class Launcher:
         Raises:
             SandboxCreationError: the kernel refused, or the zygote is gone.
         """
-        self.flush()
-        try:
-            return self._hold(tree)
-        finally:
-            self.flush()
+        return int(str(self._ask("hold", tree)["number"]))
 
     def forget(self, number: int) -> None:
         """Give up a held tree, at the next request or flush; safe to call from anywhere, finalisers included."""
@@ -165,11 +161,16 @@ class Launcher:
             finally:
                 self._lock.release()
 
-    def _hold(self, tree: int) -> int:
-        with self._lock, self._explaining():
-            number = next(self._numbers)
-            fd_passing.send(self._connection, f"hold {number}\n".encode(), (tree,))
-            return int(str(self._receive(number)["number"]))
+    def _ask(self, verb: str, tree: int) -> dict[str, object]:
+        """One request about a tree, and its answer."""
+        self.flush()
+        try:
+            with self._lock, self._explaining():
+                number = next(self._numbers)
+                fd_passing.send(self._connection, f"{verb} {number}\n".encode(), (tree,))
+                return self._receive(number)
+        finally:
+            self.flush()
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
