@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import cast
 
 INOTIFY = 32
 """Inotify instances of one sandbox by default; the kernel's default for all of a user is 128 (inotify(7))."""
@@ -321,7 +321,6 @@ class Plan:
     group_limits: tuple[tuple[str, int], ...] = ()
     expects_commands: bool = True
     disk: int = 0
-    _text: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def describe(self) -> str:
         """The plan as numbered lines, for people and for error messages."""
@@ -331,14 +330,9 @@ class Plan:
         lines.append("limits: " + ", ".join(f"{name}={value}" for name, value in self.rlimits))
         return "\n".join(lines)
 
-    @property
-    def as_json(self) -> bytes:
-        """What setup workers need as text, the preparations on a line of their own; :meth:`from_json` reads it."""
-        if not self._text:  # forks share a plan
-            self._text.append(self._pack())
-        return self._text[0]
-
-    def _pack(self) -> bytes:
+    @lru_cache(maxsize=8)  # noqa: B019 - plans are small, and forks share one
+    def to_json(self) -> bytes:
+        """Serialise what setup workers need, the preparations on a line of their own; :meth:`from_json` reads it."""
         rest = {
             "takes": _rows(self.takes),
             "operations": _rows(self.operations),
@@ -354,7 +348,7 @@ class Plan:
     @classmethod
     @lru_cache(maxsize=8)
     def from_json(cls, data: bytes) -> Plan:
-        """Read :attr:`as_json`.
+        """Read what :meth:`to_json` wrote.
 
         Raises:
             ValueError: the data is not a plan.
@@ -362,7 +356,7 @@ class Plan:
         preparations, _, rest = data.partition(b"\n")
         try:
             raw = json.loads(rest)
-            takes: tuple[Any, ...] = tuple(_operation(*row) for row in raw["takes"])
+            takes = cast("tuple[Take | Given | DiskUpper, ...]", tuple(_operation(*row) for row in raw["takes"]))
             operations = tuple(_operation(*row) for row in raw["operations"])
             rlimits = tuple((str(name), int(value)) for name, value in raw["rlimits"])
             lifetime, memory, disk = (int(raw[name]) for name in ("lifetime", "memory", "disk"))

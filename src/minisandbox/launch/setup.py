@@ -60,7 +60,7 @@ def pack_job(
         job: ``PREPARE``, ``FINISH`` or ``BOTH``.
         pid: the sandbox's first process, as ``/proc`` calls it here.
         identity: who it is.
-        plan: what it is to be (:attr:`.plan.Plan.as_json`); to prepare one, its first line.
+        plan: what it is to be (:meth:`.plan.Plan.to_json`); to prepare one, its first line.
         group: its control group, if there are any.
         amounts: the limits of its group.
     """

@@ -35,6 +35,8 @@ _SETUP_WORKERS = max(2, min(8, len(os.sched_getaffinity(0))))
 _PAUSE = 0.03
 """Seconds from a request until its spare is replaced: the sandbox just asked for needs the CPU first."""
 _MOST_SPARES = max(2, min(8, 2 * len(os.sched_getaffinity(0))))
+_GAP = 0.01
+"""Seconds without a request before a spare is made: many at once take all of the CPU."""
 _CALM = 10.0
 """Seconds without a request after which there is one spare again: each takes memory."""
 _RETRY = 1.0
@@ -265,8 +267,10 @@ class _Zygote:
     def _make_missing(self) -> None:
         """Make one spare, or lost setup workers; on failure the next request reports the reason."""
         self._due = None
-        with contextlib.suppress(OSError):
-            if len(self._spares) < self._wanted:
+        if time.monotonic() < self._asked + _GAP:
+            self._due = self._asked + _GAP
+        elif len(self._spares) < self._wanted:
+            with contextlib.suppress(OSError):
                 self._make_spare()
                 if len(self._spares) < self._wanted:  # requests have their turn first
                     self._due = 0.0

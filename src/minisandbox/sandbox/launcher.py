@@ -128,7 +128,7 @@ class Launcher:
         words += (f"{name}={amount}" for name, amount in plan.group_limits)
         self.flush()
         with self._explaining():  # messages are sent whole, by several threads too
-            request = " ".join(words).encode() + b"\n" + plan.as_json
+            request = " ".join(words).encode() + b"\n" + plan.to_json()
             fd_passing.send(self._connection, request, (control.fileno(), door.fileno()))
 
     def hold(self, tree: int) -> int:
@@ -174,6 +174,7 @@ class Launcher:
                 self._lock.release()
 
     def _ask(self, verb: str, tree: int, what: str) -> int:
+        """One request about a tree, and the number that is its answer."""
         self.flush()
         try:
             with self._lock, self._explaining():
