@@ -121,7 +121,30 @@ def test_the_longest_prefix_decides(tmp_path: Path) -> None:
     assert places("ghcr.io/a") == ["ghcr.io/a:latest"]
 
 
-@pytest.mark.parametrize("text", ["registry = 1", "[[registry", '[[registry]]\nprefix = "docker.io"\nlocation = "A b"'])
+def test_mirrors_for_digests_or_tags_only(tmp_path: Path) -> None:
+    mirrors = '[[registry.mirror]]\nlocation = "{}.example"\npull-from-mirror = "{}"\n'
+    rows = "".join(mirrors.format(kind.replace("-", ""), kind) for kind in ("all", "digest-only", "tag-only"))
+    (tmp_path / "r.conf").write_text(f'[[registry]]\nprefix = "ghcr.io"\n{rows}')
+    by_tag, by_digest = Remote("ghcr.io", "a", "1"), Remote("ghcr.io", "a", "", SHA)
+
+    def hosts(reference: Remote) -> list[str]:
+        return [place.host for place in places_of(reference, [tmp_path / "r.conf"])]
+
+    assert hosts(by_tag) == ["all.example", "tagonly.example", "ghcr.io"]
+    assert hosts(by_digest) == ["all.example", "digestonly.example", "ghcr.io"]
+    (tmp_path / "r.conf").write_text(
+        '[[registry]]\nprefix = "ghcr.io"\nmirror-by-digest-only = true\n[[registry.mirror]]\nlocation = "near.example"'
+    )
+    assert hosts(by_tag) == ["ghcr.io"]
+    assert hosts(by_digest) == ["near.example", "ghcr.io"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["registry = 1", "[[registry", '[[registry]]\nprefix = "docker.io"\nlocation = "A b"',
+     '[[registry]]\nprefix = "docker.io"\n[[registry.mirror]]\ninsecure = true',
+     '[[registry]]\nprefix = "docker.io"\nmirror = 5'],
+)  # fmt: skip
 def test_a_malformed_registries_conf_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.conf").write_text(text)
     with pytest.raises(InvalidValue, match=r"r\.conf"):

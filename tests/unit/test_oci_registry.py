@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from tests.unit.oci_registry import Fault, Handler, Registry, answer, cut_after,
 from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import ImageRefused, InvalidValue, MiniSandboxError, NotFound, RegistryError
-from minisandbox.images import Image, pull
+from minisandbox.images import Image, load_image, pull
 from minisandbox.images.oci import http
 from minisandbox.images.oci import registry as blobs
 from minisandbox.store import Store
@@ -30,6 +31,7 @@ from minisandbox.store.verify import verify
 FIRST = entry("a", os.urandom(300_000)) + END
 SECOND = entry("b", b"second") + END
 PASSWORD = "pass:word"
+SHA = digest(b"another")
 
 
 @pytest.fixture(autouse=True)
@@ -113,9 +115,48 @@ def test_a_digest_is_checked(server: Registry, store: Store, image: MadeImage) -
     wanted = digest(image.manifest)
     taken = pull(f"127.0.0.1:{server.port}/team/app@{wanted}", store=store)
     assert taken.name.endswith(f"app@{wanted[7:19]}")
-    server.manifests[digest(b"other")] = image.manifest
-    with pytest.raises(ImageRefused, match="does not have the digest"):
-        pull(f"127.0.0.1:{server.port}/team/app@{digest(b'other')}", store=store)
+    sha512 = f"sha512:{hashlib.sha512(image.manifest).hexdigest()}"
+    server.manifests[sha512] = image.manifest
+    assert pull(f"127.0.0.1:{server.port}/team/app@{sha512}", store=store).layers == taken.layers
+    for wrong in (digest(b"other"), f"sha512:{'0' * 128}"):
+        server.manifests[wrong] = image.manifest
+        with pytest.raises(ImageRefused, match=f"does not have the digest {wrong}"):
+            pull(f"127.0.0.1:{server.port}/team/app@{wrong}", store=store)
+
+
+def test_a_child_of_an_index_is_checked_by_its_own_digest(server: Registry, store: Store, image: MadeImage) -> None:
+    server.add(image, "1")
+    row = {**image.row(), "digest": f"sha512:{'0' * 128}"}
+    server.manifests |= {"all": json.dumps({"manifests": [row]}).encode(), f"sha512:{'0' * 128}": image.manifest}
+    with pytest.raises(ImageRefused, match="does not have the digest sha512:"):
+        pull(f"127.0.0.1:{server.port}/team/app:all", store=store)
+    assert is_empty(store)
+
+
+def test_an_image_of_another_platform_without_an_index_is_refused(server: Registry, store: Store) -> None:
+    reference = server.add(MadeImage([SECOND], architecture="s390x"), "1")
+    with pytest.raises(NotFound, match=r"no image for linux/.*it has: linux/s390x"):
+        pull(reference, store=store)
+    assert is_empty(store)
+    assert pull(reference, store=store, platform="linux/s390x/z15").notes["platform"] == "linux/s390x"
+
+
+def test_an_image_is_only_found_by_its_own_reference(server: Registry, store: Store, image: MadeImage) -> None:
+    reference = server.add(image, "1")
+    taken = pull(reference, store=store)
+    assert load_image(store, f"{reference}@{digest(image.manifest)}") == taken
+    assert load_image(store, taken.name) == taken
+    for other in (f"{reference}@{SHA}", reference.replace("team/app", "team_app")):
+        with pytest.raises(NotFound, match="is not in the store"):
+            load_image(store, other)
+    with pytest.raises(InvalidValue, match=r"would replace the image .*team/app:1"):
+        pull(reference.replace("team/app", "team_app"), store=store)
+    assert load_image(store, reference) == taken
+    server.add(MadeImage([SECOND]), "1")
+    newer = pull(reference, store=store)
+    assert newer.layers != taken.layers
+    with pytest.raises(NotFound, match="is not in the store"):
+        load_image(store, f"{reference}@{digest(image.manifest)}")
 
 
 def test_an_index_is_selected_by_platform(server: Registry, store: Store, image: MadeImage) -> None:
@@ -299,8 +340,8 @@ BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
         ImageRefused, r"which its registry does not hold"),
     "a hostile digest": (
         MANIFEST, answer(200, document("sha256:../../etc/passwd")), ImageRefused, r"is not a digest"),
-    "a lying blob": (BLOB, lie, ImageRefused, r"is something else|sends more"),
-    "a blob that is too long": (BLOB, flood, ImageRefused, r"is something else|sends more"),
+    "a lying blob": (BLOB, lie, ImageRefused, r"configuration that .* sends does not have the digest"),
+    "a blob that is too long": (BLOB, flood, ImageRefused, r"does not have the digest|sends more"),
 }  # fmt: skip
 
 
@@ -319,7 +360,8 @@ def test_what_is_wrong_is_named_and_nothing_is_published(
 
 def test_a_layer_that_lies_leaves_nothing(server: Registry, store: Store, image: MadeImage) -> None:
     server.faults[first_blob(image)] = [lie] * 20
-    with pytest.raises(ImageRefused, match=f"127.0.0.1:{server.port} sends as {first_blob(image)} is something else"):
+    message = f"127.0.0.1:{server.port} sends does not have the digest {first_blob(image)}"
+    with pytest.raises(ImageRefused, match=message):
         pull(server.add(image, "1"), store=store)
     assert not store.images()
     assert not store.download_path(first_blob(image)[7:]).with_suffix(".part").exists()

@@ -32,6 +32,26 @@ def check_digest(digest: str) -> str:
     return digest
 
 
+def new_hash(digest: str, data: bytes = b"") -> hashlib._Hash:
+    """Return the hash that a digest is of, of some bytes."""
+    return hashlib.new(digest.partition(":")[0], data)
+
+
+def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
+    """Compare the hash of what was read with its digest.
+
+    Raises:
+        ImageRefused: it is another.
+    """
+    found = f"{hashed.name}:{hashed.hexdigest()}"
+    if found != digest:
+        raise ImageRefused(
+            f"{name} does not have the digest {digest}",
+            reason=f"its content has {found}: it is damaged or was replaced",
+            hint="nothing was published; pull or save the image again",
+        )
+
+
 class Blob:
     """The bytes of a blob; counts and hashes what is read.
 
@@ -44,7 +64,7 @@ class Blob:
     def __init__(self, file: IO[bytes], digest: str, name: str) -> None:
         self._file = file
         self._digest = check_digest(digest) if digest else ""
-        self._hash = hashlib.new(self._digest.partition(":")[0] or "sha256")
+        self._hash = new_hash(self._digest or "sha256:")
         self.name = name
 
     def read(self, size: int) -> bytes:
@@ -62,13 +82,8 @@ class Blob:
         """
         while self.read(_READ):
             pass
-        found = f"{self._digest.partition(':')[0]}:{self._hash.hexdigest()}"
-        if self._digest and found != self._digest:
-            raise ImageRefused(
-                f"{self.name} does not have the digest {self._digest}",
-                reason=f"its content has {found}: it is damaged or was replaced",
-                hint="nothing was published; pull or save the image again",
-            )
+        if self._digest:
+            check_hash(self._hash, self._digest, self.name)
 
 
 class LayerStream:

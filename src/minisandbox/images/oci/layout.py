@@ -234,7 +234,7 @@ class Layout(_OnDisk):
                 break
             found = m.choose(values, platform, self.name)
         config, layers = m.layers_of(values, self.name)
-        return m.container(found.digest, self._blob(config, m.MOST_CONFIG), layers, self.name)
+        return m.container(found.digest, self._blob(config, m.MOST_CONFIG), layers, self.name, platform)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
@@ -283,10 +283,7 @@ class DockerArchive(_OnDisk):
         row = self._row()
         config = read(self.files, m.text_of(row, "Config"), m.MOST_CONFIG)
         layers = [m.Descriptor(name, -1) for name in m.texts_of(row, "Layers")]
-        image = m.container(f"sha256:{hashlib.sha256(config).hexdigest()}", config, layers, self.name)
-        if not platform.fits(image.platform):
-            raise NotFound(f"{self.name} has no image for {platform}", reason=f"it has: {image.platform}")
-        return image
+        return m.container(f"sha256:{hashlib.sha256(config).hexdigest()}", config, layers, self.name, platform)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:

@@ -7,7 +7,7 @@ import os
 import platform as machine
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
@@ -212,12 +212,7 @@ def choose(values: JSONObject, wanted: Platform, what: str) -> Descriptor:
             return one
     if len(platforms) == 1 and platforms[0].platform is None:
         return platforms[0]
-    there = ", ".join(sorted({str(one.platform) for one in platforms if one.platform})) or "none"
-    raise NotFound(
-        f"{what} has no image for {wanted}",
-        reason=f"it has: {there}",
-        hint="choose one with --platform; programs of another architecture do not run here without emulation",
-    )
+    raise _no_image(what, wanted, ", ".join(sorted({str(one.platform) for one in platforms if one.platform})))
 
 
 def descriptors(values: JSONObject, name: str, what: str) -> list[Descriptor]:
@@ -282,7 +277,7 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
     return config, layers
 
 
-def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str) -> Container:
+def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str, platform: Platform) -> Container:
     """Put an image together.
 
     Args:
@@ -290,9 +285,11 @@ def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str
         config: its configuration's text.
         blobs: its layers.
         what: what errors call it.
+        platform: what it has to run on.
 
     Raises:
         ImageRefused: the configuration is malformed, or has another number of layers.
+        NotFound: it is for another platform.
     """
     values = parse_object(config, f"the configuration of {what}")
     root = values.get("rootfs")
@@ -306,4 +303,14 @@ def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str
     layers = tuple(Layer(check_digest(str(one)), blob) for one, blob in zip(found, blobs, strict=True))
     made = Container(digest, values, layers)
     _ = made.environment, made.workdir, text_of(made.run_config, "User")
+    if not platform.fits(replace(made.platform, variant=made.platform.variant or platform.variant)):
+        raise _no_image(what, platform, str(made.platform))
     return made
+
+
+def _no_image(what: str, platform: Platform, there: str) -> NotFound:
+    return NotFound(
+        f"{what} has no image for {platform}",
+        reason=f"it has: {there or 'none'}",
+        hint="choose one with --platform; programs of another architecture do not run here without emulation",
+    )

@@ -6,18 +6,18 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minisandbox.errors import ImageRefused
+from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import Entry, write_base
 from minisandbox.images.image import DEFAULT_PATH, Image, image_of, put_if_new
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.below import Below
 from minisandbox.images.oci.blobs import LayerStream
 from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Source, open_archive
-from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference
+from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, parse_reference
 from minisandbox.images.oci.unpack import Bounds, Unpacked, is_refusal, refused_path, unpack
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.faults import store_faults
@@ -73,7 +73,7 @@ def pull(
         The image.
 
     Raises:
-        InvalidValue: the reference, the name or the platform is malformed.
+        InvalidValue: the reference, the name or the platform is malformed, or another image has the default name.
         NotFound: there is no such image, or none for the platform.
         RegistryError: the registry does not deliver it.
         ImageRefused: it is malformed or hostile.
@@ -82,12 +82,29 @@ def pull(
     parsed = parse_reference(reference)
     wanted = m.own_platform() if platform is None else m.parse_platform(platform)
     tell = progress or _silent
+    if name is None:
+        name = image_name(reference)
+        _refuse_other(store, name, parsed)
     try:
         with _source(parsed, store, tell) as source:
             image = source.container(wanted)
-            return _Taking(store, source, image, tell).run(name or image_name(reference), str(parsed))
+            return _Taking(store, source, image, tell).run(name, str(parsed))
     except ImageRefused as error:
         raise error.about(str(parsed))  # noqa: B904 - it is the same error
+
+
+def _refuse_other(store: Store, name: str, reference: Remote | Local) -> None:
+    """Refuse to replace an image that came from elsewhere; a newer one of the same tag may come."""
+    if isinstance(reference, Remote) and reference.tag:
+        reference = replace(reference, digest="")
+    with suppress(NotFound):
+        notes = store.image(name).notes
+        if not is_of(reference, notes):
+            raise InvalidValue(
+                f"{reference} would replace the image {name}",
+                reason=f"that is {notes.get('reference', 'no container image')}",
+                hint="choose another name with --name, or remove that image",
+            )
 
 
 @contextmanager

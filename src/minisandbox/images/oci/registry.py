@@ -16,7 +16,7 @@ from typing import IO
 
 from minisandbox.errors import ImageRefused, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.blobs import Blob
+from minisandbox.images.oci.blobs import Blob, check_digest, check_hash, new_hash
 from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff, read_bounded
 from minisandbox.images.oci.reference import Remote, places_of
 from minisandbox.store import Store
@@ -76,7 +76,7 @@ class Registry:
             values = m.parse_object(text, f"the manifest {found} of {self.name}")
         config, layers = m.layers_of(values, self.name)
         self._connection = connection
-        return m.container(found, self._config(connection, config), layers, self.name)
+        return m.container(found, self._config(connection, config), layers, self.name, platform)
 
     def _manifest(self, connection: Connection, version: str) -> tuple[str, bytes]:
         """Return a manifest's digest and text."""
@@ -90,22 +90,18 @@ class Registry:
                 reason="it is no registry, or a proxy or login page answers in its place",
                 hint="check the host in the reference, and the proxy",
             )
-        found = f"sha256:{hashlib.sha256(text).hexdigest()}"
-        wanted = version if version.startswith("sha256:") else said
-        if wanted.startswith("sha256:") and wanted != found:
-            raise ImageRefused(
-                f"the manifest of {self.name} does not have the digest {wanted}",
-                reason=f"what came has {found}: it was changed on its way, or the registry is damaged",
-                hint="nothing was published; try again, or another registry",
-            )
-        return found, text
+        digest = version if ":" in version else said or f"sha256:{hashlib.sha256(text).hexdigest()}"
+        check_hash(new_hash(check_digest(digest), text), digest, f"the manifest that {connection.place.host} sends")
+        return digest, text
 
     def _config(self, connection: Connection, wanted: m.Descriptor) -> bytes:
         with _complete(self.name), connection.get(f"blobs/{wanted.digest}") as answer:
             text = read_bounded(answer, m.MOST_CONFIG)
-        found = hashlib.new(wanted.digest.partition(":")[0], text or b"").hexdigest()
-        if text is None or found != wanted.digest.partition(":")[2]:
-            raise _lying(connection.place.host, wanted.digest)
+        if text is None:
+            raise m.malformed(f"the configuration of {self.name}", f"it has more than {m.MOST_CONFIG} bytes")
+        check_hash(
+            new_hash(wanted.digest, text), wanted.digest, f"the configuration that {connection.place.host} sends"
+        )
         return text
 
     # --- blobs ---
@@ -187,7 +183,7 @@ class Registry:
             RegistryError: this was the last attempt, and it is not.
         """
         connection = self._ready
-        hashed = hashlib.new(blob.digest.partition(":")[0])
+        hashed = new_hash(blob.digest)
         with part.open("a+b") as file:
             done = _rehash(file, hashed)
             try:
@@ -203,14 +199,16 @@ class Registry:
                         hint="run the same command again: it resumes",
                     ) from None
                 return False
-            if hashed.hexdigest() == blob.digest.partition(":")[2]:
-                file.flush()
-                os.fsync(file.fileno())
-                return True
-            file.truncate(0)  # nothing of it can be used
-        if last:
-            raise _lying(connection.place.host, blob.digest)
-        return False
+            try:
+                check_hash(hashed, blob.digest, f"a layer that registry {connection.place.host} sends")
+            except ImageRefused:
+                file.truncate(0)  # nothing of it can be used
+                if last:
+                    raise
+                return False
+            file.flush()
+            os.fsync(file.fileno())
+            return True
 
     def _append(
         self, connection: Connection, blob: m.Descriptor, file: IO[bytes], hashed: hashlib._Hash, done: int
@@ -288,11 +286,3 @@ def _complete(name: str) -> Iterator[None]:
         raise RegistryError(
             f"the registry's answer about {name} breaks off", reason=type(error).__name__, hint="try again"
         ) from None
-
-
-def _lying(host: str, digest: str) -> ImageRefused:
-    return ImageRefused(
-        f"what registry {host} sends as {digest} is something else",
-        reason="its content has another hash, each time it was fetched",
-        hint="nothing was published; the registry or a proxy is damaged, or lies",
-    )
