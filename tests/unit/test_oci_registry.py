@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
 import os
 import random
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
@@ -280,6 +283,21 @@ def test_the_next_pull_resumes(server: Registry, store: Store, image: MadeImage)
     assert ranges(server, name) == ["bytes=100000-"]
 
 
+@pytest.mark.parametrize("fault", [OSError(errno.EHOSTUNREACH, "no route"), ssl.SSLEOFError(8, "EOF in violation")])
+def test_a_network_that_breaks_while_a_blob_comes(
+    server: Registry, store: Store, image: MadeImage, monkeypatch: pytest.MonkeyPatch, fault: OSError
+) -> None:
+    faults, read1 = [fault], HTTPResponse.read1
+
+    def failing(response: HTTPResponse, count: int = -1) -> bytes:
+        if faults:
+            raise faults.pop()
+        return read1(response, count)
+
+    monkeypatch.setattr(HTTPResponse, "read1", failing)
+    assert is_whole(pull(server.add(image, "1"), store=store))
+
+
 def test_a_damaged_part_is_fetched_again(server: Registry, store: Store, image: MadeImage) -> None:
     name = first_blob(image)
     store.download_path(name[7:]).with_suffix(".part").write_bytes(b"x" * 1000)
@@ -313,13 +331,17 @@ MANIFEST, BLOB = "/manifests/", "/blobs/"
 PAGE = b"<html>Log in</html>"
 BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
     "no such image": (MANIFEST, answer(404), NotFound, r"is not in its registry.*404"),
-    "no such blob": (BLOB, answer(404), NotFound, r"is not in its registry"),
+    "no such blob": (BLOB, answer(404), NotFound, r"lacks the blob sha256:"),
     "private": (MANIFEST, answer(401), RegistryError, r"access denied.*401.*podman login"),
     "forbidden": (MANIFEST, answer(403), RegistryError, r"access denied.*403"),
     "too many requests": (
         MANIFEST, answer(429, RateLimit_Limit="100;w=21600", Retry_After="0"), RegistryError,
         r"too many requests.*allows 100.*mirror"),
     "too many requests for a day": (MANIFEST, answer(429, Retry_After="86400"), RegistryError, r"too many requests"),
+    "leads nowhere": (MANIFEST, answer(302, Location="http://[x"), RegistryError, r"Invalid IPv6 URL"),
+    "a pause that is no number": (MANIFEST, answer(503, Retry_After="\u00b2"), RegistryError, r"503"),
+    "a pause until the end of time": (
+        MANIFEST, answer(503, Retry_After="Fri, 01 Jan 0001 00:00:00 +2359"), RegistryError, r"503"),
     "leads elsewhere": (MANIFEST, answer(302, Location="ftp://127.0.0.1/x"), RegistryError, r"redirects .*'ftp'"),
     "in trouble": (MANIFEST, answer(503), RegistryError, r"503.*try again later"),
     "hangs up": (MANIFEST, hang_up, RegistryError, r"cannot be reached.*no HTTP"),
@@ -412,6 +434,44 @@ def test_wrong_credentials_are_not_repeated(server: Registry, store: Store, imag
         pull(server.add(image, "1"), store=store)
     assert PASSWORD not in str(caught.value)
     assert "DENIED" in str(caught.value)
+
+
+def test_a_secret_is_hidden_before_the_text_is_cut(
+    server: Registry, store: Store, image: MadeImage, tmp_path: Path
+) -> None:
+    password = "s3cret" * 10
+    server.basic = "me:right"
+    log_in(tmp_path, auths={f"127.0.0.1:{server.port}": basic(f"me:{password}")})
+    said = json.dumps({"errors": [{"code": "DENIED", "message": "x" * 80 + password}]}).encode()
+    server.faults["/manifests/"] = [answer(401, WWW_Authenticate='Basic realm="x"'), answer(401, said)]
+    with pytest.raises(RegistryError, match="DENIED") as caught:
+        pull(server.add(image, "1"), store=store)
+    assert "s3cret" not in str(caught.value)
+
+
+TOKENS = {
+    "deep": b"[" * 100_000,
+    "empty": b'{"token": ""}',
+    "not ASCII": b'{"token": "\xc3\xa9"}',
+    "two lines": b'{"token": "a\\nHost: b"}',
+}
+
+
+@pytest.mark.parametrize("case", TOKENS)
+def test_a_token_that_cannot_be_used(server: Registry, store: Store, image: MadeImage, case: str) -> None:
+    realm = f'Bearer realm="http://127.0.0.1:{server.port}/odd"'
+    server.faults = {"/manifests/": [answer(401, WWW_Authenticate=realm)], "/odd": [answer(200, TOKENS[case])]}
+    with pytest.raises(RegistryError, match="answer has no token"):
+        pull(server.add(image, "1"), store=store)
+
+
+@pytest.mark.parametrize("realm", ["http://[x", "http://example.invalid/token", "file:///etc/passwd"])
+def test_a_registry_of_this_machine_sends_nobody_elsewhere(
+    server: Registry, store: Store, image: MadeImage, realm: str
+) -> None:
+    server.faults["/manifests/"] = [answer(401, WWW_Authenticate=f'Bearer realm="{realm}"')]
+    with pytest.raises(RegistryError, match="not sent without TLS"):
+        pull(server.add(image, "1"), store=store)
 
 
 def test_credentials_are_not_sent_to_a_token_server_without_tls(

@@ -189,13 +189,11 @@ class Registry:
             try:
                 if done < blob.size:
                     self._append(connection, blob, file, hashed, done)
-            except (_Broken, OSError, http.client.HTTPException) as error:
-                if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
-                    raise
+            except _Broken as error:
                 if last:
                     raise RegistryError(
                         f"registry {connection.place.host} breaks off while it sends {blob.digest}",
-                        reason=str(error) or type(error).__name__,
+                        reason=str(error),
                         hint="run the same command again: it resumes",
                     ) from None
                 return False
@@ -219,7 +217,7 @@ class Registry:
                 file.truncate(0)
                 raise _Broken("it cannot resume")
             clock, came = time.monotonic(), 0
-            while chunk := answer.read1(_CHUNK):
+            for chunk in _pieces(answer):
                 if self._over.is_set():
                     raise RegistryError(f"the download of {blob.digest} was given up")
                 done += len(chunk)
@@ -263,6 +261,15 @@ def open_registry(reference: Remote, store: Store, tell: Callable[[str], None]) 
         yield registry
     finally:
         registry.close()
+
+
+def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Yield what comes of an answer; whatever the network does then is worth another attempt."""
+    try:
+        while chunk := answer.read1(_CHUNK):
+            yield chunk
+    except (OSError, http.client.HTTPException) as error:
+        raise _Broken(str(error) or type(error).__name__) from None
 
 
 def _rehash(file: IO[bytes], hashed: hashlib._Hash) -> int:
