@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import IO, Any, NoReturn, cast
 
 from minisandbox import __version__
 from minisandbox.errors import NotFound, RegistryError
@@ -251,6 +251,18 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
     def __init__(self, schemes: tuple[str, ...]) -> None:
         self._schemes = schemes
+
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> Any:
+        """Follow a redirect."""
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:  # its address is malformed
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
     def redirect_request(
         self,

@@ -17,7 +17,10 @@ from minisandbox.store.keys import JSONValue
 MOST_MANIFEST = 4 << 20
 """Bytes of an index or a manifest (distribution-spec: registries take at least 4 MiB)."""
 MOST_CONFIG = 16 << 20
+MOST_LAYER = 128 << 30
+"""Bytes of a layer's blob, and of its tar: content, headers and padding."""
 _MOST_LAYERS = 500
+_MOST_LEVELS = 100
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
@@ -178,16 +181,34 @@ def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
     return tuple(cast("Sequence[str]", value))
 
 
+def parse_json(text: bytes, what: str) -> JSONValue:
+    """Parse JSON that can be written again: without infinite numbers, unpaired surrogates and many levels.
+
+    Raises:
+        ImageRefused: the text is something else.
+    """
+    try:
+        found: JSONValue = json.loads(text)
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise malformed(what, f"it is not JSON: {error}; it begins with {text[:60]!r}") from None
+    if not _is_shallow(found, _MOST_LEVELS):
+        raise malformed(what, f"it has more than {_MOST_LEVELS} levels")
+    return found
+
+
+def _is_shallow(value: JSONValue, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels >= 0 and all(_is_shallow(one, levels - 1) for one in inner)
+
+
 def parse_object(text: bytes, what: str) -> JSONObject:
     """Parse a JSON object.
 
     Raises:
         ImageRefused: the text is something else.
     """
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise malformed(what, f"it is not JSON: {error}; it begins with {text[:60]!r}") from None
+    found = parse_json(text, what)
     if not isinstance(found, dict):
         raise malformed(what, f"it is no JSON object, but begins with {text[:60]!r}")
     return found
@@ -268,6 +289,11 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
         )
     if any(one.media_type.endswith("+encrypted") for one in layers):
         raise ImageRefused(f"{what} is encrypted", reason="its layers need a key", hint="push it without encryption")
+    large = next((one for one in layers if one.size > MOST_LAYER), None)
+    if large is not None:
+        raise ImageRefused(
+            f"{what} has the layer {large.digest} of {large.size} bytes", hint=f"{MOST_LAYER} bytes are allowed"
+        )
     if "tar" not in "".join(one.media_type for one in layers) and any(one.media_type for one in layers):
         raise ImageRefused(
             f"{what} is no container image",

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from minisandbox.errors import ImageRefused, MiniSandboxError, NotFound, RegistryError
+from minisandbox.errors import DiskFull, ImageRefused, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.blobs import Blob, check_digest, check_hash, new_hash
+from minisandbox.images.oci.blobs import Blob, check_digest, check_hash, new_hash, require_room
 from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff, read_bounded
 from minisandbox.images.oci.reference import Remote, places_of
 from minisandbox.store import Store
+from minisandbox.store.collect import BLOB, PART, remove_download
 from minisandbox.store.faults import fault_point, store_faults
 
 _AT_ONCE = 4
@@ -50,6 +51,7 @@ class Registry:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
     _coming: dict[str, Future[Path]] = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
+    _used: list[Path] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -145,7 +147,9 @@ class Registry:
 
     def published(self, layer: m.Layer) -> None:
         """Remove what was fetched of a layer that is in the store now."""
-        self._path(layer.blob.digest).unlink(missing_ok=True)
+        path = self._path(layer.blob.digest)
+        path.unlink(missing_ok=True)
+        self._used.append(path)
 
     def _begin(self, blob: m.Descriptor) -> Future[Path]:
         if blob.digest not in self._coming:
@@ -154,24 +158,24 @@ class Registry:
 
     def _path(self, digest: str) -> Path:
         algorithm, _, digits = digest.partition(":")
-        return self.store.download_path(
-            digits if algorithm == "sha256" else hashlib.sha256(digest.encode()).hexdigest()
-        )
+        key = digits if algorithm == "sha256" else hashlib.sha256(digest.encode()).hexdigest()
+        return self.store.download_path(key).with_suffix(BLOB)
 
     def _fetch(self, blob: m.Descriptor) -> Path:
         path = self._path(blob.digest)
-        with self.store.lock(f"download-{path.name}"), store_faults(f"download {blob.digest}"):
+        part = path.with_suffix(PART)
+        with self.store.lock(f"download-{path.stem}"):
             if path.is_file():
                 return path
-            part = path.with_suffix(".part")
             try:
-                for attempt in range(ATTEMPTS):
-                    if self._receive(blob, part, last=attempt == ATTEMPTS - 1):
-                        fault_point("blob-received")
-                        os.rename(part, path)
-                        return path
-                    self._pause(backoff(attempt))
-            except ImageRefused:
+                with store_faults(f"download {blob.digest}"):
+                    for attempt in range(ATTEMPTS):
+                        if self._receive(blob, part, last=attempt == ATTEMPTS - 1):
+                            fault_point("blob-received")
+                            os.rename(part, path)
+                            return path
+                        self._pause(backoff(attempt))
+            except (ImageRefused, DiskFull):
                 part.unlink(missing_ok=True)
                 raise
         raise AssertionError("the last attempt returns or raises")
@@ -211,6 +215,7 @@ class Registry:
     def _append(
         self, connection: Connection, blob: m.Descriptor, file: IO[bytes], hashed: hashlib._Hash, done: int
     ) -> None:
+        require_room(file.fileno(), blob.size - done, f"download {blob.digest}")
         self.tell(f"fetching {blob.digest[:19]}" + (f", from byte {done} on" if done else ""))
         with connection.get(f"blobs/{blob.digest}", offset=done) as answer:
             if done and answer.status != 206:  # it cannot resume
@@ -245,6 +250,8 @@ class Registry:
         """Give up what is still coming; what has come is kept for the next attempt."""
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for path in self._used:  # another pull may have published a layer while its blob came here
+            remove_download(self.store, path)
 
 
 @contextmanager
