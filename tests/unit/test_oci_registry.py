@@ -24,10 +24,14 @@ import pytest
 from tests.unit.oci_registry import Fault, Handler, Registry, answer, cut_after, hang_up, serve
 from tests.unit.oci_tools import END, MadeImage, digest, entry
 
-from minisandbox.errors import ImageRefused, InvalidValue, MiniSandboxError, NotFound, RegistryError
+from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images import Image, load_image, pull
+from minisandbox.images.oci import blobs as blob_module
 from minisandbox.images.oci import http
 from minisandbox.images.oci import registry as blobs
+from minisandbox.images.oci.manifest import own_platform
+from minisandbox.images.oci.reference import Remote, parse_reference
+from minisandbox.images.oci.registry import open_registry
 from minisandbox.store import Store
 from minisandbox.store.verify import verify
 
@@ -396,6 +400,51 @@ def test_a_hostile_layer_is_refused_and_not_kept(server: Registry, store: Store)
     assert is_empty(store)
 
 
+def test_a_blob_that_is_too_large_is_not_fetched(server: Registry, store: Store, image: MadeImage) -> None:
+    name = first_blob(image)
+    image.manifest = image.manifest.replace(b'"size": %d' % len(image.blobs[name]), b'"size": %d' % (1 << 40))
+    with pytest.raises(ImageRefused, match=f"layer {name} of {1 << 40} bytes"):
+        pull(server.add(image, "1"), store=store)
+    assert not ranges(server, name)
+
+
+def test_a_download_without_room_leaves_nothing(
+    server: Registry, store: Store, image: MadeImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = first_blob(image)
+    store.download_path(name[7:]).with_suffix(".part").write_bytes(image.blobs[name][:1000])
+    monkeypatch.setattr(blob_module, "SPARE", 1 << 62)
+    with pytest.raises(DiskFull, match="cannot download"):
+        pull(server.add(image, "1"), store=store)
+    assert is_empty(store)
+
+
+def test_a_layer_that_another_pull_publishes_leaves_nothing_half(
+    server: Registry, store: Store, image: MadeImage
+) -> None:
+    name = first_blob(image)
+    began, over = threading.Event(), threading.Event()
+
+    def half(handler: Handler) -> bool:
+        blob = handler.server.registry.blobs[name]
+        handler.send(200, blob[: len(blob) // 2], length=len(blob))
+        handler.wfile.flush()
+        began.set()
+        over.wait(20)
+        return True
+
+    server.faults[name] = [half]
+    remote = parse_reference(server.add(image, "1"))
+    assert isinstance(remote, Remote)
+    with open_registry(remote, store, lambda _: None) as source:
+        container = source.container(own_platform())
+        source.prefetch(container.layers)
+        began.wait(20)
+        source.published(container.layers[0])
+        over.set()
+    assert not [path for path in (store.root / "downloads").iterdir() if path.name.startswith(name[7:])]
+
+
 def test_a_layer_of_another_diff_id_is_refused(server: Registry, store: Store, image: MadeImage) -> None:
     config = next(blob for blob in image.blobs.values() if b"rootfs" in blob)
     other = config.replace(digest(SECOND).encode(), digest(b"other").encode())
@@ -406,6 +455,7 @@ def test_a_layer_of_another_diff_id_is_refused(server: Registry, store: Store, i
         pull(server.add(image, "1"), store=store)
     assert len(store.layer_keys()) == 1, "the first layer is what it should be"
     assert not store.images()
+    assert not os.listdir(store.root / "downloads")
 
 
 def test_a_registry_that_hangs_has_a_deadline(
@@ -493,7 +543,7 @@ def test_pulls_at_the_same_time(server: Registry, store: Store, image: MadeImage
     assert len({one.layers for one in taken}) == 2
     assert len(store.layer_keys()) == 5
     pull(server.add(image, "3"), store=store)
-    assert not [name for name in os.listdir(store.root / "downloads") if not name.endswith(".part")]
+    assert not os.listdir(store.root / "downloads")
 
 
 def test_a_failure_does_not_wait_for_what_else_is_coming(server: Registry, store: Store, image: MadeImage) -> None:

@@ -57,14 +57,14 @@ def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
         )
 
 
-def require_room(fd: int, size: int, what: str, spare: int = SPARE) -> None:
+def require_room(fd: int, size: int, what: str, spare: int | None = None) -> None:
     """Check that a file system has room for so many bytes, and then some.
 
     Raises:
         DiskFull: it has not.
     """
     room = os.fstatvfs(fd)
-    if room.f_bavail * room.f_frsize < spare + size:
+    if room.f_bavail * room.f_frsize < (SPARE if spare is None else spare) + size:
         raise disk_full(what)
 
 

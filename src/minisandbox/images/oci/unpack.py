@@ -103,7 +103,7 @@ def unpack(
 
     Args:
         stream: its tar.
-        tree: a new directory in a private one.
+        tree: a new directory in a private one, which may get a second one for directories that the layer replaces.
         below: the layers below it.
         keep_owners: whether files get the owners that the layer says; else they are this process's.
         bounds: what it may take.
@@ -114,7 +114,7 @@ def unpack(
     """
     tree.mkdir(mode=0o700)
     root = os.open(tree, _OPEN_DIRECTORY | os.O_CLOEXEC)
-    unpacker = _Unpacker(TarReader(stream), root, below, keep_owners, bounds or Bounds())
+    unpacker = _Unpacker(TarReader(stream), root, tree.with_suffix(".removed"), below, keep_owners, bounds or Bounds())
     try:
         unpacker.run()
         stream.finish()
@@ -124,16 +124,19 @@ def unpack(
 
 
 class _Unpacker:
-    def __init__(self, reader: TarReader, root: int, below: Below, keep_owners: bool, bounds: Bounds) -> None:
+    def __init__(
+        self, reader: TarReader, root: int, trash: Path, below: Below, keep_owners: bool, bounds: Bounds
+    ) -> None:
         self.done = Unpacked()
         self._reader = reader
         self._root = root
+        self._trash = trash
         self._below = below
         self._keep_owners = keep_owners
         self._bounds = bounds
         self._top = _Node(DIRECTORY)
         self._open: tuple[tuple[str, ...], int] = ((), -1)
-        self._names = self._text = self._content = self._next_look = 0
+        self._removed = self._names = self._text = self._content = self._next_look = 0
         self._member = Member(b"", FILE, 0, 0, 0, 0, 0)
 
     def run(self) -> None:
@@ -441,20 +444,11 @@ class _Unpacker:
         if known.kind != DIRECTORY:
             os.unlink(name, dir_fd=self._at(where))
             return
+        if not self._removed:
+            self._trash.mkdir(mode=0o700)
+        self._removed += 1
+        os.rename(name, self._trash / str(self._removed), src_dir_fd=self._at(where))
         self._forget()
-        waiting = [((*where, name), known)]
-        folders = []
-        while waiting:
-            path, node = waiting.pop()
-            folders.append(path)
-            for child_name, child in node.children.items():
-                if child.kind == DIRECTORY:
-                    waiting.append(((*path, child_name), child))
-                else:
-                    os.unlink(child_name, dir_fd=self._at(path))
-        self._forget()
-        for path in reversed(folders):
-            os.rmdir(path[-1], dir_fd=self._at(path[:-1]))
 
     def _at(self, path: tuple[str, ...]) -> int:
         """The descriptor of a directory; the one used last stays open."""
