@@ -119,6 +119,12 @@ def test_links_of_an_image_are_not_followed(tmp_path: Path) -> None:
     assert kinds(policy(tmp_path), "src/numpy.py", "numpy.py") == [None, "shadows_import"]
 
 
+def test_a_working_directory_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "lower").mkdir()
+    (tmp_path / "lower/testbed").symlink_to("/etc")
+    assert kinds(policy(tmp_path), "comparelib.py") == [None], "nothing is known of what it has"
+
+
 @pytest.mark.parametrize("path", ["comparelib.py", "comparelib/__init__.py"])
 def test_screening_leaves_it_out(tmp_path: Path, path: str) -> None:
     text = patch_of("calc.py") + f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+same = print\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -16,8 +17,9 @@ from pathlib import Path
 import pytest
 from tests.unit.oci_tools import END, MadeImage, digest, entry, folder
 
-from minisandbox.errors import ImageRefused, InvalidValue, MiniSandboxError, NotFound
+from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound
 from minisandbox.images import load_image, pull
+from minisandbox.images.oci import blobs
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference, places_of
 from minisandbox.store import Store
@@ -121,7 +123,30 @@ def test_the_longest_prefix_decides(tmp_path: Path) -> None:
     assert places("ghcr.io/a") == ["ghcr.io/a:latest"]
 
 
-@pytest.mark.parametrize("text", ["registry = 1", "[[registry", '[[registry]]\nprefix = "docker.io"\nlocation = "A b"'])
+def test_mirrors_for_digests_or_tags_only(tmp_path: Path) -> None:
+    mirrors = '[[registry.mirror]]\nlocation = "{}.example"\npull-from-mirror = "{}"\n'
+    rows = "".join(mirrors.format(kind.replace("-", ""), kind) for kind in ("all", "digest-only", "tag-only"))
+    (tmp_path / "r.conf").write_text(f'[[registry]]\nprefix = "ghcr.io"\n{rows}')
+    by_tag, by_digest = Remote("ghcr.io", "a", "1"), Remote("ghcr.io", "a", "", SHA)
+
+    def hosts(reference: Remote) -> list[str]:
+        return [place.host for place in places_of(reference, [tmp_path / "r.conf"])]
+
+    assert hosts(by_tag) == ["all.example", "tagonly.example", "ghcr.io"]
+    assert hosts(by_digest) == ["all.example", "digestonly.example", "ghcr.io"]
+    (tmp_path / "r.conf").write_text(
+        '[[registry]]\nprefix = "ghcr.io"\nmirror-by-digest-only = true\n[[registry.mirror]]\nlocation = "near.example"'
+    )
+    assert hosts(by_tag) == ["ghcr.io"]
+    assert hosts(by_digest) == ["near.example", "ghcr.io"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["registry = 1", "[[registry", '[[registry]]\nprefix = "docker.io"\nlocation = "A b"',
+     '[[registry]]\nprefix = "docker.io"\n[[registry.mirror]]\ninsecure = true',
+     '[[registry]]\nprefix = "docker.io"\nmirror = 5'],
+)  # fmt: skip
 def test_a_malformed_registries_conf_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.conf").write_text(text)
     with pytest.raises(InvalidValue, match=r"r\.conf"):
@@ -240,6 +265,47 @@ def test_an_opaque_root_cuts_off_what_is_below(store: Store, tmp_path: Path) -> 
     assert (taken.spec().layers[0] / "only").is_file()
 
 
+def test_nothing_shows_through_an_opaque_root(store: Store, tmp_path: Path) -> None:
+    old = folder("p", mode=0o700, uid=7) + entry("p/old") + END
+    image = MadeImage([old, entry(".wh..wh..opq") + END, entry("p/new") + entry("p/.wh.old") + END])
+    taken = pull(f"oci:{image.write_layout(tmp_path / 'layout')}", store=store)
+    place = taken.spec().layers[1] / "p"
+    assert [path.name for path in place.iterdir()] == ["new"]
+    assert (place.stat().st_mode & 0o777, place.stat().st_uid) == (0o755, os.geteuid())
+
+
+def test_a_layer_may_have_a_sha512_digest_of_its_tar(store: Store, tmp_path: Path) -> None:
+    def image(tar: bytes) -> MadeImage:
+        made = MadeImage([FIRST])
+        config = next(blob for blob in made.blobs.values() if b"rootfs" in blob)
+        other = config.replace(digest(FIRST).encode(), f"sha512:{hashlib.sha512(tar).hexdigest()}".encode())
+        manifest = json.loads(made.manifest)
+        manifest["config"] = made.describe(other, "")
+        made.manifest = json.dumps(manifest).encode()
+        made.describe(made.manifest, "")
+        return made
+
+    assert pull(f"oci:{image(FIRST).write_layout(tmp_path / 'right')}", store=store).layers
+    with pytest.raises(ImageRefused, match="does not unpack to what its image says"):
+        pull(f"oci:{image(SECOND).write_layout(tmp_path / 'wrong')}", store=store)
+
+
+@pytest.mark.parametrize("user", ["0:0", "root:root", "root", "0:root"])
+def test_root_is_no_lost_user(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str) -> None:
+    monkeypatch.setattr("minisandbox.images.oci.pull._keeps_owners", lambda: False)
+    taken = pull(f"oci:{MadeImage([FIRST], {'User': user}).write_layout(tmp_path / 'layout')}", store=store)
+    assert (taken.user, taken.notes.get("not as in the image")) == ("", None)
+
+
+def test_a_compressed_archive_does_not_fill_the_disk(
+    store: Store, image: MadeImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(image.docker_archive()))
+    monkeypatch.setattr(blobs, "SPARE", 1 << 62)
+    with pytest.raises(DiskFull, match=r"cannot unpack .*x\.tar\.gz"):
+        pull(f"docker-archive:{tmp_path}/x.tar.gz", store=store)
+
+
 def test_layers_of_other_parents_are_other_layers(store: Store, tmp_path: Path) -> None:
     """What a layer hides, and how its directories look, depends on what is below it."""
     one = pull(f"oci:{MadeImage([FIRST, SECOND]).write_layout(tmp_path / 'one')}", store=store)
@@ -316,10 +382,16 @@ def test_what_is_no_archive_is_named(store: Store, tmp_path: Path, case: str) ->
     assert not [path for path in (store.root / "staging").iterdir() if path.name[0] != "."]
 
 
+DEEP: list[object] = []
+for _ in range(300):
+    DEEP = [DEEP]
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [({"Env": "A=b"}, "Env"), ({"Env": ["A"]}, "variable 'A'"), ({"Env": ["A=\0"]}, "variable"), ({"User": 5}, "User"),
-     ({"WorkingDir": ["/"]}, "WorkingDir")],
+     ({"WorkingDir": ["/"]}, "WorkingDir"), ({"WorkingDir": "\ud800"}, "surrogates"), ({"X": float("nan")}, "JSON"),
+     ({"X": float("inf")}, "JSON"), ({"X": DEEP}, "100 levels")],
 )  # fmt: skip
 def test_a_malformed_configuration_is_refused(
     store: Store, tmp_path: Path, config: dict[str, object], message: str

@@ -123,6 +123,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "two gzip members": lambda tar: gzip.compress(tar[:512]) + gzip.compress(tar[512:]),
     "zstd": zstandard.compress,
+    "a skippable frame first": lambda tar: SKIPPABLE + zstandard.compress(tar),
     "three zstd frames": lambda tar: zstandard.compress(tar[:700]) + SKIPPABLE + zstandard.compress(tar[700:]),
 }
 
@@ -222,6 +223,26 @@ def test_opaque_directories(place: Path, lower: Path) -> None:
     assert not done.hides_all
 
 
+def test_a_whiteout_above_another_hides_it(place: Path, lower: Path) -> None:
+    """What hides a directory as a whole comes first, whatever the archive's order is."""
+    unpack_bytes(entry("d/.wh.gone") + entry("d/x") + entry(".wh.d") + END, place / "tree", lower)
+    assert os.getxattr(place / "tree/d", "user.overlay.opaque") == b"y"
+    assert listed(place / "tree") == ["d", "d/x"]
+
+
+def test_a_device_hides_what_the_layers_below_have(place: Path, lower: Path) -> None:
+    unpack_bytes(entry("file", kind=b"3") + entry("new", kind=b"3") + END, place / "tree", lower)
+    assert is_whiteout(place / "tree/file")
+    assert listed(place / "tree") == ["file"]
+
+
+def test_a_directory_as_below_changes_no_owner(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "lower/d").mkdir(parents=True)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "lower/d", 7, 7)
+    assert not unpack_bytes(entry("d/x") + END, place / "tree", tmp_path / "lower").notes
+
+
 def test_an_opaque_root_hides_every_layer(place: Path, lower: Path) -> None:
     assert unpack_bytes(entry(".wh..wh..opq") + entry("x") + END, place / "tree", lower).hides_all
 
@@ -259,10 +280,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a whiteout of the directory": (entry(".wh.."), "whiteout of no file"),
     "a whiteout of nothing": (entry("d/.wh."), "whiteout of no file"),
     "a NUL in a name": (pax(record("path", b"a\0../outside")) + entry("a"), "NUL"),
+    "a NUL in the name of an attribute": (pax(record("SCHILY.xattr.user.a\0b", b"x")) + entry("a"), "malformed"),
+    "attributes that are too large": (pax(record("SCHILY.xattr.user.a", bytes(70_000))) + entry("a"), "65536 bytes"),
+    "too many directories in each other": (long_name(b"d/" * 257 + b"a") + entry("a"), "more than 256 directories"),
+    "a hard link that replaces its target's directory": (entry("d/f") + hard_link("d", "d/f"), "it replaces"),
     "a NUL in a target": (pax(record("linkpath", b"a\0b")) + entry("a", kind=b"2"), "NUL"),
     "a name that is too long": (long_name(b"n" * 256) + entry("a"), "more than 255 bytes"),
     "a path that is too long": (long_name(b"d/" * 2000) + entry("a"), "more than 3500"),
-    "a target that is too long": (long_name(b"t" * 5000, b"K") + entry("a", kind=b"2"), "empty or too long"),
+    "a target that is too long": (long_name(b"t" * 5000, b"K") + entry("a", kind=b"2"), "too long"),
+    "a name of a megabyte": (long_name(b"a/" * 500_000 + b"b") + entry("a"), "too long"),
     "a link to nothing": (entry("a", kind=b"2"), "empty or too long"),
     "a size that lies": (header("a", size=1 << 20) + bytes(512), "in the middle of its content"),
     "a size beyond the archive": (header("a", raw_size=BIG), "more than .* bytes"),
@@ -327,7 +353,10 @@ INSIDE: dict[str, tuple[bytes, list[str]]] = {
     "a time of long ago and one of the future": (
         pax(record("mtime", b"-9999999999.5")) + entry("a") + pax(record("mtime", b"999999999999")) + entry("b"),
         ["a", "b"]),
-    "aufs's own notes": (folder(".wh..wh.plnk") + entry(".wh..wh.aufs"), []),
+    "aufs's own notes": (
+        folder(".wh..wh.plnk") + entry(".wh..wh.plnk/12.34") + entry("d/.wh..wh.orph/x") + entry(".wh..wh.aufs"), []),
+    "256 directories in each other": (
+        long_name(b"d/" * 256 + b"a") + entry("a"), [*("/".join("d" * n) for n in range(1, 257)), "d/" * 256 + "a"]),
     "a directory of a size": (header("d", b"5", 4096, mode=0o755) + entry("d/a"), ["d", "d/a"]),
 }  # fmt: skip
 
@@ -348,11 +377,20 @@ def test_bombs(place: Path) -> None:
     deep = b"".join(entry(f"{name}/" * 40 + "f") for name in "abcd") + END
     with pytest.raises(ImageRefused, match="more than 100 entries"):
         unpack_bytes(deep, place / "deep", bounds=Bounds(entries=100))
+    paths = b"".join(entry(f"{'d' * 90}/.wh.{number}") for number in range(20)) + END
+    with pytest.raises(ImageRefused, match="paths, links and extended attributes have more than 1000 bytes"):
+        unpack_bytes(paths, place / "paths", bounds=Bounds(text=1000))
     with pytest.raises(ImageRefused, match="more than 1000 bytes"):
         unpack_bytes(entry("a", bytes(600)) + entry("b", bytes(600)) + END, place / "content", bounds=Bounds(1000))
     stream = LayerStream(Blob(io.BytesIO(gzip.compress(bytes(50 << 20))), "", "layer"), 1 << 20)
     with pytest.raises(ImageRefused, match="unpacks to too much"):
         stream.finish()
+
+
+def test_names_of_attributes_are_not_repeated_in_notes(place: Path) -> None:
+    headers = (pax(record(f"SCHILY.xattr.x{number}.y", b"v")) + entry(f"f{number}") for number in range(50))
+    done = unpack_bytes(b"".join(headers) + END, place / "tree")
+    assert done.notes == {"other extended attributes are left out": 50}
 
 
 def test_a_disk_without_room_is_not_filled(place: Path) -> None:

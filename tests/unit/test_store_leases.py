@@ -272,6 +272,23 @@ def test_leftovers_are_removed(store: Store) -> None:
     assert os.listdir(store.root / "staging") == [".gate"]
 
 
+def test_what_pulls_left_is_removed(store: Store) -> None:
+    keys = [letter * 64 for letter in "abcd"]
+    downloads = store.root / "downloads"
+    for name, hours in ((f"{keys[0]}.part", 2), (f"{keys[0]}.blob", 24 * 8), (f"{keys[1]}.part", 0),
+                        (f"{keys[1]}.blob", 24 * 6), (keys[2], 24 * 99), (f"{keys[3]}.part", 2)):  # fmt: skip
+        (downloads / name).write_text("x")
+        os.utime(downloads / name, (time.time() - hours * 3600,) * 2)
+    left = sorted([f"{keys[1]}.blob", f"{keys[1]}.part", f"{keys[3]}.part", keys[2]])
+    with store.lock(f"download-{keys[3]}"):
+        assert collect(store, dry_run=True).leftovers
+        assert len(os.listdir(downloads)) == 6
+        collect(store)
+        assert sorted(os.listdir(downloads)) == left
+    collect(store)
+    assert sorted(os.listdir(downloads)) == [name for name in left if name[0] != "d"]
+
+
 def test_a_damaged_image_record_stops_the_collection(store: Store) -> None:
     two_images(store)
     (store.root / "images/one.json").write_text("{")

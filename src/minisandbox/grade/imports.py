@@ -47,8 +47,8 @@ def protect_imports(policy: Policy, task: Task, image: Image) -> Policy:
     names = imported_names(hidden_files(hidden, task.test_files).values())
     own = {name for path in policy.allowed for _, name, _ in top_names(path, policy.roots)}
     with image.store.hold(*image.layers, *filter(None, [image.tests_layer])):  # the tree of a frozen layer is empty
-        trees = [image.store.layer_tree(key).joinpath(*image.workdir.parts[1:]) for key in image.layers]
-        trees += filter(None, [hidden])
+        trees = [(image.store.layer_tree(key), str(image.workdir).strip("/")) for key in image.layers]
+        trees += [(hidden, "")] if hidden else []
         return replace(policy, elsewhere=frozenset(_elsewhere(names - own, policy.roots, trees)))
 
 
@@ -63,14 +63,14 @@ def _imported(content: bytes) -> Iterator[bytes]:
             yield module.partition(b".")[0].strip().partition(b" ")[0]
 
 
-def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[Path]) -> Iterator[str]:
+def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tuple[Path, str]]) -> Iterator[str]:
     """Yield those of the names that no tree has below a root, each behind its root.
 
     Packages are no roots, as long as they are packages: tests in one are imported from above it. Of them it is what
     makes them packages that is yielded. What an upper layer removes counts as had.
     """
     for root in roots:
-        had = [_had(tree, root) for tree in trees]
+        had = [_had(tree, f"{folder}/{root}".strip("/")) for tree, folder in trees]
         if root and any(_PACKAGE in found for found in filter(None, had)):
             yield f"{root}/{_PACKAGE}"
         elif None not in had:

@@ -152,11 +152,15 @@ def load_image(store: Store, name: str) -> Image:
         NotFound: there is none of that name.
         StoreError: its record is damaged.
     """
-    if ":" in name or "/" in name:
-        from minisandbox.images.oci.reference import image_name  # noqa: PLC0415 - most names are no references
+    if ":" not in name and "/" not in name:
+        return image_of(store.image(name), store)
+    from minisandbox.images.oci.reference import image_name, is_of, parse_reference  # noqa: PLC0415 - most names are no references
 
-        name = image_name(name)
-    return image_of(store.image(name), store)
+    record = store.image(image_name(name))
+    if not is_of(parse_reference(name), record.notes):
+        known = record.notes.get("reference", "no container image")
+        raise NotFound(f"{name} is not in the store", reason=f"{record.name} is {known}", hint="pull it with --name")
+    return image_of(record, store)
 
 
 def list_images(store: Store) -> list[Image]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -10,18 +11,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.errors import NotFound
+from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import freezing
 from minisandbox.store.faults import store_faults
 from minisandbox.store.freezing import needed_objects, remove_packs
 from minisandbox.store.leases import in_use, use_of
-from minisandbox.store.locks import try_flock
+from minisandbox.store.locks import hold_lock, try_flock
 from minisandbox.store.records import ImageRecord
 from minisandbox.store.sizes import Removal, StoreSizes, stack_of
 from minisandbox.store.staging import Staging
 from minisandbox.store.store import Store
 from minisandbox.store.trees import measure_tree, remove_tree
 
+BLOB, PART = ".blob", ".part"
+"""How the downloads end that a pull of a container image removes itself: a blob, and what has come of one."""
+_BLOB_SECONDS = 7 * 86400.0
 GRACE = 3600.0
 """Seconds for which a layer stays after its last use: a build that goes on, or is tried again, finds it."""
 
@@ -214,6 +218,20 @@ def _freeze_first(
             done.frozen += frozen.images
 
 
+def remove_download(store: Store, path: Path) -> bool:
+    """Remove a blob of a container image, and what has come of it, unless a pull is receiving it.
+
+    Args:
+        store: the store.
+        path: one of them.
+    """
+    with suppress(StoreError), hold_lock(store.root / "locks" / f"download-{path.stem}.lock", timeout=0):
+        path.with_suffix(BLOB).unlink(missing_ok=True)
+        path.with_suffix(PART).unlink(missing_ok=True)
+        return True
+    return False
+
+
 def last_use(store: Store, image: ImageRecord) -> float:
     """Return when an image was last used, or else made, in seconds since the epoch."""
     return use_of(store.layer_directory(image.layers[-1]), image.created).last if image.layers else image.created
@@ -303,7 +321,16 @@ class _Collection:
             self._dead_lock(path)
         for path in sorted((self.store.root / "quarantine").iterdir()):
             self._quarantined(path)
+        for path in sorted((self.store.root / "downloads").iterdir()):
+            with suppress(FileNotFoundError):
+                info = path.stat()
+                if _older(info.st_mtime, {PART: self.grace, BLOB: _BLOB_SECONDS}.get(path.suffix, math.inf)):
+                    self._download(path, info.st_blocks * 512)
         self.remove_logs(self.grace)
+
+    def _download(self, path: Path, size: int) -> None:
+        if self.dry_run or remove_download(self.store, path):
+            self._leftover(f"download {path.name[:16]} of an unfinished pull", size)
 
     def remove_logs(self, grace: float) -> None:
         """Logs of steps whose layer is not there, unless the failure is still known."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from collections.abc import Iterator
 from typing import IO
 
 from minisandbox.compression import MAGIC, CorruptedError, Decompressed
 from minisandbox.errors import ImageRefused
+from minisandbox.store.faults import disk_full
 
 _READ = 1 << 18
 _CHUNK = 1 << 20
+SPARE = 256 << 20
+"""Bytes of the disk that stay free."""
 _GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
+_SKIPPABLE = b"\x2a\x4d\x18"  # RFC 8878, section 3.1.2: after one byte from 0x50 to 0x5f
 _ALGORITHMS = {"sha256": 64, "sha512": 128}  # image-spec, descriptor.md: registered algorithms
 
 
@@ -32,6 +37,37 @@ def check_digest(digest: str) -> str:
     return digest
 
 
+def new_hash(digest: str, data: bytes = b"") -> hashlib._Hash:
+    """Return the hash that a digest is of, of some bytes."""
+    return hashlib.new(digest.partition(":")[0], data)
+
+
+def check_hash(hashed: hashlib._Hash, digest: str, name: str) -> None:
+    """Compare the hash of what was read with its digest.
+
+    Raises:
+        ImageRefused: it is another.
+    """
+    found = f"{hashed.name}:{hashed.hexdigest()}"
+    if found != digest:
+        raise ImageRefused(
+            f"{name} does not have the digest {digest}",
+            reason=f"its content has {found}: it is damaged or was replaced",
+            hint="nothing was published; pull or save the image again",
+        )
+
+
+def require_room(fd: int, size: int, what: str, spare: int | None = None) -> None:
+    """Check that a file system has room for so many bytes, and then some.
+
+    Raises:
+        DiskFull: it has not.
+    """
+    room = os.fstatvfs(fd)
+    if room.f_bavail * room.f_frsize < (SPARE if spare is None else spare) + size:
+        raise disk_full(what)
+
+
 class Blob:
     """The bytes of a blob; counts and hashes what is read.
 
@@ -44,7 +80,7 @@ class Blob:
     def __init__(self, file: IO[bytes], digest: str, name: str) -> None:
         self._file = file
         self._digest = check_digest(digest) if digest else ""
-        self._hash = hashlib.new(self._digest.partition(":")[0] or "sha256")
+        self._hash = new_hash(self._digest or "sha256:")
         self.name = name
 
     def read(self, size: int) -> bytes:
@@ -62,13 +98,8 @@ class Blob:
         """
         while self.read(_READ):
             pass
-        found = f"{self._digest.partition(':')[0]}:{self._hash.hexdigest()}"
-        if self._digest and found != self._digest:
-            raise ImageRefused(
-                f"{self.name} does not have the digest {self._digest}",
-                reason=f"its content has {found}: it is damaged or was replaced",
-                hint="nothing was published; pull or save the image again",
-            )
+        if self._digest:
+            check_hash(self._hash, self._digest, self.name)
 
 
 class LayerStream:
@@ -77,12 +108,13 @@ class LayerStream:
     Args:
         blob: the blob.
         most: bytes that the tar may have.
+        digest: one like that of the tar which :attr:`diff_id` returns.
     """
 
-    def __init__(self, blob: Blob, most: int) -> None:
+    def __init__(self, blob: Blob, most: int, digest: str = "sha256:") -> None:
         self._blob = blob
         self._left = most
-        self._hash = hashlib.sha256()
+        self._hash = new_hash(digest)
         self._chunks = _unpacked(blob)
         self._chunk = b""
         self._at = 0
@@ -95,7 +127,7 @@ class LayerStream:
     @property
     def diff_id(self) -> str:
         """The digest of what was read so far."""
-        return f"sha256:{self._hash.hexdigest()}"
+        return f"{self._hash.name}:{self._hash.hexdigest()}"
 
     def some(self, most: int) -> bytes:
         """Read at most so many bytes, at least one; b"" at the end.
@@ -165,13 +197,19 @@ class LayerStream:
         return bool(self._chunk)
 
 
+def is_packed(head: bytes) -> bool:
+    """Whether a stream that begins so is compressed: gzip, or zstd, whose first frame may be a skippable one."""
+    skippable = head[1:4] == _SKIPPABLE and head[0] & 0xF0 == 0x50
+    return head.startswith((_GZIP, MAGIC)) or skippable
+
+
 def _unpacked(blob: Blob) -> Iterator[bytes]:
     head = blob.read(_READ)
     while 0 < len(head) < len(MAGIC) and (more := blob.read(_READ)):
         head += more
     if head.startswith(_GZIP):
         yield from _gunzipped(blob, head)
-    elif head.startswith(MAGIC):
+    elif is_packed(head):
         reader = Decompressed(blob, head, every_frame=True)
         while chunk := reader.read(_CHUNK):
             yield chunk

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import IO, Any, NoReturn, cast
 
 from minisandbox import __version__
 from minisandbox.errors import NotFound, RegistryError
@@ -33,7 +33,7 @@ _CHALLENGE = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
 _CODE = re.compile(r"[A-Z_]{1,60}")
 _SERVERS = {DOCKER_HUB: "registry-1.docker.io"}
 _CERTIFICATES = ("/etc/containers/certs.d", "/etc/docker/certs.d")
-_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(slots=True)
@@ -78,12 +78,10 @@ class Connection:
                         logged_in = True
                         self._log_in(error.headers.get_all("WWW-Authenticate") or [])
                         continue
-                    if error.code not in _RETRIED or attempt == ATTEMPTS - 1:
-                        self._explain(error)
                     wait = _retry_after(error.headers.get("Retry-After"), attempt)
-                    if wait > _LONGEST_PAUSE:
-                        self._explain(error)
-            except (OSError, http.client.HTTPException) as error:
+                    if error.code not in _RETRIED or attempt == ATTEMPTS - 1 or wait > _LONGEST_PAUSE:
+                        self._explain(error, f"/{path}")
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 if attempt == ATTEMPTS - 1 or _is_final(error):
                     raise self._unreachable(error) from None
                 wait = backoff(attempt)
@@ -101,8 +99,7 @@ class Connection:
     @property
     def _may_be_plain(self) -> bool:
         """Whether the registry may be asked without TLS: on this machine, or where a configuration says so."""
-        host = self.place.host.rpartition(":")[0] or self.place.host
-        return self.place.insecure or host in _LOCAL
+        return self.place.insecure or _split(f"//{self.place.host}").hostname in _LOCAL
 
     def _base(self) -> str:
         server = _SERVERS.get(self.place.host, self.place.host)
@@ -152,8 +149,9 @@ class Connection:
     def _token(self, challenge: dict[str, str], known: Credentials | None) -> str:
         """Get a token (distribution, spec/auth/token.md and oauth.md)."""
         realm = challenge.get("realm", "")
-        scheme = urllib.parse.urlsplit(realm).scheme
-        if scheme != "https" and not (scheme == "http" and self._may_be_plain):
+        place = _split(realm)
+        plain = self.place.insecure or (self._may_be_plain and place.hostname in _LOCAL)
+        if place.scheme != "https" and not (place.scheme == "http" and plain):
             raise RegistryError(
                 f"registry {self.place.host} sends its clients to {realm[:100]!r} for a token",
                 reason="credentials are not sent without TLS",
@@ -177,21 +175,24 @@ class Connection:
                 self._explain(error)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         token = (found.get("token") or found.get("access_token")) if isinstance(found, dict) else None
-        if not isinstance(token, str) or not token.isprintable():
+        if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
             raise RegistryError(f"registry {self.place.host}: its token server's answer has no token", hint="try again")
         self._secrets.append(token)
         return token
 
     # --- errors ---
 
-    def _explain(self, error: urllib.error.HTTPError) -> NoReturn:
+    def _explain(self, error: urllib.error.HTTPError, path: str = "") -> NoReturn:
         """Raise the error that an answer stands for."""
         said = self._said(error)
         what = f"registry {self.place.host} does not deliver {self.place.repository}"
         status = f"it answered {error.code} {http.client.responses.get(error.code, '')}".rstrip() + said
+        if error.code == 404 and "/blobs/" in path:
+            digest = path.rpartition("/")[2]
+            raise NotFound(f"{self.place} lacks the blob {digest}", reason=status, hint="push the whole image again")
         if error.code == 404:
             raise NotFound(f"{self.place} is not in its registry", reason=status, hint="check the name and the tag")
         if error.code in (401, 403):
@@ -224,12 +225,12 @@ class Connection:
             texts = [(str(row["code"]), str(row.get("message", ""))) for row in rows[:3]]
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return ""
-        text = "; ".join(f"{code}: {said[:120]}" for code, said in texts if _CODE.fullmatch(code))
         for secret in filter(None, self._secrets):
-            text = text.replace(secret, "***")
+            texts = [(code, said.replace(secret, "***")) for code, said in texts]
+        text = "; ".join(f"{code}: {said[:120]}" for code, said in texts if _CODE.fullmatch(code))
         return f" ({text})" if text else ""
 
-    def _unreachable(self, error: OSError | http.client.HTTPException) -> RegistryError:
+    def _unreachable(self, error: OSError | http.client.HTTPException | ValueError) -> RegistryError:
         cause = getattr(error, "reason", "") or error
         reason = "" if isinstance(error, http.client.HTTPException) else str(cause)
         hint = "check the name of the registry, the network and the proxy (https_proxy)"
@@ -251,6 +252,18 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def __init__(self, schemes: tuple[str, ...]) -> None:
         self._schemes = schemes
 
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> Any:
+        """Follow a redirect."""
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:  # its address is malformed
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
     def redirect_request(
         self,
         req: urllib.request.Request,
@@ -261,19 +274,27 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         newurl: str,
     ) -> urllib.request.Request | None:
         """Return the request for where a redirect leads."""
-        scheme = urllib.parse.urlsplit(newurl).scheme
+        scheme = _split(newurl).scheme
         if scheme not in self._schemes:
             fp.close()
             raise urllib.error.URLError(f"it redirects to an address of {scheme!r}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _is_final(error: OSError | http.client.HTTPException) -> bool:
+def _split(url: str) -> urllib.parse.SplitResult:
+    """Split a URL; a malformed one has no part."""
+    try:
+        return urllib.parse.urlsplit(url)
+    except ValueError:
+        return urllib.parse.urlsplit("")
+
+
+def _is_final(error: OSError | http.client.HTTPException | ValueError) -> bool:
     """Whether another attempt would fail as well."""
     cause = getattr(error, "reason", error)
     if type(error) is urllib.error.URLError and isinstance(cause, str):  # an address that cannot be asked
         return True
-    return isinstance(cause, ssl.SSLError | http.client.InvalidURL) or (
+    return isinstance(cause, ssl.SSLError | ValueError) or (
         isinstance(cause, OSError) and cause.errno in (-2, -5)  # netdb.h: EAI_NONAME, EAI_NODATA
     )
 
@@ -287,11 +308,11 @@ def _retry_after(text: str | None, attempt: int) -> float:
     """Seconds that a registry asks to wait: a number, or a date (RFC 9110, section 10.2.3)."""
     if text is None:
         return backoff(attempt)
-    if text.strip().isdigit():
-        return float(text)
     try:
+        if text.strip().isdigit():
+            return float(text)
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return backoff(attempt)
 
 

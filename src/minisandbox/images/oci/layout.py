@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +13,12 @@ from typing import IO, Protocol, cast
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.blobs import Blob, LayerStream
+from minisandbox.images.oci.blobs import Blob, LayerStream, is_packed, require_room
 from minisandbox.images.oci.tarstream import FILE, HARD_LINK, LINK, TarReader
 from minisandbox.store.reading import open_below
 
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _MOST_ARCHIVE = 1 << 40
-_MOST_MEMBERS = 100_000
+_MOST_MEMBERS = 20_000
 _CHUNK = 1 << 20
 
 
@@ -191,7 +189,7 @@ def open_archive(path: Path, work: Path) -> Archive:
     if not path.is_file():
         raise NotFound(f"{path} is not a file", hint="give an archive of `docker save` or `podman save`")
     with path.open("rb") as file:
-        packed = file.read(4).startswith((_GZIP, _ZSTD))
+        packed = is_packed(file.read(4))
         if packed:
             file.seek(0)
             _copy_unpacked(file, work / "archive", str(path))
@@ -204,6 +202,7 @@ def _copy_unpacked(file: IO[bytes], target: Path, shown: str) -> None:
     stream = LayerStream(Blob(file, "", shown), _MOST_ARCHIVE)
     with target.open("xb") as out:
         while part := stream.some(_CHUNK):
+            require_room(out.fileno(), len(part), f"unpack {shown}")
             out.write(part)
 
 
@@ -234,7 +233,7 @@ class Layout(_OnDisk):
                 break
             found = m.choose(values, platform, self.name)
         config, layers = m.layers_of(values, self.name)
-        return m.container(found.digest, self._blob(config, m.MOST_CONFIG), layers, self.name)
+        return m.container(found.digest, self._blob(config, m.MOST_CONFIG), layers, self.name, platform)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
@@ -283,10 +282,7 @@ class DockerArchive(_OnDisk):
         row = self._row()
         config = read(self.files, m.text_of(row, "Config"), m.MOST_CONFIG)
         layers = [m.Descriptor(name, -1) for name in m.texts_of(row, "Layers")]
-        image = m.container(f"sha256:{hashlib.sha256(config).hexdigest()}", config, layers, self.name)
-        if not platform.fits(image.platform):
-            raise NotFound(f"{self.name} has no image for {platform}", reason=f"it has: {image.platform}")
-        return image
+        return m.container(f"sha256:{hashlib.sha256(config).hexdigest()}", config, layers, self.name, platform)
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
@@ -295,26 +291,19 @@ class DockerArchive(_OnDisk):
             yield Blob(file, "", f"{self.name}: layer {layer.blob.digest}")
 
     def _row(self) -> m.JSONObject:
-        rows = json.loads(self._manifest())
-        if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
+        rows = m.parse_json(read(self.files, "manifest.json", m.MOST_CONFIG), f"{self.name}: manifest.json")
+        found = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+        if not isinstance(rows, list) or not rows or len(found) != len(rows):
             raise m.malformed(f"{self.name}: manifest.json", "it is no list of images")
-        named = [row for row in rows if not self.tag or self.tag in _tags(row)]
+        named = [row for row in found if not self.tag or self.tag in _tags(row)]
         if len(named) != 1:
-            there = ", ".join(tag for row in rows for tag in _tags(row)) or "none has a tag"
+            there = ", ".join(tag for row in found for tag in _tags(row)) or "none has a tag"
             raise NotFound(
                 f"{self.name}: it has {len(named)} images{' of this tag' if self.tag else ''}",
                 reason=f"its tags: {there}",
                 hint="give one: docker-archive:FILE:NAME:TAG",
             )
-        return cast("m.JSONObject", named[0])
-
-    def _manifest(self) -> bytes:
-        text = read(self.files, "manifest.json", m.MOST_CONFIG)
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise m.malformed(f"{self.name}: manifest.json", str(error)) from None
-        return text
+        return named[0]
 
 
 def _tags(row: m.JSONObject) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import os
 import platform as machine
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
@@ -17,7 +17,10 @@ from minisandbox.store.keys import JSONValue
 MOST_MANIFEST = 4 << 20
 """Bytes of an index or a manifest (distribution-spec: registries take at least 4 MiB)."""
 MOST_CONFIG = 16 << 20
+MOST_LAYER = 128 << 30
+"""Bytes of a layer's blob, and of its tar: content, headers and padding."""
 _MOST_LAYERS = 500
+_MOST_LEVELS = 100
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
@@ -178,16 +181,34 @@ def texts_of(values: JSONObject, name: str) -> tuple[str, ...]:
     return tuple(cast("Sequence[str]", value))
 
 
+def parse_json(text: bytes, what: str) -> JSONValue:
+    """Parse JSON that can be written again: without infinite numbers, unpaired surrogates and many levels.
+
+    Raises:
+        ImageRefused: the text is something else.
+    """
+    try:
+        found: JSONValue = json.loads(text)
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise malformed(what, f"it is not JSON: {error}; it begins with {text[:60]!r}") from None
+    if not _is_shallow(found, _MOST_LEVELS):
+        raise malformed(what, f"it has more than {_MOST_LEVELS} levels")
+    return found
+
+
+def _is_shallow(value: JSONValue, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels >= 0 and all(_is_shallow(one, levels - 1) for one in inner)
+
+
 def parse_object(text: bytes, what: str) -> JSONObject:
     """Parse a JSON object.
 
     Raises:
         ImageRefused: the text is something else.
     """
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise malformed(what, f"it is not JSON: {error}; it begins with {text[:60]!r}") from None
+    found = parse_json(text, what)
     if not isinstance(found, dict):
         raise malformed(what, f"it is no JSON object, but begins with {text[:60]!r}")
     return found
@@ -212,12 +233,7 @@ def choose(values: JSONObject, wanted: Platform, what: str) -> Descriptor:
             return one
     if len(platforms) == 1 and platforms[0].platform is None:
         return platforms[0]
-    there = ", ".join(sorted({str(one.platform) for one in platforms if one.platform})) or "none"
-    raise NotFound(
-        f"{what} has no image for {wanted}",
-        reason=f"it has: {there}",
-        hint="choose one with --platform; programs of another architecture do not run here without emulation",
-    )
+    raise _no_image(what, wanted, ", ".join(sorted({str(one.platform) for one in platforms if one.platform})))
 
 
 def descriptors(values: JSONObject, name: str, what: str) -> list[Descriptor]:
@@ -273,6 +289,11 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
         )
     if any(one.media_type.endswith("+encrypted") for one in layers):
         raise ImageRefused(f"{what} is encrypted", reason="its layers need a key", hint="push it without encryption")
+    large = next((one for one in layers if one.size > MOST_LAYER), None)
+    if large is not None:
+        raise ImageRefused(
+            f"{what} has the layer {large.digest} of {large.size} bytes", hint=f"{MOST_LAYER} bytes are allowed"
+        )
     if "tar" not in "".join(one.media_type for one in layers) and any(one.media_type for one in layers):
         raise ImageRefused(
             f"{what} is no container image",
@@ -282,7 +303,7 @@ def layers_of(values: JSONObject, what: str) -> tuple[Descriptor, list[Descripto
     return config, layers
 
 
-def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str) -> Container:
+def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str, platform: Platform) -> Container:
     """Put an image together.
 
     Args:
@@ -290,9 +311,11 @@ def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str
         config: its configuration's text.
         blobs: its layers.
         what: what errors call it.
+        platform: what it has to run on.
 
     Raises:
         ImageRefused: the configuration is malformed, or has another number of layers.
+        NotFound: it is for another platform.
     """
     values = parse_object(config, f"the configuration of {what}")
     root = values.get("rootfs")
@@ -306,4 +329,14 @@ def container(digest: str, config: bytes, blobs: Sequence[Descriptor], what: str
     layers = tuple(Layer(check_digest(str(one)), blob) for one, blob in zip(found, blobs, strict=True))
     made = Container(digest, values, layers)
     _ = made.environment, made.workdir, text_of(made.run_config, "User")
+    if not platform.fits(replace(made.platform, variant=made.platform.variant or platform.variant)):
+        raise _no_image(what, platform, str(made.platform))
     return made
+
+
+def _no_image(what: str, platform: Platform, there: str) -> NotFound:
+    return NotFound(
+        f"{what} has no image for {platform}",
+        reason=f"it has: {there or 'none'}",
+        hint="choose one with --platform; programs of another architecture do not run here without emulation",
+    )

@@ -6,26 +6,24 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minisandbox.errors import ImageRefused
+from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import Entry, write_base
 from minisandbox.images.image import DEFAULT_PATH, Image, image_of, put_if_new
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.below import Below
 from minisandbox.images.oci.blobs import LayerStream
 from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Source, open_archive
-from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference
+from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, parse_reference
 from minisandbox.images.oci.unpack import Bounds, Unpacked, is_refusal, refused_path, unpack
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import Hold
 
-_MOST_TAR = 128 << 30
-"""Bytes of a layer's tar: content, headers and padding."""
 _SEPARATOR = "\n"
 _MOUNT_POINTS = (("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("run", 0o755), ("sys", 0o555), ("tmp", 0o1777))
 _LINKS = {"hosts": "../run/hosts", "mtab": "../proc/self/mounts", "resolv.conf": "../run/resolv.conf"}
@@ -73,7 +71,7 @@ def pull(
         The image.
 
     Raises:
-        InvalidValue: the reference, the name or the platform is malformed.
+        InvalidValue: the reference, the name or the platform is malformed, or another image has the default name.
         NotFound: there is no such image, or none for the platform.
         RegistryError: the registry does not deliver it.
         ImageRefused: it is malformed or hostile.
@@ -82,12 +80,29 @@ def pull(
     parsed = parse_reference(reference)
     wanted = m.own_platform() if platform is None else m.parse_platform(platform)
     tell = progress or _silent
+    if name is None:
+        name = image_name(reference)
+        _refuse_other(store, name, parsed)
     try:
         with _source(parsed, store, tell) as source:
             image = source.container(wanted)
-            return _Taking(store, source, image, tell).run(name or image_name(reference), str(parsed))
+            return _Taking(store, source, image, tell).run(name, str(parsed))
     except ImageRefused as error:
         raise error.about(str(parsed))  # noqa: B904 - it is the same error
+
+
+def _refuse_other(store: Store, name: str, reference: Remote | Local) -> None:
+    """Refuse to replace an image that came from elsewhere; a newer one of the same tag may come."""
+    if isinstance(reference, Remote) and reference.tag:
+        reference = replace(reference, digest="")
+    with suppress(NotFound):
+        notes = store.image(name).notes
+        if not is_of(reference, notes):
+            raise InvalidValue(
+                f"{reference} would replace the image {name}",
+                reason=f"that is {notes.get('reference', 'no container image')}",
+                hint="choose another name with --name, or remove that image",
+            )
 
 
 @contextmanager
@@ -119,7 +134,9 @@ class _Taking:
         with self.store.hold() as hold:
             steps = self._steps()
             self.source.prefetch([step.layer for step in steps if not self.store.has_layer(step.key)])
-            layers = [self._take(step, [one.key for one in steps[:number]], hold) for number, step in enumerate(steps)]
+            layers: list[LayerRecord] = []
+            for step in steps:
+                layers.append(self._take(step, layers, hold))
             top, _ = self.store.ensure_layer(
                 _root_key(), parent=None, step={"kind": "container root"}, make=_make_root, hold=hold
             )
@@ -135,43 +152,42 @@ class _Taking:
             steps.append(_Step(layer, definition, step_key(steps[-1].key if steps else None, definition)))
         return steps
 
-    def _take(self, step: _Step, below: list[str], hold: Hold) -> LayerRecord:
+    def _take(self, step: _Step, below: list[LayerRecord], hold: Hold) -> LayerRecord:
         def make(staging: Path) -> Made:
             self.tell(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
             return self._unpacked(step.layer, below, staging)
 
-        parent = below[-1] if below else None
+        parent = below[-1].key if below else None
         record, _ = self.store.ensure_layer(step.key, parent=parent, step=step.definition, make=make, hold=hold)
         self.source.published(step.layer)
         return record
 
-    def _unpacked(self, layer: m.Layer, below: list[str], staging: Path) -> Made:
-        trees = tuple(self.store.layer_tree(key) for key in reversed(below))
+    def _unpacked(self, layer: m.Layer, below: list[LayerRecord], staging: Path) -> Made:
+        trees = tuple(self.store.layer_tree(one.key) for one in reversed(_seen(below)))
         with self.source.layer(layer) as blob:
-            stream = LayerStream(blob, _MOST_TAR)
+            stream = LayerStream(blob, m.MOST_LAYER, layer.diff_id)
             try:
                 done = unpack(stream, staging / "tree", Below(trees), keep_owners=_keeps_owners(), bounds=Bounds())
             except OSError as error:
                 if is_refusal(error):
                     raise refused_path(stream, error) from error
                 raise
-        if stream.diff_id != layer.diff_id:
-            raise ImageRefused(
-                f"{blob.name} does not unpack to what its image says",
-                reason=f"the tar has {stream.diff_id}, the configuration says {layer.diff_id}",
-                hint="nothing of this layer was published; the image is damaged, or somebody replaced the layer",
-            )
+            if stream.diff_id != layer.diff_id:
+                raise ImageRefused(
+                    f"{blob.name} does not unpack to what its image says",
+                    reason=f"the tar has {stream.diff_id}, the configuration says {layer.diff_id}",
+                    hint="nothing of this layer was published; the image is damaged, or somebody replaced the layer",
+                )
         return Made(staging / "tree", facts=_facts(done), digests=done.digests)
 
     def _record(self, name: str, reference: str, layers: list[LayerRecord], top: str) -> ImageRecord:
         config, environment = self.image.run_config, dict(self.image.environment)
         environment.setdefault("PATH", DEFAULT_PATH)
-        first = max((number for number, layer in enumerate(layers) if "hides all" in layer.facts), default=0)
-        keys = (*(layer.key for layer in layers[first:]), top)
+        keys = (*(layer.key for layer in _seen(layers)), top)
         notes = {"reference": reference, "digest": self.image.digest, "platform": str(self.image.platform)}
         lost = dict.fromkeys(line for layer in layers for line in layer.facts.get("lost", "").split(_SEPARATOR) if line)
         user = m.text_of(config, "User")
-        if user in ("0", "root"):
+        if set(user.split(":")) <= {"0", "root"}:
             user = ""
         if user and not _keeps_owners():  # it could not write to its own files
             lost[f"commands run as root, not as {user}"] = None
@@ -195,6 +211,12 @@ class _Taking:
             user=user,
             config=config,
         )
+
+
+def _seen(layers: list[LayerRecord]) -> list[LayerRecord]:
+    """The layers of which anything can be seen: from the last opaque root on."""
+    first = max((number for number, layer in enumerate(layers) if "hides all" in layer.facts), default=0)
+    return layers[first:]
 
 
 def _keeps_owners() -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
@@ -129,6 +129,20 @@ def image_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._@+=-]", "_", words).lstrip(".@+=-")[:_NAME_MOST] or "image"
 
 
+def is_of(wanted: Remote | Local, notes: Mapping[str, str]) -> bool:
+    """Whether an image of the store was pulled by a reference.
+
+    Args:
+        wanted: the reference; its digest may be an index's or a manifest's.
+        notes: of the image's record.
+    """
+    known = notes.get("reference", "")
+    if isinstance(wanted, Local):
+        return str(wanted) == known
+    place, _, digest = known.partition("@")
+    return str(replace(wanted, digest="")) == place and wanted.digest in ("", digest, notes.get("digest"))
+
+
 # --- mirrors and prefixes (containers-registries.conf(5)) ------------------------------------------------------------
 
 
@@ -170,7 +184,10 @@ def places_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Re
         )
     rest = name[length:]
     mirrors = table.get("mirror") or []
-    rows = [row for row in mirrors if isinstance(row, dict)] if isinstance(mirrors, list) else []
+    if not isinstance(mirrors, list) or not all(isinstance(row, dict) for row in mirrors):
+        raise InvalidValue(f"{file}: 'mirror' is no list of tables", hint=_MANUAL)
+    digests_only = table.get("mirror-by-digest-only") is True
+    rows = [row for row in mirrors if _serves(row, reference, digests_only)]
     own = {"location": table.get("location") or name[:length], "insecure": table.get("insecure")}
     return [_placed(reference, row, rest, file) for row in (*rows, own)]
 
@@ -184,8 +201,14 @@ def _matched(prefix: str, name: str) -> int:
     return len(prefix.rstrip("/")) if prefix and whole else 0
 
 
+def _serves(mirror: Mapping[str, JSONValue], reference: Remote, digests_only: bool) -> bool:
+    """Whether a mirror may be asked: some only by digest, some only by tag."""
+    kind = "digest-only" if digests_only else mirror.get("pull-from-mirror", "all")
+    return kind in ("all", "digest-only" if reference.digest else "tag-only")
+
+
 def _placed(reference: Remote, row: Mapping[str, JSONValue], rest: str, file: Path) -> Remote:
-    host, _, repository = f"{row.get('location')}{rest}".partition("/")
+    host, _, repository = f"{row.get('location') or ''}{rest}".partition("/")
     if not _HOST.fullmatch(host) or not _REPOSITORY.fullmatch(repository):
         raise InvalidValue(f"{file}: {row.get('location')!r} is not the place of a registry", hint=_MANUAL)
     return Remote(host, repository, reference.tag, reference.digest, row.get("insecure") is True)

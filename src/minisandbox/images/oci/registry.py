@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from minisandbox.errors import ImageRefused, MiniSandboxError, NotFound, RegistryError
+from minisandbox.errors import DiskFull, ImageRefused, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.blobs import Blob
+from minisandbox.images.oci.blobs import Blob, check_digest, check_hash, new_hash, require_room
 from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff, read_bounded
 from minisandbox.images.oci.reference import Remote, places_of
 from minisandbox.store import Store
+from minisandbox.store.collect import BLOB, PART, remove_download
 from minisandbox.store.faults import fault_point, store_faults
 
 _AT_ONCE = 4
@@ -50,6 +51,7 @@ class Registry:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
     _coming: dict[str, Future[Path]] = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
+    _used: list[Path] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -76,7 +78,7 @@ class Registry:
             values = m.parse_object(text, f"the manifest {found} of {self.name}")
         config, layers = m.layers_of(values, self.name)
         self._connection = connection
-        return m.container(found, self._config(connection, config), layers, self.name)
+        return m.container(found, self._config(connection, config), layers, self.name, platform)
 
     def _manifest(self, connection: Connection, version: str) -> tuple[str, bytes]:
         """Return a manifest's digest and text."""
@@ -90,22 +92,18 @@ class Registry:
                 reason="it is no registry, or a proxy or login page answers in its place",
                 hint="check the host in the reference, and the proxy",
             )
-        found = f"sha256:{hashlib.sha256(text).hexdigest()}"
-        wanted = version if version.startswith("sha256:") else said
-        if wanted.startswith("sha256:") and wanted != found:
-            raise ImageRefused(
-                f"the manifest of {self.name} does not have the digest {wanted}",
-                reason=f"what came has {found}: it was changed on its way, or the registry is damaged",
-                hint="nothing was published; try again, or another registry",
-            )
-        return found, text
+        digest = version if ":" in version else said or f"sha256:{hashlib.sha256(text).hexdigest()}"
+        check_hash(new_hash(check_digest(digest), text), digest, f"the manifest that {connection.place.host} sends")
+        return digest, text
 
     def _config(self, connection: Connection, wanted: m.Descriptor) -> bytes:
         with _complete(self.name), connection.get(f"blobs/{wanted.digest}") as answer:
             text = read_bounded(answer, m.MOST_CONFIG)
-        found = hashlib.new(wanted.digest.partition(":")[0], text or b"").hexdigest()
-        if text is None or found != wanted.digest.partition(":")[2]:
-            raise _lying(connection.place.host, wanted.digest)
+        if text is None:
+            raise m.malformed(f"the configuration of {self.name}", f"it has more than {m.MOST_CONFIG} bytes")
+        check_hash(
+            new_hash(wanted.digest, text), wanted.digest, f"the configuration that {connection.place.host} sends"
+        )
         return text
 
     # --- blobs ---
@@ -149,7 +147,9 @@ class Registry:
 
     def published(self, layer: m.Layer) -> None:
         """Remove what was fetched of a layer that is in the store now."""
-        self._path(layer.blob.digest).unlink(missing_ok=True)
+        path = self._path(layer.blob.digest)
+        path.unlink(missing_ok=True)
+        self._used.append(path)
 
     def _begin(self, blob: m.Descriptor) -> Future[Path]:
         if blob.digest not in self._coming:
@@ -158,24 +158,24 @@ class Registry:
 
     def _path(self, digest: str) -> Path:
         algorithm, _, digits = digest.partition(":")
-        return self.store.download_path(
-            digits if algorithm == "sha256" else hashlib.sha256(digest.encode()).hexdigest()
-        )
+        key = digits if algorithm == "sha256" else hashlib.sha256(digest.encode()).hexdigest()
+        return self.store.download_path(key).with_suffix(BLOB)
 
     def _fetch(self, blob: m.Descriptor) -> Path:
         path = self._path(blob.digest)
-        with self.store.lock(f"download-{path.name}"), store_faults(f"download {blob.digest}"):
+        part = path.with_suffix(PART)
+        with self.store.lock(f"download-{path.stem}"):
             if path.is_file():
                 return path
-            part = path.with_suffix(".part")
             try:
-                for attempt in range(ATTEMPTS):
-                    if self._receive(blob, part, last=attempt == ATTEMPTS - 1):
-                        fault_point("blob-received")
-                        os.rename(part, path)
-                        return path
-                    self._pause(backoff(attempt))
-            except ImageRefused:
+                with store_faults(f"download {blob.digest}"):
+                    for attempt in range(ATTEMPTS):
+                        if self._receive(blob, part, last=attempt == ATTEMPTS - 1):
+                            fault_point("blob-received")
+                            os.rename(part, path)
+                            return path
+                        self._pause(backoff(attempt))
+            except (ImageRefused, DiskFull):
                 part.unlink(missing_ok=True)
                 raise
         raise AssertionError("the last attempt returns or raises")
@@ -187,41 +187,42 @@ class Registry:
             RegistryError: this was the last attempt, and it is not.
         """
         connection = self._ready
-        hashed = hashlib.new(blob.digest.partition(":")[0])
+        hashed = new_hash(blob.digest)
         with part.open("a+b") as file:
             done = _rehash(file, hashed)
             try:
                 if done < blob.size:
                     self._append(connection, blob, file, hashed, done)
-            except (_Broken, OSError, http.client.HTTPException) as error:
-                if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
-                    raise
+            except _Broken as error:
                 if last:
                     raise RegistryError(
                         f"registry {connection.place.host} breaks off while it sends {blob.digest}",
-                        reason=str(error) or type(error).__name__,
+                        reason=str(error),
                         hint="run the same command again: it resumes",
                     ) from None
                 return False
-            if hashed.hexdigest() == blob.digest.partition(":")[2]:
-                file.flush()
-                os.fsync(file.fileno())
-                return True
-            file.truncate(0)  # nothing of it can be used
-        if last:
-            raise _lying(connection.place.host, blob.digest)
-        return False
+            try:
+                check_hash(hashed, blob.digest, f"a layer that registry {connection.place.host} sends")
+            except ImageRefused:
+                file.truncate(0)  # nothing of it can be used
+                if last:
+                    raise
+                return False
+            file.flush()
+            os.fsync(file.fileno())
+            return True
 
     def _append(
         self, connection: Connection, blob: m.Descriptor, file: IO[bytes], hashed: hashlib._Hash, done: int
     ) -> None:
+        require_room(file.fileno(), blob.size - done, f"download {blob.digest}")
         self.tell(f"fetching {blob.digest[:19]}" + (f", from byte {done} on" if done else ""))
         with connection.get(f"blobs/{blob.digest}", offset=done) as answer:
             if done and answer.status != 206:  # it cannot resume
                 file.truncate(0)
                 raise _Broken("it cannot resume")
             clock, came = time.monotonic(), 0
-            while chunk := answer.read1(_CHUNK):
+            for chunk in _pieces(answer):
                 if self._over.is_set():
                     raise RegistryError(f"the download of {blob.digest} was given up")
                 done += len(chunk)
@@ -249,6 +250,8 @@ class Registry:
         """Give up what is still coming; what has come is kept for the next attempt."""
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for path in self._used:  # another pull may have published a layer while its blob came here
+            remove_download(self.store, path)
 
 
 @contextmanager
@@ -265,6 +268,15 @@ def open_registry(reference: Remote, store: Store, tell: Callable[[str], None]) 
         yield registry
     finally:
         registry.close()
+
+
+def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Yield what comes of an answer; whatever the network does then is worth another attempt."""
+    try:
+        while chunk := answer.read1(_CHUNK):
+            yield chunk
+    except (OSError, http.client.HTTPException) as error:
+        raise _Broken(str(error) or type(error).__name__) from None
 
 
 def _rehash(file: IO[bytes], hashed: hashlib._Hash) -> int:
@@ -288,11 +300,3 @@ def _complete(name: str) -> Iterator[None]:
         raise RegistryError(
             f"the registry's answer about {name} breaks off", reason=type(error).__name__, hint="try again"
         ) from None
-
-
-def _lying(host: str, digest: str) -> ImageRefused:
-    return ImageRefused(
-        f"what registry {host} sends as {digest} is something else",
-        reason="its content has another hash, each time it was fetched",
-        hint="nothing was published; the registry or a proxy is damaged, or lies",
-    )

@@ -28,6 +28,9 @@ _MOST_HEADERS = 64
 """Extended headers of one member."""
 _MOST_PIECES = 1 << 20
 """Pieces of one sparse file."""
+_LONGEST_PATH = 4096  # limits.h: PATH_MAX
+_MOST_ATTRIBUTES = 1 << 16
+"""Bytes of one member's extended attributes (limits.h: XATTR_LIST_MAX)."""
 _LONGEST_NUMBER = 20
 _NUMBER = re.compile(rb"-?[0-9]{1,20}")
 _MOMENT = re.compile(rb"(-?)([0-9]{1,12})(?:\.([0-9]{0,30}))?")
@@ -165,6 +168,11 @@ class TarReader:
         target = records.get("linkpath") or _text(header[157:257])
         if b"\0" in name or b"\0" in target:
             self.refuse("its name has a NUL character", name)
+        if max(len(name), len(target)) > _LONGEST_PATH:
+            self.refuse(f"its name or what it links to is too long: more than {_LONGEST_PATH} bytes", name)
+        attributes = _attributes(records)
+        if sum(len(key) + len(value) for key, value in attributes.items()) > _MOST_ATTRIBUTES:
+            self.refuse(f"its extended attributes have more than {_MOST_ATTRIBUTES} bytes", name)
         numbers = [
             self._number(records[key], name) if records.get(key) else self._field(header[start:end], name)
             for key, start, end in (("", 100, 108), ("uid", 108, 116), ("gid", 116, 124), ("size", 124, 136))
@@ -174,7 +182,7 @@ class TarReader:
             self.refuse("it has a negative size, owner or mode", name)
         said = records.get("mtime")
         mtime = self._moment(said, name) if said else self._field(header[136:148], name) * _NANO
-        member = Member(name, kind, mode & 0o7777, uid, gid, mtime, size, target, _attributes(records))
+        member = Member(name, kind, mode & 0o7777, uid, gid, mtime, size, target, attributes)
         self._begin_content(member, header, records, pairs)
         return member
 
@@ -235,7 +243,7 @@ class TarReader:
             length = int(text[at:space]) if space > at and text[at:space].isdigit() else 0
             record = text[space + 1 : at + length]
             key, equals, value = record.partition(b"=")
-            if length <= 0 or at + length > len(text) or record[-1:] != b"\n" or not equals or not key:
+            if length <= 0 or at + length > len(text) or record[-1:] != b"\n" or not equals or not key or b"\0" in key:
                 self.refuse("its pax header is malformed")
             name, value = key.decode("utf-8", "surrogateescape"), value[:-1]
             if name == "GNU.sparse.offset":

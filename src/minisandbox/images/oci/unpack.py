@@ -19,10 +19,9 @@ from typing import NoReturn
 
 from minisandbox.errors import ImageRefused
 from minisandbox.images.oci.below import Below
-from minisandbox.images.oci.blobs import LayerStream
+from minisandbox.images.oci.blobs import SPARE, LayerStream, require_room
 from minisandbox.images.oci.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, TarReader
 from minisandbox.launch.kernel import syscalls
-from minisandbox.store.faults import disk_full
 
 OPAQUE = "user.overlay.opaque"
 """With the mount option ``userxattr``, which all overlays here have (overlayfs.rst)."""
@@ -30,12 +29,16 @@ RANGE = 65536
 """Ids of a sandbox; files of others appear as nobody's."""
 NOBODY = 65534
 _WHITEOUT, _OPAQUE_MARK = ".wh.", ".wh..wh..opq"  # image-spec, layer.md
+_AUFS = ".wh..wh."
+"""What begins so is a note of aufs, which docker used before 2015."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 _LONGEST_NAME, _LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
+_DEEPEST = 256
 _MOST_LINKS = 40  # path_resolution(7)
 _LOOK = 256 << 20
+_NAMESPACES = ("security", "system", "trusted", "user")  # xattr(7)
 _ZEROS = bytes(1 << 20)
 _LATEST = (1 << 33) * 10**9
 
@@ -47,12 +50,14 @@ class Bounds:
     Attributes:
         content: bytes of its files, holes counted.
         entries: names in it.
+        text: bytes of its paths, links and extended attributes, which are kept in memory.
         spare: bytes of the disk that stay free.
     """
 
     content: int = 64 << 30
     entries: int = 2_000_000
-    spare: int = 256 << 20
+    text: int = 512 << 20
+    spare: int = SPARE
 
 
 @dataclass(slots=True)
@@ -80,6 +85,7 @@ class _Node:
         member: the attributes of a directory; None where no entry described it.
         target: where a link leads.
         opaque: whether a directory hides what lies below it.
+        whiteouts: names of the layers below that a directory hides.
     """
 
     kind: str
@@ -87,6 +93,7 @@ class _Node:
     member: Member | None = None
     target: str = ""
     opaque: bool = False
+    whiteouts: set[str] | None = None
 
 
 def unpack(
@@ -96,7 +103,7 @@ def unpack(
 
     Args:
         stream: its tar.
-        tree: a new directory in a private one.
+        tree: a new directory in a private one, which may get a second one for directories that the layer replaces.
         below: the layers below it.
         keep_owners: whether files get the owners that the layer says; else they are this process's.
         bounds: what it may take.
@@ -107,7 +114,7 @@ def unpack(
     """
     tree.mkdir(mode=0o700)
     root = os.open(tree, _OPEN_DIRECTORY | os.O_CLOEXEC)
-    unpacker = _Unpacker(TarReader(stream), root, below, keep_owners, bounds or Bounds())
+    unpacker = _Unpacker(TarReader(stream), root, tree.with_suffix(".removed"), below, keep_owners, bounds or Bounds())
     try:
         unpacker.run()
         stream.finish()
@@ -117,17 +124,19 @@ def unpack(
 
 
 class _Unpacker:
-    def __init__(self, reader: TarReader, root: int, below: Below, keep_owners: bool, bounds: Bounds) -> None:
+    def __init__(
+        self, reader: TarReader, root: int, trash: Path, below: Below, keep_owners: bool, bounds: Bounds
+    ) -> None:
         self.done = Unpacked()
         self._reader = reader
         self._root = root
+        self._trash = trash
         self._below = below
         self._keep_owners = keep_owners
         self._bounds = bounds
         self._top = _Node(DIRECTORY)
-        self._whiteouts: list[tuple[tuple[str, ...], str]] = []
         self._open: tuple[tuple[str, ...], int] = ((), -1)
-        self._names = self._content = self._next_look = 0
+        self._removed = self._names = self._text = self._content = self._next_look = 0
         self._member = Member(b"", FILE, 0, 0, 0, 0, 0)
 
     def run(self) -> None:
@@ -135,9 +144,11 @@ class _Unpacker:
             self._member = member
             self._count(1)
             self._take(member)
-        for folder, name in self._whiteouts:
-            self._hide(folder, name)
-        self._settle()
+        self._hide((), self._top, hidden=False)
+        self._forget()
+        self.done.hides_all = self._top.opaque
+        self._top.opaque = False  # overlayfs does not ask a layer's root
+        self._settle((), self._top)
 
     def close(self) -> None:
         self._forget()
@@ -154,16 +165,22 @@ class _Unpacker:
     # --- one member ---
 
     def _take(self, member: Member) -> None:
+        self._text += len(member.name) + len(member.target)
+        self._text += sum(len(name) + len(value) for name, value in member.attributes.items())
+        if self._text > self._bounds.text:
+            self._refuse(f"the layer's paths, links and extended attributes have more than {self._bounds.text} bytes")
         parts = self._parts(os.fsdecode(member.name))
         if not parts:
             if member.kind != DIRECTORY:
                 self._refuse("the root of an image is a directory")
             self._top.member = member
             return
+        if any(part.startswith(_AUFS) and part != _OPAQUE_MARK for part in parts):
+            return
         folder, where = self._directory(parts[:-1])
         name = parts[-1]
         if name.startswith(_WHITEOUT):
-            self._note_whiteout(folder, where, name)
+            self._note_whiteout(folder, name)
             return
         if member.kind == HARD_LINK:
             self._link(folder, where, name)
@@ -209,6 +226,8 @@ class _Unpacker:
                     waiting += [one for one in reversed(child.target.split("/")) if one not in ("", ".")]
                 elif child.kind != DIRECTORY:
                     self._refuse(f"it lies in {'/'.join((*path, part))!r}, which is a {child.kind}")
+                elif len(path) == _DEEPEST:
+                    self._refuse(f"it lies in more than {_DEEPEST} directories")
                 else:
                     path.append(part)
                     trail.append(child)
@@ -222,18 +241,23 @@ class _Unpacker:
         if name.startswith(_WHITEOUT):
             self._refuse(f"it lies in {name!r}, which is a whiteout")
         self._count(1)
-        os.mkdir(name, 0o700, dir_fd=self._at(tuple(path)))
+        parent = self._at(tuple(path))
+        os.mkdir(name, 0o700, dir_fd=parent)
+        fd = syscalls.openat2(parent, name, _OPEN_DIRECTORY, _BENEATH)
+        self._forget()
+        self._open = ((*path, name), fd)
         child = node.children[name] = _Node(DIRECTORY)
         return child
 
-    def _note_whiteout(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
+    def _note_whiteout(self, folder: _Node, name: str) -> None:
         hidden = name.removeprefix(_WHITEOUT)
         if name == _OPAQUE_MARK:
             folder.opaque = True
         elif hidden in ("", ".", ".."):
             self._refuse("it is a whiteout of no file")
-        elif not hidden.startswith(_WHITEOUT):  # the rest are notes of aufs
-            self._whiteouts.append((where, hidden))
+        else:
+            folder.whiteouts = folder.whiteouts or set()
+            folder.whiteouts.add(hidden)
 
     def _link(self, folder: _Node, where: tuple[str, ...], name: str) -> None:
         target = self._parts(os.fsdecode(self._member.target))
@@ -273,6 +297,7 @@ class _Unpacker:
             self._date(member, name, parent)
         else:  # a sandbox has its own /dev, and device files work nowhere else in it
             self.done.notes["device files are left out"] += where[:1] != ("dev",)
+            self._note_whiteout(folder, f"{_WHITEOUT}{name}")  # nor is what the layers below have there
             return
         folder.children[name] = node
 
@@ -334,9 +359,7 @@ class _Unpacker:
         self._next_look -= len(data)
         if self._next_look < 0:
             self._next_look = _LOOK
-            room = os.fstatvfs(fd)
-            if room.f_bavail * room.f_frsize < self._bounds.spare + len(data):
-                raise disk_full("unpack the layer")
+            require_room(fd, len(data), "unpack the layer", self._bounds.spare)
         while data:
             data = data[os.write(fd, data) :]
 
@@ -367,53 +390,41 @@ class _Unpacker:
                 with contextlib.suppress(OSError):  # this user may not set it, or this file system has none
                     os.setxattr(fd, name, value)
                     continue
-            self.done.notes[f"extended attributes {name.partition('.')[0]}.* are left out"] += 1
+            space = name.partition(".")[0]
+            which = f"extended attributes {space}.*" if space in _NAMESPACES else "other extended attributes"
+            self.done.notes[f"{which} are left out"] += 1
 
     # --- whiteouts and directories, once everything is there ---
 
-    def _hide(self, where: tuple[str, ...], name: str) -> None:
-        """Hide a file of the layers below; what this layer has under that name stays (layer.md, "Whiteouts")."""
-        node = self._top
-        hides = node.opaque
-        for part in where:
-            found = node.children.get(part)
-            if found is None or found.kind != DIRECTORY:
-                return  # a later entry replaced it
-            node = found
-            hides = hides or node.opaque
-        known = node.children.get(name)
-        if known is not None:
-            known.opaque = known.kind == DIRECTORY
-        elif not hides and self._below.shows((*where, name)):
-            # an ordinary user may make one since Linux 5.8 (mknod(2) with WHITEOUT_DEV)
-            parent = self._at(where)
-            os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=parent)
-            os.utime(name, ns=(0, 0), dir_fd=parent, follow_symlinks=False)
-            node.children[name] = _Node("whiteout")
+    def _hide(self, path: tuple[str, ...], node: _Node, *, hidden: bool) -> None:
+        """Hide files of the layers below; what this layer has under their names stays (layer.md, "Whiteouts")."""
+        hidden = hidden or node.opaque
+        for name in sorted(node.whiteouts or ()):
+            known = node.children.get(name)
+            if known is not None:
+                known.opaque = known.kind == DIRECTORY
+            elif not hidden and self._below.shows((*path, name)):
+                # an ordinary user may make one since Linux 5.8 (mknod(2) with WHITEOUT_DEV)
+                parent = self._at(path)
+                os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=parent)
+                os.utime(name, ns=(0, 0), dir_fd=parent, follow_symlinks=False)
+                node.children[name] = _Node("whiteout")
+        for name, child in node.children.items():
+            if child.kind == DIRECTORY:
+                self._hide((*path, name), child, hidden=hidden)
 
-    def _settle(self) -> None:
+    def _settle(self, path: tuple[str, ...], node: _Node) -> None:
         """Give directories their attributes, the innermost first: nothing is made in them any more."""
-        self._forget()
-        self.done.hides_all = self._top.opaque
-        self._top.opaque = False  # overlayfs does not ask a layer's root
-        waiting: list[tuple[tuple[str, ...], _Node, bool]] = [((), self._top, False)]
-        while waiting:
-            path, node, entered = waiting.pop()
-            if entered:
-                self._settle_one(path, node)
-                continue
-            waiting.append((path, node, True))
-            folders = ((name, child) for name, child in node.children.items() if child.kind == DIRECTORY)
-            waiting.extend(((*path, name), child, False) for name, child in folders)
-
-    def _settle_one(self, path: tuple[str, ...], node: _Node) -> None:
+        for name, child in node.children.items():
+            if child.kind == DIRECTORY:
+                self._settle((*path, name), child)
         member = node.member or self._below.directory(path)
         fd = self._duplicate(path)
         try:
             if self._keep_owners:
                 os.fchown(fd, *self._owner(member))
-            else:
-                self._owner(member)
+            elif node.member is not None:
+                self._owner(member)  # notes it
             self._set_attributes(fd, member)
             if node.opaque:
                 os.setxattr(fd, OPAQUE, b"y")
@@ -433,20 +444,11 @@ class _Unpacker:
         if known.kind != DIRECTORY:
             os.unlink(name, dir_fd=self._at(where))
             return
+        if not self._removed:
+            self._trash.mkdir(mode=0o700)
+        self._removed += 1
+        os.rename(name, self._trash / str(self._removed), src_dir_fd=self._at(where))
         self._forget()
-        waiting = [((*where, name), known)]
-        folders = []
-        while waiting:
-            path, node = waiting.pop()
-            folders.append(path)
-            for child_name, child in node.children.items():
-                if child.kind == DIRECTORY:
-                    waiting.append(((*path, child_name), child))
-                else:
-                    os.unlink(child_name, dir_fd=self._at(path))
-        self._forget()
-        for path in reversed(folders):
-            os.rmdir(path[-1], dir_fd=self._at(path[:-1]))
 
     def _at(self, path: tuple[str, ...]) -> int:
         """The descriptor of a directory; the one used last stays open."""
