@@ -153,6 +153,8 @@ class Soak:
         candidates = [top] if kind == "controller" else [pid for pid in sorted(below(top)) if title(pid) == kind]
         if not candidates:
             return
+        if kind == "minisandbox-zygote":  # what it has just forked bears its name for a moment
+            candidates = [min(candidates, key=lambda pid: registry.start_time(pid) or 1 << 63)]
         victim = self.dice.choice(candidates)
         # whatever runs a sandbox is below the zygote; of a controller, all is its own
         doomed = below(victim) if kind == "minisandbox-init" else below(top) - {top}
