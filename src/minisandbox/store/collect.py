@@ -24,7 +24,7 @@ from minisandbox.store.store import Store
 from minisandbox.store.trees import measure_tree, remove_tree
 
 BLOB, PART = ".blob", ".part"
-"""How the downloads end that a pull of a container image removes itself: a blob, and what has come of one."""
+"""Suffixes of what a pull downloads and removes once it is unpacked: a blob, and the received part of one."""
 _BLOB_SECONDS = 7 * 86400.0
 GRACE = 3600.0
 """Seconds for which a layer stays after its last use: a build that goes on, or is tried again, finds it."""
@@ -219,7 +219,7 @@ def _freeze_first(
 
 
 def remove_download(store: Store, path: Path) -> bool:
-    """Remove a blob of a container image, and what has come of it, unless a pull is receiving it.
+    """Remove a blob of a container image and the received part of it, unless a pull is receiving it.
 
     Args:
         store: the store.

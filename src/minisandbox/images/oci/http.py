@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, NoReturn, cast
 
 from minisandbox import __version__
 from minisandbox.errors import NotFound, RegistryError
@@ -254,10 +254,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
     def http_error_302(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
-    ) -> Any:
+    ) -> http.client.HTTPResponse | None:
         """Follow a redirect."""
         try:
-            return super().http_error_302(req, fp, code, msg, headers)
+            return cast("http.client.HTTPResponse | None", super().http_error_302(req, fp, code, msg, headers))
         except ValueError:  # its address is malformed
             fp.close()
             raise

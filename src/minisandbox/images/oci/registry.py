@@ -271,7 +271,7 @@ def open_registry(reference: Remote, store: Store, tell: Callable[[str], None]) 
 
 
 def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield what comes of an answer; whatever the network does then is worth another attempt."""
+    """Yield the content of an answer; any failure of the network is worth another attempt."""
     try:
         while chunk := answer.read1(_CHUNK):
             yield chunk
