@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from tests.unit.oci_tools import MadeImage, digest
+
+from minisandbox.images.oci import http, registry
 
 Fault = Callable[["Handler"], bool]
 """Answers in the registry's place; returns whether it did."""
@@ -148,6 +152,16 @@ def serve() -> Iterator[Registry]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def isolate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let pulls wait for nothing, read no file of this machine, and use no proxy."""
+    monkeypatch.setattr(http, "backoff", lambda _: 0.0)
+    monkeypatch.setattr(registry, "backoff", lambda _: 0.0)
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    (tmp_path / "registries.conf").touch()
 
 
 def answer(status: int, body: bytes = b"", *, length: int | None = None, **headers: str) -> Fault:
