@@ -81,7 +81,7 @@ class Identity:
 
 
 def has_privileges() -> bool:
-    """Whether this process may map foreign ids and mount where it stands (the *range* way)."""
+    """Whether this process may map foreign ids and mount where it stands (*mapped*)."""
     return sc.capget()[0] & _NEEDED == _NEEDED and _ids_are_mapped()
 
 
