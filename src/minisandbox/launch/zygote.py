@@ -9,8 +9,8 @@ How a sandbox comes to be:
 1. The zygote forks a spare (:mod:`.init`), which joins its control group, gets namespaces, and asks for its ids.
 2. A setup worker (:mod:`.setup`) maps these, and makes in the spare what does not depend on the image.
 3. Meanwhile the spare gives up its privileges, installs the filter, forks its first worker, and waits.
-4. On a request the zygote sends the spare and the plan to a setup worker. It limits the control group, takes the layers,
-   mounts them in the spare, and pivots.
+4. On a request the zygote sends the spare and the plan to a setup worker. It limits the control group, takes the
+   layers, mounts them in the spare, and pivots.
 5. Only then pid 1 and its worker get the sandbox's sockets and the limits of commands, and serve.
 """
 
