@@ -29,7 +29,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -178,9 +178,10 @@ class _Zygote:
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         self._live: dict[int, tuple[Identity, cgroups.Cgroup | None]] = {}
         mapped = identities.mapped
-        usr = self._can_idmap("/usr")
+        with self._trial_identity() as trial:
+            usr = _can_idmap(trial, "/usr")
+            memory_upper = _can_write_to_memory(trial)
         layered = usr or self._can_layer("/usr")
-        memory_upper = self._can_write_to_memory()
         self._jobs, self._workers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._workers: set[int] = set()
         self._fork_workers()
@@ -198,38 +199,17 @@ class _Zygote:
             hello["groups"] = {"version": groups.roots.version, "controllers": sorted(groups.roots.controllers)}
         connection.send(json.dumps(hello).encode())
 
-    def _can_idmap(self, path: str) -> bool:
-        """Whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot).
+    @contextlib.contextmanager
+    def _trial_identity(self) -> Iterator[Identity]:
+        """Hold a user namespace like those of the sandboxes, to try things with.
 
         Raises:
-            OSError: no user namespace can be made as those of the sandboxes are.
-        """
-        identity, tree = self._identities.make(), -1
-        hold_namespace(identity)
-        try:
-            if identity.mapped:
-                tree = sc.open_tree(path)
-                sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
-        except sc.CallError:
-            return False
-        finally:
-            os.close(identity.userns_fd)
-            self._identities.give_back(identity)
-            if tree >= 0:
-                os.close(tree)
-        return identity.mapped
-
-    def _can_write_to_memory(self) -> bool:
-        """Whether a tmpfs can be the upper of an overlay in a sandbox.
-
-        Raises:
-            OSError: no user namespace can be made as those of the sandboxes are.
+            OSError: none can be made.
         """
         identity = self._identities.make()
         hold_namespace(identity)
         try:
-            idmapped = not identity.mapped or mounts.tmpfs_can_be_idmapped(identity.userns_fd)
-            return idmapped and mounts.tmpfs_keeps_attributes()
+            yield identity
         finally:
             os.close(identity.userns_fd)
             self._identities.give_back(identity)
@@ -510,6 +490,27 @@ def _hand_out(control: socket.socket, pidfd: int) -> None:
         socket.send_fds(control, [b'{"event":"forked"}'], [pidfd])
     finally:
         os.close(pidfd)
+
+
+def _can_idmap(identity: Identity, path: str) -> bool:
+    """Whether the file system of ``path`` can be idmapped (an overlay of a container engine cannot)."""
+    tree = -1
+    try:
+        if identity.mapped:
+            tree = sc.open_tree(path)
+            sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
+    except sc.CallError:
+        return False
+    finally:
+        if tree >= 0:
+            os.close(tree)
+    return identity.mapped
+
+
+def _can_write_to_memory(identity: Identity) -> bool:
+    """Whether a tmpfs can be the upper of an overlay in a sandbox."""
+    idmapped = not identity.mapped or mounts.tmpfs_can_be_idmapped(identity.userns_fd)
+    return idmapped and mounts.tmpfs_keeps_attributes()
 
 
 def _measure(given: list[int]) -> int:
