@@ -52,18 +52,6 @@ class Source(Protocol):
         """Forget what was fetched of a layer that is in the store now."""
 
 
-class _OnDisk:
-    """A source of which nothing has to be fetched."""
-
-    __slots__ = ()
-
-    def prefetch(self, layers: Sequence[m.Layer]) -> None:
-        """Do nothing: the blobs are here."""
-
-    def published(self, layer: m.Layer) -> None:
-        """Do nothing: nothing was fetched."""
-
-
 class Files(Protocol):
     """Files by their names: those of a directory, or of an archive."""
 
@@ -207,8 +195,8 @@ def _copy_unpacked(file: IO[bytes], target: Path, shown: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout(_OnDisk):
-    """An OCI layout (image-layout.md).
+class _OnDisk:
+    """A source of which nothing has to be fetched.
 
     Attributes:
         files: its files.
@@ -222,6 +210,17 @@ class Layout(_OnDisk):
     def name(self) -> str:
         """What errors and people call it."""
         return self.files.name + (f":{self.tag}" if self.tag else "")
+
+    def prefetch(self, layers: Sequence[m.Layer]) -> None:
+        """Do nothing: the blobs are here."""
+
+    def published(self, layer: m.Layer) -> None:
+        """Do nothing: nothing was fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout(_OnDisk):
+    """An OCI layout (image-layout.md)."""
 
     def container(self, platform: m.Platform) -> m.Container:
         """Return the image for a platform."""
@@ -262,20 +261,7 @@ class Layout(_OnDisk):
 
 @dataclass(frozen=True, slots=True)
 class DockerArchive(_OnDisk):
-    """An archive of ``docker save`` (moby, image/spec/v1.2.md).
-
-    Attributes:
-        files: its files.
-        tag: which of its images; "" if it has one.
-    """
-
-    files: Files
-    tag: str
-
-    @property
-    def name(self) -> str:
-        """What errors and people call it."""
-        return self.files.name + (f":{self.tag}" if self.tag else "")
+    """An archive of ``docker save`` (moby, image/spec/v1.2.md)."""
 
     def container(self, platform: m.Platform) -> m.Container:
         """Return the image; an archive has one platform."""
