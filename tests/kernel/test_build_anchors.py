@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import SourceError
-from minisandbox.images import GitSource, Image, Recipe, build, build_all
+from minisandbox.images import GitSource, Image, PythonRecipe, build, build_all
 from minisandbox.images.travel import import_directory
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
@@ -75,8 +75,8 @@ def commits(tmp_path: Path) -> tuple[str, str]:
     return first, _commit(root)
 
 
-def _recipe(root: Path, commit: str, patch: str = "") -> Recipe:
-    return Recipe(source=GitSource(str(root / "upstream"), commit), patch=patch)
+def _recipe(root: Path, commit: str, patch: str = "") -> PythonRecipe:
+    return PythonRecipe(source=GitSource(str(root / "upstream"), commit), patch=patch)
 
 
 def _look(image: Image) -> str:
@@ -126,7 +126,7 @@ def test_an_image_over_another_commit_travels(tmp_path: Path, commits: tuple[str
 def test_a_commit_that_cannot_be_had_costs_the_others_nothing(tmp_path: Path, commits: tuple[str, str]) -> None:
     store = Store.open(tmp_path / "store")
     wanted = {"first": commits[0], "missing": "0" * 40, "then": commits[1]}  # the one in the middle is the anchor
-    recipes: dict[str, Callable[[], Recipe]] = {
+    recipes: dict[str, Callable[[], PythonRecipe]] = {
         name: partial(_recipe, tmp_path, commit) for name, commit in wanted.items()
     }
     built = build_all(recipes, store=store)

@@ -12,7 +12,7 @@ import pytest
 from minisandbox.errors import SourceError
 from minisandbox.images.builder import Maker
 from minisandbox.images.plan import Plan, PlannedStep
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.recipe import PythonRecipe
 from minisandbox.images.schedule import _Work
 from minisandbox.images.stepping import Step
 from minisandbox.store import Store, step_key
@@ -33,7 +33,7 @@ def _work(store: Store, plans: list[Plan]) -> _Work:
 
 
 def _plan(name: str, *steps: PlannedStep) -> Plan:
-    return Plan(name, Recipe(), "base", steps, None, (), "content")
+    return Plan(name, PythonRecipe(), "base", steps, None, (), "content")
 
 
 def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None:

@@ -12,7 +12,7 @@ from minisandbox.images.image import Image, image_of, make_base, put_if_new
 from minisandbox.images.lock import Lock, compare_locks, lock_of
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.recipe import PythonRecipe
 from minisandbox.images.runner import Place, run_step
 from minisandbox.images.session import Session
 from minisandbox.images.steps import BASH, as_python_step
@@ -21,7 +21,7 @@ from minisandbox.types import WORKDIR
 
 
 def build(
-    recipe: Recipe, *, store: Store, name: str, progress: Progress | None = None, mirrors: Path | None = None
+    recipe: PythonRecipe, *, store: Store, name: str, progress: Progress | None = None, mirrors: Path | None = None
 ) -> Image:
     """Make an image, or find it: every layer that is already in the store is used as it is.
 

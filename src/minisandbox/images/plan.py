@@ -15,7 +15,7 @@ from minisandbox.images.kept import kept_step, read_kept
 from minisandbox.images.localsource import Snapshot, take_snapshot
 from minisandbox.images.mirrors import Mirrors
 from minisandbox.images.probe import Interpreter
-from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource, Source
+from minisandbox.images.recipe import GitSource, LocalSource, PythonRecipe, SdistSource, Source
 from minisandbox.images.stepping import Step
 from minisandbox.images.steps import (
     DESCRIBED,
@@ -72,7 +72,7 @@ class Plan:
     """
 
     name: str
-    recipe: Recipe
+    recipe: PythonRecipe
     base: str
     steps: tuple[PlannedStep, ...]
     tests: PlannedStep | None
@@ -155,7 +155,7 @@ class Planner:
                 self._snapshots[source] = take_snapshot(source)
             return self._snapshots[source]
 
-    def plan(self, name: str, recipe: Recipe) -> Plan:
+    def plan(self, name: str, recipe: PythonRecipe) -> Plan:
         """Plan an image.
 
         Args:
@@ -184,7 +184,7 @@ class Planner:
         merged = tuple(sorted({**dict(environment), **dict(recipe.environment)}.items()))
         return Plan(name, recipe, chain.base, tuple(chain.steps), tests, merged, chain.known)
 
-    def _add_repository(self, chain: _Chain, recipe: Recipe, interpreter: Interpreter | None) -> PlannedStep | None:
+    def _add_repository(self, chain: _Chain, recipe: PythonRecipe, interpreter: Interpreter | None) -> PlannedStep | None:
         """Add source, install and task; return the step of the tests layer, if there is one."""
         assert recipe.source is not None
         sources = self._add_source(chain, recipe.source, recipe.step_timeout)

@@ -102,7 +102,7 @@ Source = SdistSource | GitSource | LocalSource
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PythonRecipe:
     """How to make an image. See :func:`minisandbox.images.build`.
 
     Attributes:
@@ -152,11 +152,11 @@ class Recipe:
         if self.python is not None:
             PythonRequest.parse(self.python)
         elif self.requirements or self.overrides:
-            raise InvalidValue("requirements without an interpreter", hint="set Recipe.python, for instance to '3.11'")
+            raise InvalidValue("requirements without an interpreter", hint="set PythonRecipe.python, for instance to '3.11'")
         for line in self.requirements + self.overrides:
             check_requirement(line)
         if self.source is None and (self.install or self.patch or self.hidden or self.test_patch):
-            raise InvalidValue("install commands, patches and hidden files need a source", hint="set Recipe.source")
+            raise InvalidValue("install commands, patches and hidden files need a source", hint="set PythonRecipe.source")
         _check_environment(dict(self.environment))
         for path in self.hidden:
             check_repository_path(path)

@@ -54,7 +54,7 @@ _REASONS = (
     (r"(?:gcc|cc1plus|g\+\+|clang|rustc|cargo|cmake)\S*:? (?:command )?(?:not found|No such)", "a compiler is missing"),
     (r"fatal error: \S+\.h: No such file", "a C header is missing on the host"),
     (r"Read-only file system", "the command writes where an ordinary user's sandbox is read-only"),
-    (r"No module named '?([\w.]+)", "a Python module is missing; name it in Recipe.requirements"),
+    (r"No module named '?([\w.]+)", "a Python module is missing; name it in PythonRecipe.requirements"),
     (r"MemoryError|Killed|Cannot allocate memory", "it ran out of memory"),
     (r"command not found", "a program is missing on the host"),
 )  # fmt: skip
@@ -326,7 +326,7 @@ def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> 
 
 def _likely(result: ExecResult, tail: str, timeout: float) -> str:
     if result.outcome is Outcome.TIMEOUT:
-        return f"the step hangs, or needs more than {timeout:.0f} s (Recipe.step_timeout)"
+        return f"the step hangs, or needs more than {timeout:.0f} s (PythonRecipe.step_timeout)"
     return next((reason for pattern, reason in _REASONS if re.search(pattern, tail)), "")
 
 

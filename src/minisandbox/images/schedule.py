@@ -17,7 +17,7 @@ from minisandbox.images.failures import Failures, known_failure
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import Progress
-from minisandbox.images.recipe import GitSource, Recipe
+from minisandbox.images.recipe import GitSource, PythonRecipe
 from minisandbox.images.session import Session
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.store import Store
@@ -76,7 +76,7 @@ class Built:
 
 
 def build_all(
-    recipes: Mapping[str, Callable[[], Recipe]],
+    recipes: Mapping[str, Callable[[], PythonRecipe]],
     *,
     store: Store,
     budget: Budget | None = None,
@@ -164,9 +164,9 @@ class _Known:
         self._store, self._tell = store, tell
         self._lock = threading.Lock()
 
-    def plan(self, recipes: Mapping[str, Callable[[], Recipe]], planner: Planner) -> dict[str, Plan]:
+    def plan(self, recipes: Mapping[str, Callable[[], PythonRecipe]], planner: Planner) -> dict[str, Plan]:
         """Plan images; record those whose layers are all there."""
-        made: dict[str, Recipe] = {}
+        made: dict[str, PythonRecipe] = {}
         plans: dict[str, Plan] = {}
         for name, recipe in recipes.items():
             try:

@@ -15,7 +15,7 @@ from minisandbox.images.mirrors import Mirrors, origin
 from minisandbox.images.places import MOUNTS, RANKS
 from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
-from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource
+from minisandbox.images.recipe import GitSource, LocalSource, PythonRecipe, SdistSource
 from minisandbox.images.runner import Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sdist import fetch_sdist
@@ -38,7 +38,7 @@ BASH = ("bash", "-c")
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
 
 
-def python_step(interpreter: Interpreter, recipe: Recipe) -> Step:
+def python_step(interpreter: Interpreter, recipe: PythonRecipe) -> Step:
     """The step that makes the environment: a copy of a prefix, or a virtual environment over the system's."""
     kind = "python_copy" if interpreter.own_prefix else "python_venv"
     text = script(kind, "python_check")
@@ -72,7 +72,7 @@ def python_step(interpreter: Interpreter, recipe: Recipe) -> Step:
     )
 
 
-def requirements_step(recipe: Recipe, interpreter: Interpreter) -> Step:
+def requirements_step(recipe: PythonRecipe, interpreter: Interpreter) -> Step:
     """The step that installs the pinned packages: with uv where it supports the interpreter, with its pip elsewhere."""
     tool = "uv" if _modern(interpreter) else "pip"
     text = script(f"freeze_{tool}", f"requirements_{tool}")
@@ -136,7 +136,7 @@ def repository_step() -> Step:
     return Step("repository", definition, lambda _: Work((Command("repository", text),)))
 
 
-def install_step(recipe: Recipe, interpreter: Interpreter | None, described: str) -> Step:
+def install_step(recipe: PythonRecipe, interpreter: Interpreter | None, described: str) -> Step:
     """The step that runs the recipe's own commands.
 
     Args:
@@ -168,7 +168,7 @@ def install_step(recipe: Recipe, interpreter: Interpreter | None, described: str
     return Step("install", definition, prepare, "; ".join(recipe.install))
 
 
-def task_step(recipe: Recipe, source: Callable[[], tuple[Path, ...]]) -> Step:
+def task_step(recipe: PythonRecipe, source: Callable[[], tuple[Path, ...]]) -> Step:
     """The step that makes what an agent gets: patch applied, hidden files gone, one commit.
 
     Args:
@@ -192,7 +192,7 @@ def task_step(recipe: Recipe, source: Callable[[], tuple[Path, ...]]) -> Step:
     return Step("task", definition, prepare)
 
 
-def tests_step(recipe: Recipe) -> Step:
+def tests_step(recipe: PythonRecipe) -> Step:
     """The step that makes the tests layer."""
     text = script("tests")
     definition: dict[str, JSONValue] = {
@@ -262,7 +262,7 @@ def _given(text: str) -> Command:
     return Command(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 
 
-def _networked(work: Work, recipe: Recipe, step: str) -> Work:
+def _networked(work: Work, recipe: PythonRecipe, step: str) -> Work:
     """The same work with the package index, as the recipe pins it, and uv."""
     return replace(
         work,
@@ -274,7 +274,7 @@ def _networked(work: Work, recipe: Recipe, step: str) -> Work:
     )
 
 
-def _pinned(recipe: Recipe, step: str) -> dict[str, JSONValue]:
+def _pinned(recipe: PythonRecipe, step: str) -> dict[str, JSONValue]:
     """What decides which files of the package index a step sees."""
     backend: dict[str, JSONValue] = {BACKEND: recipe.torch_backend} if recipe.torch_backend and step != "python" else {}
     if (locked := _locked(recipe, step)) is not None:
@@ -282,7 +282,7 @@ def _pinned(recipe: Recipe, step: str) -> dict[str, JSONValue]:
     return backend | ({"exclude_newer": recipe.exclude_newer} if recipe.exclude_newer else {})
 
 
-def _without_cuda(recipe: Recipe) -> Recipe:
+def _without_cuda(recipe: PythonRecipe) -> PythonRecipe:
     """The same recipe with requirements as its backend for PyTorch has them; where they bring none, without one."""
     if not recipe.torch_backend:
         return recipe
@@ -292,7 +292,7 @@ def _without_cuda(recipe: Recipe) -> Recipe:
     return replace(recipe, torch_backend="") if recipe.complete else recipe
 
 
-def _locked(recipe: Recipe, step: str) -> tuple[Package, ...] | None:
+def _locked(recipe: PythonRecipe, step: str) -> tuple[Package, ...] | None:
     return None if recipe.lock is None else tuple(recipe.lock.steps.get(step, ()))
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from minisandbox.errors import HostError
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.recipe import PythonRecipe
 from minisandbox.images.runner import Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.stepping import Step
@@ -20,7 +20,7 @@ _FIRST_PERSON = 1000
 _SETTINGS = ("sources.list", "sources.list.d", "trusted.gpg", "trusted.gpg.d", "keyrings", "preferences.d")
 
 
-def system_step(recipe: Recipe) -> Step:
+def system_step(recipe: PythonRecipe) -> Step:
     """The step that installs packages of the host's distribution with apt-get.
 
     Raises:
