@@ -137,9 +137,7 @@ class _Taking:
             layers: list[LayerRecord] = []
             for step in steps:
                 layers.append(self._take(step, layers, hold))
-            top, _ = self.store.ensure_layer(
-                _root_key(), parent=None, step={"kind": "container root"}, make=_make_root, hold=hold
-            )
+            top = ensure_root(self.store, hold)
             record = self._record(name, reference, layers, top.key)
             return image_of(put_if_new(self.store, record), self.store)
 
@@ -227,6 +225,12 @@ def _keeps_owners() -> bool:
 def _facts(done: Unpacked) -> dict[str, str]:
     facts = {"lost": _SEPARATOR.join(sorted(done.notes))} if done.notes else {}
     return {**facts, "hides all": "yes"} if done.hides_all else facts
+
+
+def ensure_root(store: Store, hold: Hold | None = None) -> LayerRecord:
+    """Return the layer that every container image gets on top: mount points, and links to files of each sandbox."""
+    step = {"kind": "container root"}
+    return store.ensure_layer(_root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]
 
 
 def _root_entries() -> tuple[Entry, ...]:
