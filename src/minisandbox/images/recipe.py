@@ -178,6 +178,14 @@ class Run:
     network: str = "off"
     unkeyed: tuple[tuple[str, str], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if not self.argv:
+            raise InvalidValue("a step runs no command", hint="give a program and its arguments")
+        if self.network not in NETWORKS:
+            raise InvalidValue(f"network is {self.network!r}", hint=f"write one of {', '.join(NETWORKS)}")
+        check_environment(dict(self.environment))
+
 
 @dataclass(frozen=True, slots=True)
 class InstallSystem:
