@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +11,7 @@ import pytest
 
 from minisandbox.errors import SourceError
 from minisandbox.images.builder import Maker
-from minisandbox.images.plan import Plan, PlannedStep
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.plan import Ground, Plan, PlannedStep
 from minisandbox.images.runner import BuildStep
 from minisandbox.images.schedule import _Work
 from minisandbox.store import Store, step_key
@@ -33,7 +32,7 @@ def _work(store: Store, plans: list[Plan]) -> _Work:
 
 
 def _plan(name: str, *steps: PlannedStep) -> Plan:
-    return Plan(name, ("base",), steps, (), None, (), "content", PurePosixPath("/"), "", False, {}, {}, Recipe())
+    return Plan(name, Ground(("base",), ""), steps)
 
 
 def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None:
