@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,7 @@ from minisandbox.images.recipe import (
 )
 from minisandbox.images.runner import BuildStep
 from minisandbox.images.session import Session
+from minisandbox.sandbox.controller import current_controller
 from minisandbox.store import Made, Store, step_key
 from minisandbox.tasks.recipe_file import read_recipe
 
@@ -230,3 +232,29 @@ def test_a_wrong_recipe_file_names_what_is_wrong(tmp_path: Path, text: str, mess
     path.write_text(text)
     with pytest.raises(InvalidValue, match=message):
         read_recipe(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="with one id, every file is the user's own")
+def test_owners_of_an_image_stay_and_steps_run_as_its_users(store: Store, tmp_path: Path, source: LocalSource) -> None:
+    program = static_busybox()
+    if program is None:
+        pytest.skip("no static busybox here (Debian's package is busybox-static)")
+    tar = (
+        folder("bin") + entry("bin/sh", program, mode=0o755) + folder("etc") + entry("etc/shadow", b"x", gid=42)
+        + entry("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000::/home:/bin/sh\n")
+        + folder("home", uid=1000, gid=1000)
+    )  # fmt: skip
+    base = OciBase(f"oci:{MadeImage([tar + END]).write_layout(tmp_path / 'owned')}")
+    steps = (
+        Run(("/bin/sh", "-c", "echo mine > /home/made"), (("PATH", "/bin"),), user="app"),
+        Run(("/bin/sh", "-c", "echo more >> /etc/shadow")),
+        CheckOut(source),
+        CutHistory(),
+    )
+    if not current_controller().launcher.ids > 1:
+        pytest.skip("this machine gives root no range of ids")
+    image = build(Recipe(base, steps, workdir=WORKDIR), store=store, name="owned")
+    with Sandbox.create(image.spec()) as box:
+        made, shadow = box.files.stat("/home/made"), box.files.stat("/etc/shadow")
+    assert (made.uid, made.gid) == (1000, 1000)
+    assert shadow.gid == 42

@@ -58,7 +58,7 @@ class Core:
     def __init__(self, controller: Controller, request: Request, settings: Settings, trees: tuple[Tree, ...]) -> None:
         self.id = f"box-{secrets.token_hex(6)}"
         inside = any(mount.target.is_relative_to(request.image.workdir) for mount in request.mounts)
-        one_id = controller.launcher.ids == 1 or request.keeps_writes
+        one_id = controller.launcher.ids == 1 or request.one_id
         user = "" if one_id else request.image.user
         self.image = replace(request.image, clean=request.image.clean and not inside, user=user)
         self.limits = request.limits
@@ -140,7 +140,7 @@ class Core:
                 self._asked, self._began = time.monotonic(), time.time()
             elif self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
-            one_id = self._request.keeps_writes  # what a build leaves on the disk must be the caller's own
+            one_id = self._request.one_id  # what a build leaves on the disk must be the caller's own
             try:
                 self._run = SandboxRun(
                     self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper

@@ -81,9 +81,10 @@ class Request:
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def keeps_writes(self) -> bool:
-        """Whether what is written stays on the disk, as a build's."""
-        return self.upper is not None or any(mount.upper is not None for mount in self.mounts)
+    def one_id(self) -> bool:
+        """Whether it has but one id: what a build leaves on the disk must be the caller's own, who may be root."""
+        kept = self.upper is not None or any(mount.upper is not None for mount in self.mounts)
+        return kept and os.geteuid() != 0
 
     @property
     def upper_kind(self) -> str:
