@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -14,10 +15,9 @@ from tests.unit.oci_tools import END, MadeImage, entry, folder, hard_link
 from minisandbox import Sandbox
 from minisandbox.errors import BuildError, InvalidValue
 from minisandbox.images import Image, LocalSource, StepState, build, build_all
-from minisandbox.images.builder import Maker
-from minisandbox.images.plan import PlannedStep, Planner
 from minisandbox.images.progress import BuildEvent
 from minisandbox.images.recipe import (
+    AddFiles,
     Buildable,
     CheckOut,
     CutHistory,
@@ -29,11 +29,10 @@ from minisandbox.images.recipe import (
     ScratchBase,
     StageBase,
     Step,
+    Trees,
 )
-from minisandbox.images.runner import BuildStep
-from minisandbox.images.session import Session
 from minisandbox.sandbox.controller import current_controller
-from minisandbox.store import Made, Store, step_key
+from minisandbox.store import Made, Store
 from minisandbox.tasks.recipe_file import read_recipe
 
 pytestmark = pytest.mark.kernel
@@ -169,26 +168,25 @@ def test_a_repository_behind_a_link_is_refused(store: Store, small: OciBase, sou
     assert "/work is a link" in (failed.value.reason or "")
 
 
-def test_a_finished_tree_needs_no_sandbox_and_waits_for_what_it_needs(store: Store, small: OciBase) -> None:
-    """The seam for files that are copied from another stage."""
-    planner = Planner(store)
-    stage = planner.plan("stage", Recipe(small, (Run(("touch", "/one")),)))
-    needed = stage.steps[-1]
+def test_files_of_another_stage_are_added_without_a_sandbox(store: Store, small: OciBase, bare: OciBase) -> None:
+    stage = Recipe(small, (Run(("/bin/sh", "-c", "echo made > /one")),))
 
-    def copy(staging: Path) -> Made:
-        assert (store.layer_tree(needed.key) / "one").is_file()
+    def copy(staging: Path, below: Trees, origins: tuple[Trees, ...]) -> Made:
+        (found,) = [tree / "one" for tree in origins[0] if (tree / "one").is_file()]
+        assert any((tree / "etc/name").is_file() for tree in below)
         (staging / "tree").mkdir()
-        (staging / "tree/copied").write_text("yes")
+        shutil.copyfile(found, staging / "tree/copied")
         return Made(staging / "tree")
 
-    step = BuildStep("copy", {"kind": "copy", "from": needed.key}, copy)
-    planned = PlannedStep(step, step_key(None, step.definition), (), (), 60.0, needs=(needed.key,))
-    with Session.begin(store) as session:
-        maker = Maker(session, planner)
-        maker.make_base(stage)
-        maker.make(stage, needed)
-        record = maker.make(stage, planned)
-    assert (store.layer_tree(record.key) / "copied").read_text() == "yes"
+    step = AddFiles("COPY --from", {"files": "one"}, copy, (StageBase(stage),))
+    recipes: dict[str, Callable[[], Buildable]] = {"both": lambda: Recipe(bare, (step,))}
+    built = build_all(recipes, store=store)
+    assert not built.failures, built.failures
+    image = built.images["both"]
+    assert not [key for key in image.layers if (store.layer_tree(key) / "one").exists()], "the stage is no part of it"
+    with Sandbox.create(image.spec()) as box:
+        assert box.files.read_text("/copied") == "made\n"
+    assert build(Recipe(bare, (step,)), store=store, name="again").key == image.key
 
 
 def test_recipes_of_all_kinds_are_built_together(store: Store, bare: OciBase, source: LocalSource) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -45,6 +46,15 @@ def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None
     assert set(work.failures) == {"one", "two"}
     assert work._open == set()
     assert work._take() is None
+
+
+def test_a_step_waits_for_what_it_needs_and_is_not_made_over(store: Store) -> None:
+    stage = _step("stage")
+    copy = replace(_step("copy"), needs=(stage.key,))
+    work = _work(store, [Plan("one", Ground((), ""), (copy,), (stage,))])
+    assert work._take() == stage.key
+    work._succeed(stage.key)
+    assert work._take() == copy.key
 
 
 def test_a_failure_costs_the_same_in_a_larger_set(store: Store) -> None:
