@@ -33,7 +33,7 @@ class PlannedStep:
     """A step at its place in a chain.
 
     Attributes:
-        step: what it does.
+        step: the step itself.
         key: the key of the layer that it makes.
         below: the keys of the layers that it is made over, bottom first; none: it is made over nothing.
         environment: the captured variables that it sees.

@@ -36,13 +36,13 @@ _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
 _NEARLY_FULL, _ROOMY = 64 * MiB, GiB
-"""Bytes free below which a failed step failed for want of space, whatever it said; and where it said so."""
+"""Bytes free below which a step failed because there is no space: whatever its message; where that says so."""
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 _LEAST_READING = 60.0
 """Seconds; a machine that is busy must not fail a step that was quick."""
 _REASONS = (
     (r"No space left on device", "a file system in the build sandbox is full"),
-    (r"Disk quota exceeded", "a quota of whoever owns the files is used up"),
+    (r"Disk quota exceeded", "the quota of the files' owner is used up"),
     (
         r"No solution found|No matching distribution|not found in the package registry|Could not find a version",
         "the package index has no such version for this interpreter",
@@ -124,7 +124,7 @@ class BuildStep:
 
     Attributes:
         name: what people and logs call it.
-        definition: everything that decides what it makes; hashed into its key.
+        definition: everything that decides its result; hashed into its key.
         prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, or the
             finished tree.
         detail: for people.

@@ -1,4 +1,4 @@
-"""The steps of a recipe: what each is keyed by, and what it does when it has to be made."""
+"""The steps of a recipe: the key of each, and the work of its sandbox."""
 
 from __future__ import annotations
 
