@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -17,7 +16,6 @@ from minisandbox.errors import BuildError, InvalidValue
 from minisandbox.images import Image, LocalSource, StepState, build, build_all
 from minisandbox.images.progress import BuildEvent
 from minisandbox.images.recipe import (
-    AddFiles,
     Buildable,
     CheckOut,
     CutHistory,
@@ -29,10 +27,9 @@ from minisandbox.images.recipe import (
     ScratchBase,
     StageBase,
     Step,
-    Trees,
 )
 from minisandbox.sandbox.controller import current_controller
-from minisandbox.store import Made, Store
+from minisandbox.store import Store
 from minisandbox.tasks.recipe_file import read_recipe
 
 pytestmark = pytest.mark.kernel
@@ -166,27 +163,6 @@ def test_a_repository_behind_a_link_is_refused(store: Store, small: OciBase, sou
     with pytest.raises(BuildError, match="tidy") as failed:
         build(Recipe(small, aside, workdir=WORKDIR), store=store, name="moved")
     assert "/work is a link" in (failed.value.reason or "")
-
-
-def test_files_of_another_stage_are_added_without_a_sandbox(store: Store, small: OciBase, bare: OciBase) -> None:
-    stage = Recipe(small, (Run(("/bin/sh", "-c", "echo made > /one")),))
-
-    def copy(staging: Path, below: Trees, origins: tuple[Trees, ...]) -> Made:
-        (found,) = [tree / "one" for tree in origins[0] if (tree / "one").is_file()]
-        assert any((tree / "etc/name").is_file() for tree in below)
-        (staging / "tree").mkdir()
-        shutil.copyfile(found, staging / "tree/copied")
-        return Made(staging / "tree")
-
-    step = AddFiles("COPY --from", {"files": "one"}, copy, (StageBase(stage),))
-    recipes: dict[str, Callable[[], Buildable]] = {"both": lambda: Recipe(bare, (step,))}
-    built = build_all(recipes, store=store)
-    assert not built.failures, built.failures
-    image = built.images["both"]
-    assert not [key for key in image.layers if (store.layer_tree(key) / "one").exists()], "the stage is no part of it"
-    with Sandbox.create(image.spec()) as box:
-        assert box.files.read_text("/copied") == "made\n"
-    assert build(Recipe(bare, (step,)), store=store, name="again").key == image.key
 
 
 def test_recipes_of_all_kinds_are_built_together(store: Store, bare: OciBase, source: LocalSource) -> None:

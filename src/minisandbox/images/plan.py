@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -20,7 +20,7 @@ from minisandbox.images.mirrors import Mirrors
 from minisandbox.images.probe import Interpreter
 from minisandbox.images.runner import BuildStep
 from minisandbox.images.system import system_step
-from minisandbox.store import Made, Store, step_key
+from minisandbox.store import Store, step_key
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import check_name
@@ -316,8 +316,6 @@ class _Chain:
         match step:
             case r.Run():
                 self._put(making.run_step_of(step, workdir), user=step.user, workdir=step.workdir or workdir)
-            case r.AddFiles():
-                self._add_files(step)
             case r.InstallSystem():
                 self._put(system_step(step))
             case r.InstallPython():
@@ -340,26 +338,6 @@ class _Chain:
                 key = self.checked_out.key
                 self._put_apart(making.repository_step(workdir), self.checked_out)
                 self._put(making.task_step(step, lambda: store.layer_tree(key), workdir))
-
-    def _add_files(self, step: r.AddFiles) -> None:
-        """Add a step that needs other chains, whose steps are made before it."""
-        others = [self.planner.chain(self.name, r.Recipe(origin)) for origin in step.origins]
-        known = {*self.layers, *(planned.key for planned in self.aside)}
-        made = [planned for other in others for planned in (*other.aside, *other.steps)]
-        self.aside += {one.key: one for one in made if one.key not in known}.values()
-        below, stacks, store = self.layers, [other.layers for other in others], self.planner.store
-
-        def trees(keys: Sequence[str]) -> r.Trees:
-            return tuple(map(store.layer_tree, keys))
-
-        def prepare(staging: Path) -> Made:
-            return step.make(staging, trees(below), tuple(map(trees, stacks)))
-
-        origins: list[JSONValue] = [other.known for other in others]
-        definition: dict[str, JSONValue] = {"kind": "files", **step.definition, "origins": origins}
-        planned = self._planned(BuildStep("files", definition, prepare, step.title))
-        self._append(replace(planned, needs=tuple(key for keys in stacks for key in keys)))
-        self._add_kept()
 
     def _install(self, step: r.Install) -> None:
         assert self.source is not None

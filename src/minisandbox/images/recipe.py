@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -19,9 +19,8 @@ from minisandbox.images.lock import Lock, Package
 from minisandbox.images.request import PythonRequest
 from minisandbox.images.torch_builds import BACKENDS
 from minisandbox.patches import parse_patch
-from minisandbox.store import Made
 from minisandbox.store.keys import JSONValue
-from minisandbox.types import WORKDIR, Mount
+from minisandbox.types import WORKDIR
 
 _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -142,7 +141,6 @@ class StageBase:
 
 
 Base = HostBase | OciBase | ScratchBase | StageBase
-Trees = tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +169,6 @@ class Run:
         user: as whom it runs; "" for root.
         network: what it reaches: ``"off"``, ``"index"`` (the package index) or ``"host"``.
         unkeyed: further variables, which do not decide its result, such as addresses of proxies.
-        mounts: directories and files of this machine that it sees.
-        sees: the hash of the content of those that decide its result.
     """
 
     argv: tuple[str, ...]
@@ -181,8 +177,6 @@ class Run:
     user: str = ""
     network: str = "off"
     unkeyed: tuple[tuple[str, str], ...] = ()
-    mounts: tuple[Mount, ...] = ()
-    sees: str = ""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -191,24 +185,6 @@ class Run:
         if self.network not in NETWORKS:
             raise InvalidValue(f"network is {self.network!r}", hint=f"write one of {', '.join(NETWORKS)}")
         check_environment(dict(self.environment))
-
-
-@dataclass(frozen=True, slots=True)
-class AddFiles:
-    """Add files that are made without a sandbox, from other stages and images too.
-
-    Attributes:
-        title: for people.
-        definition: everything that decides which files, besides ``origins`` and what lies below.
-        make: called with an empty directory, the trees below, and the trees of each origin, all bottom first; returns
-            the layer's tree.
-        origins: what else it reads.
-    """
-
-    title: str
-    definition: Mapping[str, JSONValue] = field(hash=False)
-    make: Callable[[Path, Trees, tuple[Trees, ...]], Made] = field(compare=False)
-    origins: tuple[Base, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +284,7 @@ class HiddenTests:
     test_patch: str = ""
 
 
-Step = (
-    Run | AddFiles | InstallSystem | InstallPython | InstallRequirements | CheckOut | Install | CutHistory | HiddenTests
-)
+Step = Run | InstallSystem | InstallPython | InstallRequirements | CheckOut | Install | CutHistory | HiddenTests
 
 
 @dataclass(frozen=True, slots=True)

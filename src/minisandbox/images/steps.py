@@ -101,7 +101,6 @@ def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
         "workdir": str(step.workdir or workdir),
         "user": step.user,
         "network": step.network,
-        "sees": step.sees,
     }
     title = " ".join(step.argv)
 
@@ -109,7 +108,7 @@ def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
         command = Command(title, step.argv)
         variables = {**dict(step.environment), **dict(step.unkeyed)}
         network = StepNetwork.OUTSIDE if step.network == "host" else StepNetwork(step.network)
-        return Work((command,), environment=variables, network=network, mounts=step.mounts)
+        return Work((command,), environment=variables, network=network)
 
     return BuildStep("run", definition, prepare, title)
 
