@@ -234,15 +234,34 @@ def _has_usr(layers: Sequence[Path]) -> bool:
     return any((layer / "usr").is_dir() and any((layer / "usr").iterdir()) for layer in layers)
 
 
-def build_sandbox(spec: ImageSpec, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path) -> Sandbox:
+def build_sandbox(
+    spec: ImageSpec,
+    limits: Limits,
+    network: Network,
+    mounts: tuple[Mount, ...],
+    upper: Path,
+    *,
+    environment: dict[str, str] | None = None,
+) -> Sandbox:
     """Make a sandbox that writes to the disk; of ``limits.disk`` only its /tmp and /dev/shm, in memory, take note.
 
     :meth:`.Sandbox.create` refuses the two together, because it could not keep what they promise.
 
+    Args:
+        spec: what is inside.
+        limits: what it may use.
+        network: what it reaches.
+        mounts: host directories and files that it sees.
+        upper: where its writes go.
+        environment: exactly what its commands find; None: the usual defaults, and what ``spec`` says.
+
     Raises:
         SandboxCreationError: there could be no sandbox.
     """
-    return Sandbox(Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper))
+    core = Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper)
+    if environment is not None:
+        core.environment = environment
+    return Sandbox(core)
 
 
 def build_limits(memory: int | None) -> Limits:

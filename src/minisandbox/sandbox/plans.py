@@ -314,8 +314,8 @@ def _layers(image: ImageSpec) -> tuple[str, ...]:
 
 
 def _tmp(request: Request) -> Iterator[p.Operation]:
-    """A workspace keeps /tmp with the rest, and so in its snapshots; a build's is no part of its layer."""
-    if request.upper is not None:
+    """A workspace keeps /tmp with the rest, and so in its snapshots; so does a container image's build in its layers."""
+    if request.upper is not None and request.image.host_usr:
         yield p.Directory("tmp", 0o1777)
         yield p.Attach("root/tmp", source="tmp")
 

@@ -28,7 +28,8 @@ class RunMount:
         identity: which cache or secret.
         variable: the variable that gets a secret.
         required: whether a missing secret is an error.
-        writable: whether a bind can be written; nothing of that is kept.
+        mode: the permission bits of a cache or a secret; None for the usual ones.
+        owner: the user and group of a cache or a secret.
     """
 
     kind: str
@@ -38,7 +39,8 @@ class RunMount:
     identity: str = ""
     variable: str = ""
     required: bool = False
-    writable: bool = False
+    mode: int | None = None
+    owner: tuple[int, int] = (0, 0)
 
 
 def parse_mount(text: str, one: Instruction, workdir: str) -> RunMount:
@@ -75,7 +77,8 @@ def parse_mount(text: str, one: Instruction, workdir: str) -> RunMount:
         one.refuse("nothing can be mounted at /")
     return RunMount(
         kind, target, fields.get("source", ""), fields.get("from", ""), identity or target, fields.get("env", ""),
-        _is_on(fields.get("required", "false")), _is_on(fields.get("rw", "false")),
+        fields.get("required", "false").lower() in ("true", "1"), _number(fields, "mode", one, 8),
+        (_number(fields, "uid", one) or 0, _number(fields, "gid", one) or 0),
     )  # fmt: skip
 
 
@@ -90,5 +93,10 @@ def _fields(text: str, one: Instruction) -> dict[str, str]:
     return fields
 
 
-def _is_on(text: str) -> bool:
-    return text.lower() in ("true", "1")
+def _number(fields: dict[str, str], name: str, one: Instruction, base: int = 10) -> int | None:
+    if name not in fields:
+        return None
+    try:
+        return int(fields[name], base)
+    except ValueError:
+        one.refuse(f"--mount: {name}={fields[name]} is not a number")
