@@ -15,6 +15,7 @@ from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.recipe import Recipe
 from minisandbox.images.runner import Place, run_step
 from minisandbox.images.session import Session
+from minisandbox.images.steps import BASH, as_python_step
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.types import WORKDIR
 
@@ -90,7 +91,8 @@ class Maker:
             self.session.cancellation.check()
             self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
             with self.session.store.hold(*planned.below):  # a collection may run beside this
-                return run_step(self._place(plan, planned, staging), step.prepare(staging))
+                place = self._place(plan, planned, staging)
+                return run_step(place, as_python_step(step.prepare(staging), step.name, place.layers))
 
         try:
             record, made = self.session.store.ensure_layer(
@@ -122,6 +124,8 @@ class Maker:
             log=store.log_path(planned.key),
             timeout=planned.timeout,
             session=self.session,
+            workdir=WORKDIR,
+            shell=BASH,
         )
 
     def _tell(

@@ -17,7 +17,7 @@ from minisandbox.images.access import Access, host_access, index_access
 from minisandbox.images.index import host_settings
 from minisandbox.images.lock import PACKAGES, Package, packages_fact
 from minisandbox.images.packages import Served
-from minisandbox.images.places import BUILD, MOUNTS, RANKS
+from minisandbox.images.places import BUILD, MOUNTS
 from minisandbox.images.session import Session
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.core import Core
@@ -66,24 +66,21 @@ class StepNetwork(enum.StrEnum):
     OFF = "off"
     INDEX = "index"
     HOST = "host"
+    OUTSIDE = "outside"
+    """The host's network alone, without the package index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One script of a step.
+    """One command of a step.
 
     Attributes:
         title: what the log and errors call it.
-        text: for bash.
+        run: an argument list, executed without a shell; or a text for the shell of the place.
     """
 
     title: str
-    text: str
-
-    @classmethod
-    def given(cls, text: str) -> Command:
-        """A command as a recipe has it: errors end it, and its errors go where its output goes."""
-        return cls(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
+    run: str | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class Work:
     """What one step does.
 
     Attributes:
-        commands: scripts, run one after the other at ``/testbed``.
+        commands: run one after the other.
         files: (name in ``/tmp/build``, content) of what they read.
         mounts: host directories and files they see.
         environment: variables for this step only.
@@ -130,6 +127,10 @@ class Place:
         log: the file for the output.
         timeout: seconds for the whole step.
         session: what the steps of one building have in common.
+        own_root: whether the root is the layers' own, without the host's ``/usr``.
+        user: as whom commands run; "" for root.
+        workdir: where they start.
+        shell: what runs a text, which is its last argument.
     """
 
     step: str
@@ -140,6 +141,10 @@ class Place:
     log: Path
     timeout: float
     session: Session
+    own_root: bool = False
+    user: str = ""
+    workdir: PurePosixPath = PurePosixPath("/")
+    shell: tuple[str, ...] = ("/bin/sh", "-c")
 
 
 def run_step(place: Place, work: Work) -> Made:
@@ -174,6 +179,9 @@ def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]
     if work.network is StepNetwork.OFF:
         yield Access(Network.off(), {}), None
         return
+    if work.network is StepNetwork.OUTSIDE:
+        yield host_access(None, host_settings(), place.step), None
+        return
     only = None if work.only is None else {one.file: one for one in work.only}
     served = Served(work.before, only, work.torch_backend)
     with place.session.index.serve(served) as url:
@@ -203,7 +211,10 @@ def _index_reasons(served: Served) -> Iterator[str]:
 def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
     upper = place.staging / "upper"
     upper.mkdir(mode=0o755)
-    spec = ImageSpec(f"{place.image}: {place.step}", place.layers, place.environment, PurePosixPath("/testbed"))
+    spec = ImageSpec(
+        f"{place.image}: {place.step}", place.layers, place.environment, place.workdir,
+        host_usr=not place.own_root, user=place.user,
+    )  # fmt: skip
     mounts = (*work.mounts, *access.mounts)
     limits = build_limits(place.session.memory)
     with (
@@ -211,8 +222,7 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
         place.session.cancellation.running(box),
     ):
         _write_files(box, work)
-        own = {"RANK": str(RANKS.index(place.step)), "OWN_USR": "/usr" if _has_usr(place.layers) else ""}
-        _run_commands(box, place, replace(work, environment={**own, **access.environment, **work.environment}))
+        _run_commands(box, place, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
     add_usr(upper)
     # what it wrote in its time may be read for as long: a host is not held up by what a step left behind
@@ -227,11 +237,6 @@ def add_usr(upper: Path) -> None:
             with suppress(FileNotFoundError):
                 (upper / "tree/usr").rmdir()  # the mount point, if it was copied up: nothing can be in it
             written.rename(upper / "tree/usr")
-
-
-def _has_usr(layers: Sequence[Path]) -> bool:
-    """Whether one of these has something below /usr, which is the host's otherwise."""
-    return any((layer / "usr").is_dir() and any((layer / "usr").iterdir()) for layer in layers)
 
 
 def build_sandbox(
@@ -285,19 +290,18 @@ def build_limits(memory: int | None) -> Limits:
 
 
 def _write_files(box: Sandbox, work: Work) -> None:
-    box.exec(["mkdir", "-p", str(BUILD)], cwd="/", timeout=60).check()
+    box.files.mkdir(BUILD, parents=True)
     for name, content in work.files:
         box.files.write_bytes(BUILD / name, content)
-    for number, command in enumerate(work.commands):
-        box.files.write_bytes(BUILD / f"step{number}.sh", command.text.encode("utf-8", "surrogateescape"))
 
 
 def _run_commands(box: Sandbox, place: Place, work: Work) -> None:
     deadline = time.monotonic() + place.timeout
     log, spoke = bytearray(), False
-    for number, command in enumerate(work.commands):
+    for command in work.commands:
         left = max(deadline - time.monotonic(), 0.1)
-        result = box.exec(["bash", str(BUILD / f"step{number}.sh")], timeout=left, env=work.environment)
+        argv = [*place.shell, command.run] if isinstance(command.run, str) else command.run
+        result = box.exec(argv, timeout=left, env=work.environment)
         log += _logged(command, result)
         spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
         if spoke:  # a log that says nothing would take a block for each step of each image

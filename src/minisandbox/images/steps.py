@@ -12,7 +12,7 @@ from minisandbox.images.listing import parse_moment
 from minisandbox.images.localsource import Snapshot
 from minisandbox.images.lock import INSTALLED, Package
 from minisandbox.images.mirrors import Mirrors, origin
-from minisandbox.images.places import MOUNTS
+from minisandbox.images.places import MOUNTS, RANKS
 from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
 from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource
@@ -32,6 +32,8 @@ ENVIRONMENT = "/opt/miniconda3/envs/testbed"
 DESCRIBED = "described"
 """The fact of a source's layer that says what git calls its commit, by its last tag."""
 UV_MINIMUM = (3, 8)
+BASH = ("bash", "-c")
+"""The shell of this module's scripts."""
 
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
 
@@ -157,7 +159,7 @@ def install_step(recipe: Recipe, interpreter: Interpreter | None, described: str
     }
 
     def prepare(_: Path) -> Work:
-        commands = (Command("history", history), *map(Command.given, recipe.install), Command("install", settle))
+        commands = (Command("history", history), *map(_given, recipe.install), Command("install", settle))
         facts = () if interpreter is None else (INSTALLED,)
         variables = {"LAST_TAG": last, **dict(recipe.environment)}
         work = _networked(Work(commands, environment=variables, facts=facts), recipe, "install")
@@ -240,6 +242,24 @@ def local_step(source: LocalSource, snapshot: Snapshot) -> Step:
 
     definition: dict[str, JSONValue] = {"kind": "local", "files": snapshot.digest, "scripts": _digest(text)}
     return Step("source", definition, prepare, str(source.path))
+
+
+def as_python_step(work: Work, step: str, layers: Sequence[Path]) -> Work:
+    """The same work with what the scripts ask for.
+
+    Args:
+        work: what the step does.
+        step: its name.
+        layers: the trees that it is made over.
+    """
+    own_usr = any((layer / "usr").is_dir() and any((layer / "usr").iterdir()) for layer in layers)
+    own = {"RANK": str(RANKS.index(step)), "OWN_USR": "/usr" if own_usr else ""}  # /usr is the host's otherwise
+    return replace(work, environment={**own, **work.environment})
+
+
+def _given(text: str) -> Command:
+    """A command as a recipe has it: errors end it, and its errors go where its output goes."""
+    return Command(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 
 
 def _networked(work: Work, recipe: Recipe, step: str) -> Work:
