@@ -247,6 +247,7 @@ def build_sandbox(
     upper: Path,
     *,
     environment: dict[str, str] | None = None,
+    pretend_owners: bool = False,
 ) -> Sandbox:
     """Make a sandbox that writes to the disk; of ``limits.disk`` only its /tmp and /dev/shm, in memory, take note.
 
@@ -259,11 +260,12 @@ def build_sandbox(
         mounts: host directories and files that it sees.
         upper: where its writes go.
         environment: exactly what its commands find; None: the usual defaults, and what ``spec`` says.
+        pretend_owners: whether changes of owners answer success and do nothing.
 
     Raises:
         SandboxCreationError: there could be no sandbox.
     """
-    core = Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper)
+    core = Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners)
     if environment is not None:
         core.environment = environment
     return Sandbox(core)

@@ -128,14 +128,14 @@ def _placed(run: RunCommand, place: RunPlace, placement: Placement) -> Iterator[
         stack.callback(placement.clean)
         for number, mount in enumerate(run.mounts):
             try:
-                stack.enter_context(_place(run, place, placement, mount, place.staging / f"mount{number}"))
+                stack.enter_context(_place(place, placement, mount, place.staging / f"mount{number}"))
             except LinkError as error:
                 _refuse(run, f"--mount at {mount.wanted.target}: {error}")
         yield
 
 
 @contextmanager
-def _place(run: RunCommand, place: RunPlace, placement: Placement, mount: Mount, work: Path) -> Iterator[None]:
+def _place(place: RunPlace, placement: Placement, mount: Mount, work: Path) -> Iterator[None]:
     wanted = mount.wanted
     if wanted.kind == "secret":
         if wanted.target:
@@ -204,7 +204,9 @@ def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
         environment.setdefault("APT_CONFIG", str(_APT_PLACE))
     spec = ImageSpec(f"{place.image}: line {run.line}", place.layers, host_usr=False)
     limits = build_limits(place.memory)
-    box = build_sandbox(spec, limits, network, tuple(mounts), upper, environment=environment)
+    box = build_sandbox(
+        spec, limits, network, tuple(mounts), upper, environment=environment, pretend_owners=not place.keep_owners
+    )
     user = named_user(run.user) if place.keep_owners else None
     if user is not None and "HOME" not in dict(run.variables):
         del environment["HOME"]  # the one that /etc/passwd says is filled in inside
