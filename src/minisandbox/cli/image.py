@@ -11,6 +11,7 @@ from pathlib import Path
 
 from minisandbox.cli import (
     exits,
+    image_dockerfile,
     image_freeze,
     image_lock,
     image_pull,
@@ -48,8 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     make = verbs.add_parser(
         "build",
-        help="build the image of a recipe or the images of tasks",
-        description="Build the image of a recipe (a .toml file) or the images of a task set.",
+        help="build the image of a recipe or a Dockerfile, or the images of tasks",
+        description="Build the image of a recipe (a .toml file) or, with --file, of a Dockerfile; or the images of tasks.",
     )
     _add_build_options(make)
     image_pull.configure(verbs)
@@ -81,6 +82,7 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--exclude-newer", metavar="DATE", help="ignore packages uploaded on this day or later, such as 2024-03-01"
     )
+    image_dockerfile.add_options(make)
     add_json_option(make)
     make.set_defaults(run=run_build, kept=KEPT)
 
@@ -88,6 +90,8 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
 def run_build(args: argparse.Namespace) -> int:
     """Build images. A failure does not stop the others; the first one sets the exit status."""
     require_positive(args, "jobs")
+    if args.file is not None:
+        return image_dockerfile.run_build(args)
     is_recipe = args.tasks.endswith(".toml")
     if is_recipe and args.only:
         raise InvalidValue("--only selects tasks, and a recipe has none", hint="leave it out")

@@ -38,6 +38,15 @@ def find_owner(text: str, image: Tree) -> tuple[int, int]:
     return uid, gid
 
 
+def find_home(user: str, image: Tree) -> str:
+    """Return the home directory of a user: a name or an id; "" is root."""
+    user = user or "0"
+    for row in _rows(image, "passwd"):
+        if len(row) > 5 and user in (row[0], row[2]) and row[5]:
+            return row[5]
+    return "/root" if user in ("0", "root") else "/"
+
+
 def _find(image: Tree, file: str, name: str, columns: tuple[int, ...]) -> tuple[int, ...]:
     if name == "root":
         return (0,) * len(columns)

@@ -10,13 +10,16 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from minisandbox.errors import BuildError, DockerfileError, InvalidValue
+from minisandbox.images.access import Access, host_access
 from minisandbox.images.dockerfile import placing
 from minisandbox.images.dockerfile.copying import copy_layer
 from minisandbox.images.dockerfile.evaluation import PIPES
+from minisandbox.images.dockerfile.owners import find_home
 from minisandbox.images.dockerfile.placing import Placement
 from minisandbox.images.dockerfile.sources import Source
 from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
 from minisandbox.images.dockerfile.trees import LayersTree, LinkError, Tree
+from minisandbox.images.index import host_settings
 from minisandbox.images.oci.below import Below
 from minisandbox.images.runner import build_limits, build_sandbox
 from minisandbox.sandbox.cancellation import Cancellation
@@ -195,8 +198,12 @@ def _secret_variables(run: RunCommand, place: RunPlace) -> dict[str, str]:
 
 def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
     network = {"none": Network.off(), "host": Network.host()}.get(run.network, place.network)
-    environment = {**network_environment(network), **dict(run.unkeyed), "HOME": "/root", **dict(run.variables)}
-    mounts = [*_script(run, place), *_secrets(run, place)]
+    outside = host_access(None, host_settings(), f"line {run.line}") if network.mode == "host" else Access(network, {})
+    environment = {
+        **network_environment(network), **outside.environment, **dict(run.unkeyed),
+        "HOME": _home(run, place), **dict(run.variables),
+    }  # fmt: skip
+    mounts = [*_script(run, place), *_secrets(run, place), *outside.mounts]
     if not place.keep_owners:
         apt = place.staging / "apt.conf"
         apt.write_bytes(_APT)
@@ -208,8 +215,6 @@ def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
         spec, limits, network, tuple(mounts), upper, environment=environment, pretend_owners=not place.keep_owners
     )
     user = named_user(run.user) if place.keep_owners else None
-    if user is not None and "HOME" not in dict(run.variables):
-        del environment["HOME"]  # the one that /etc/passwd says is filled in inside
     with box, place.cancellation.running(box):
         try:
             return box.exec(
@@ -217,6 +222,11 @@ def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
             )
         except InvalidValue as error:
             _refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
+
+
+def _home(run: RunCommand, place: RunPlace) -> str:
+    """The home directory of a RUN's user, with one id too, where it runs as root."""
+    return find_home(run.user.partition(":")[0], LayersTree(Below(tuple(reversed(place.layers)))))
 
 
 def named_user(user: str) -> str | None:
