@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     make = verbs.add_parser(
         "build",
         help="build the image of a recipe or a Dockerfile, or the images of tasks",
-        description="Build the image of a recipe (a .toml file) or, with --file, of a Dockerfile; or the images of tasks.",
+        description="Build the image of a recipe (a .toml file) or of a Dockerfile (--file), or the images of tasks.",
     )
     _add_build_options(make)
     image_pull.configure(verbs)
