@@ -146,7 +146,7 @@ class _Bases:
     def _found(self, base: ImageBase) -> Image:
         if not self.pull:
             try:
-                image = load_image(self.store, base.reference)
+                image = load_image(self.store, base.reference.removesuffix(":latest"))
             except (NotFound, InvalidValue):
                 pass
             else:
