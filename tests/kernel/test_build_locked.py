@@ -20,7 +20,7 @@ from minisandbox.errors import BuildError
 from minisandbox.images import (
     Interpreter,
     LocalSource,
-    Recipe,
+    PythonRecipe,
     build,
     compare_locks,
     installed_interpreters,
@@ -139,7 +139,7 @@ def test_a_lock_gives_the_same_when_the_index_has_moved_on(
     index.add_wheel("tinytool", "1.0", "2020-01-01T00:00:00Z")
     (tmp_path / "source").mkdir()
     (tmp_path / "source/a.py").write_text("x = 1\n")
-    recipe = Recipe(
+    recipe = PythonRecipe(
         python=interpreter.version,
         requirements=("tinydemo",),  # no pin at all
         source=LocalSource(tmp_path / "source"),
@@ -203,11 +203,11 @@ def test_code_of_one_build_leaves_nothing_for_another(
     for path in (store.root / "downloads").iterdir():
         path.unlink()
     attack = ("python -m pip install victim", "/run/minisandbox/uv cache dir; python poison.py")
-    build(Recipe(python=interpreter.version, source=LocalSource(source), install=attack), store=store, name="attack")
+    build(PythonRecipe(python=interpreter.version, source=LocalSource(source), install=attack), store=store, name="attack")
     downloads = {path.name: path.read_bytes() for path in (store.root / "downloads").iterdir()}
     assert len(downloads) == 1
     assert all(hashlib.sha256(content).hexdigest() == name for name, content in downloads.items())
-    clean = build(Recipe(python=interpreter.version, requirements=("victim",)), store=store, name="clean")
+    clean = build(PythonRecipe(python=interpreter.version, requirements=("victim",)), store=store, name="clean")
     assert _versions(clean, "victim") == "1.0\n"
 
 
@@ -220,7 +220,7 @@ def test_pytorch_without_cuda(tmp_path: Path, index: Index, store: Store, interp
     index.add_wheel("nvidia_cublas_cu12", "1.0", "2020-01-01T00:00:00Z")
     index.add_wheel("vision", "1.0", "2020-01-01T00:00:00Z", needs="Requires-Dist: torch>=1\n")
     pins = ("torch==1.0+cu121", "nvidia-cublas-cu12==1.0", "vision==1.0")
-    recipe = Recipe(python=interpreter.version, requirements=pins, torch_backend="cpu")
+    recipe = PythonRecipe(python=interpreter.version, requirements=pins, torch_backend="cpu")
     image = build(recipe, store=store, name="cpu")
     assert _versions(image, "torch", "vision") == "1.0+cpu\n1.0\n"
     (tmp_path / "lock").write_text(lock_of("cpu", image.records()).to_toml())

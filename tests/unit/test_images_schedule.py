@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,8 +13,8 @@ from minisandbox.errors import SourceError
 from minisandbox.images.builder import Maker
 from minisandbox.images.plan import Plan, PlannedStep
 from minisandbox.images.recipe import Recipe
+from minisandbox.images.runner import BuildStep
 from minisandbox.images.schedule import _Work
-from minisandbox.images.stepping import Step
 from minisandbox.store import Store, step_key
 
 
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def _step(name: str) -> PlannedStep:
-    return PlannedStep(Step(name, {"kind": name}, cast("Any", None)), step_key(None, {"name": name}), (), (), 60.0)
+    return PlannedStep(BuildStep(name, {"kind": name}, cast("Any", None)), step_key(None, {"name": name}), (), (), 60.0)
 
 
 def _work(store: Store, plans: list[Plan]) -> _Work:
@@ -33,7 +33,7 @@ def _work(store: Store, plans: list[Plan]) -> _Work:
 
 
 def _plan(name: str, *steps: PlannedStep) -> Plan:
-    return Plan(name, Recipe(), "base", steps, None, (), "content")
+    return Plan(name, ("base",), steps, (), None, (), "content", PurePosixPath("/"), "", False, {}, {}, Recipe())
 
 
 def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None:

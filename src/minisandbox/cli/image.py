@@ -36,7 +36,7 @@ from minisandbox.cli.output import (
 )
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.errors import InvalidValue
-from minisandbox.images import Budget, Image, Lock, Recipe, image_sizes, load_image, read_lock, total_size
+from minisandbox.images import Budget, Image, Lock, PythonRecipe, image_sizes, load_image, read_lock, total_size
 from minisandbox.store import LayerRecord, Store
 from minisandbox.tasks import read_recipe
 from minisandbox.types import parse_size
@@ -116,7 +116,7 @@ def run_build(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Recipe]]:
+def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], PythonRecipe]]:
     path = Path(args.tasks)
     recipe = read_recipe(path)
     if args.torch_backend:
@@ -124,13 +124,13 @@ def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Recipe]]
     return {args.name or path.stem: lambda: recipe}
 
 
-def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], Recipe]]:
+def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], PythonRecipe]]:
     return {task.instance_id: task.recipe for task in load(args)}
 
 
 def _pinned_recipes(
-    args: argparse.Namespace, recipes: dict[str, Callable[[], Recipe]]
-) -> dict[str, Callable[[], Recipe]]:
+    args: argparse.Namespace, recipes: dict[str, Callable[[], PythonRecipe]]
+) -> dict[str, Callable[[], PythonRecipe]]:
     """Return the recipes with the command line's pins."""
     for option in ("exclude_newer", "torch_backend"):
         if args.locked is not None and getattr(args, option):
@@ -145,13 +145,13 @@ def _pinned_recipes(
     return recipes
 
 
-def _locked(recipe: Callable[[], Recipe], lock: Lock) -> Recipe:
+def _locked(recipe: Callable[[], PythonRecipe], lock: Lock) -> PythonRecipe:
     plain = recipe()
     python = lock.python.get("version", plain.python)
     return replace(plain, lock=lock, python=python, torch_backend=lock.torch_backend)
 
 
-def _dated(recipe: Callable[[], Recipe], date: str) -> Recipe:
+def _dated(recipe: Callable[[], PythonRecipe], date: str) -> PythonRecipe:
     return replace(recipe(), exclude_newer=date)
 
 

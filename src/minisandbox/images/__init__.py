@@ -24,7 +24,7 @@ _HOME = {
     "Package": "lock",
     "Pins": "pins",
     "Progress": "progress",
-    "Recipe": "recipe",
+    "PythonRecipe": "recipe",
     "SdistSource": "recipe",
     "Source": "recipe",
     "StepState": "progress",
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from minisandbox.images.progress import StepState as StepState
     from minisandbox.images.recipe import GitSource as GitSource
     from minisandbox.images.recipe import LocalSource as LocalSource
-    from minisandbox.images.recipe import Recipe as Recipe
+    from minisandbox.images.recipe import PythonRecipe as PythonRecipe
     from minisandbox.images.recipe import SdistSource as SdistSource
     from minisandbox.images.recipe import Source as Source
     from minisandbox.images.schedule import Budget as Budget

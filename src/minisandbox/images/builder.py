@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import BuildError, MiniSandboxError, UnfitTree
+from minisandbox.images.base import base_key
 from minisandbox.images.failures import Failures
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
 from minisandbox.images.lock import Lock, compare_locks, lock_of
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.recipe import Buildable
 from minisandbox.images.runner import Place, run_step
 from minisandbox.images.session import Session
-from minisandbox.images.steps import BASH, as_python_step
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
-from minisandbox.types import WORKDIR
+from minisandbox.store.keys import JSONValue
 
 
 def build(
-    recipe: Recipe, *, store: Store, name: str, progress: Progress | None = None, mirrors: Path | None = None
+    recipe: Buildable, *, store: Store, name: str, progress: Progress | None = None, mirrors: Path | None = None
 ) -> Image:
     """Make an image, or find it: every layer that is already in the store is used as it is.
 
@@ -54,7 +54,7 @@ def build(
             try:
                 maker.make(plan, planned)
             except MiniSandboxError as error:
-                Failures(store).add(name, planned, error)
+                Failures(store).add(plan, planned, error)
                 raise
     return record_image(plan, store)
 
@@ -74,7 +74,7 @@ class Maker:
     progress: Progress | None = None
 
     def make_base(self, plan: Plan) -> LayerRecord:
-        """Return the bottom layer, made if it is not there."""
+        """Return the layer of what the host gives, made if it is not there: our own tools run in it."""
         record, made = make_base(self.session.store, self.planner.base())
         self._tell(plan, "base", StepState.FINISHED if made else StepState.CACHED, record.key, record)
         return record
@@ -90,14 +90,14 @@ class Maker:
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
             self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
-            with self.session.store.hold(*planned.below):  # a collection may run beside this
-                place = self._place(plan, planned, staging)
-                return run_step(place, as_python_step(step.prepare(staging), step.name, place.layers))
+            with self.session.store.hold(*planned.below, *planned.needs):  # a collection may run beside this
+                work = step.prepare(staging)
+                return work if isinstance(work, Made) else run_step(self._place(plan, planned, staging), work)
 
         try:
             record, made = self.session.store.ensure_layer(
                 key,
-                parent=planned.below[-1],
+                parent=planned.below[-1] if planned.below else None,
                 step=step.definition,
                 make=make,
                 on_wait=lambda: self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail),
@@ -124,8 +124,10 @@ class Maker:
             log=store.log_path(planned.key),
             timeout=planned.timeout,
             session=self.session,
-            workdir=WORKDIR,
-            shell=BASH,
+            helper=store.layer_tree(base_key(self.planner.base())),
+            own_root=planned.own_root,
+            user=planned.user,
+            workdir=planned.workdir,
         )
 
     def _tell(
@@ -143,18 +145,22 @@ def record_image(plan: Plan, store: Store) -> Image:
         BuildError: it was to be made from a lock, and is not what the lock says.
     """
     last = store.layer(plan.layers[-1])
-    tests = None if plan.tests is None else plan.tests.key
-    identity = {"kind": "image", "environment": dict(plan.environment), "tests": tests}
+    identity: dict[str, JSONValue] = {"kind": "image", "environment": dict(plan.environment), "tests": plan.tests}
+    if plan.own_root:
+        identity |= {"workdir": str(plan.workdir), "user": plan.user, "config": plan.config}
     record = ImageRecord(
         name=plan.name,
         key=step_key(plan.content, identity),
         layers=plan.layers,
         environment=plan.environment,
-        workdir=str(WORKDIR),
-        tests_layer=tests,
+        workdir=str(plan.workdir),
+        tests_layer=plan.tests,
         base_commit=last.facts.get("commit", ""),
         created=time.time(),
-        notes=_notes(plan, store),
+        notes={**plan.notes, **_notes(plan, store)},
+        own_root=plan.own_root,
+        user=plan.user,
+        config=plan.config,
     )
     image = image_of(record, store)
     if plan.recipe.lock is not None:

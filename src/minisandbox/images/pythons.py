@@ -15,7 +15,7 @@ from minisandbox.images.index import host_settings
 from minisandbox.images.interpreters import installed_interpreters
 from minisandbox.images.plan import Planner
 from minisandbox.images.probe import Interpreter
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.recipe import InstallPython, PythonRecipe
 from minisandbox.images.request import PythonRequest
 from minisandbox.images.steps import python_step
 from minisandbox.images.uvtool import find_uv
@@ -93,14 +93,14 @@ def readers_of(interpreter: Interpreter) -> str:
 
 
 def _works(interpreter: Interpreter, store: Store, planner: Planner, *, check: bool) -> str:
-    key = step_key(planner.platform(), python_step(interpreter, Recipe(python=interpreter.version)).definition)
+    key = step_key(planner.platform(), python_step(InstallPython(interpreter.version), interpreter).definition)
     if store.has_layer(key):
         return "yes"
     if not check:
         return "untried"
     name = f"python-{interpreter.version}"
     try:
-        build(Recipe(python=str(interpreter.release)), store=store, name=name)
+        build(PythonRecipe(python=str(interpreter.release)), store=store, name=name)
     except MiniSandboxError as error:
         return f"no: {error.what}"
     return "yes" if store.has_layer(key) else "untried"  # another one of the same version comes before it

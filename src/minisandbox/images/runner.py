@@ -6,7 +6,7 @@ import enum
 import re
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,13 +17,14 @@ from minisandbox.images.access import Access, host_access, index_access
 from minisandbox.images.index import host_settings
 from minisandbox.images.lock import PACKAGES, Package, packages_fact
 from minisandbox.images.packages import Served
-from minisandbox.images.places import BUILD, MOUNTS
+from minisandbox.images.places import BUILD, IMAGE, MOUNTS
 from minisandbox.images.session import Session
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.core import Core
 from minisandbox.store import Made
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import disk_full, store_faults
+from minisandbox.store.keys import JSONValue
 from minisandbox.store.room import is_full
 from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network, Outcome
 
@@ -54,7 +55,7 @@ _REASONS = (
     (r"(?:gcc|cc1plus|g\+\+|clang|rustc|cargo|cmake)\S*:? (?:command )?(?:not found|No such)", "a compiler is missing"),
     (r"fatal error: \S+\.h: No such file", "a C header is missing on the host"),
     (r"Read-only file system", "the command writes where an ordinary user's sandbox is read-only"),
-    (r"No module named '?([\w.]+)", "a Python module is missing; name it in Recipe.requirements"),
+    (r"No module named '?([\w.]+)", "a Python module is missing; name it in PythonRecipe.requirements"),
     (r"MemoryError|Killed|Cannot allocate memory", "it ran out of memory"),
     (r"command not found", "a program is missing on the host"),
 )  # fmt: skip
@@ -76,11 +77,11 @@ class Command:
 
     Attributes:
         title: what the log and errors call it.
-        run: an argument list, executed without a shell; or a text for the shell of the place.
+        argv: its program and arguments; no shell is involved.
     """
 
     title: str
-    run: str | tuple[str, ...]
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class Work:
         facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
         patch: what a patch that does not apply is called.
         patch_note: what may be the reason if it does not.
+        tools: whether the commands are our own tools': they run in a sandbox of the host's ``/usr``, which sees the
+            image's tree at :data:`IMAGE`; nothing is needed of the image.
     """
 
     commands: tuple[Command, ...]
@@ -112,6 +115,25 @@ class Work:
     facts: tuple[str, ...] = ()
     patch: str = "patch"
     patch_note: str = ""
+    tools: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuildStep:
+    """A step that this machine can carry out.
+
+    Attributes:
+        name: what people and logs call it.
+        definition: everything that decides what it makes; hashed into its key.
+        prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, or the
+            finished tree.
+        detail: for people.
+    """
+
+    name: str
+    definition: Mapping[str, JSONValue]
+    prepare: Callable[[Path], Work | Made]
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +149,10 @@ class Place:
         log: the file for the output.
         timeout: seconds for the whole step.
         session: what the steps of one building have in common.
+        helper: the tree of the sandbox that our own tools run in.
         own_root: whether the root is the layers' own, without the host's ``/usr``.
         user: as whom commands run; "" for root.
         workdir: where they start.
-        shell: what runs a text, which is its last argument.
     """
 
     step: str
@@ -141,10 +163,10 @@ class Place:
     log: Path
     timeout: float
     session: Session
+    helper: Path
     own_root: bool = False
     user: str = ""
     workdir: PurePosixPath = PurePosixPath("/")
-    shell: tuple[str, ...] = ("/bin/sh", "-c")
 
 
 def run_step(place: Place, work: Work) -> Made:
@@ -211,14 +233,10 @@ def _index_reasons(served: Served) -> Iterator[str]:
 def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
     upper = place.staging / "upper"
     upper.mkdir(mode=0o755)
-    spec = ImageSpec(
-        f"{place.image}: {place.step}", place.layers, place.environment, place.workdir,
-        host_usr=not place.own_root, user=place.user,
-    )  # fmt: skip
     mounts = (*work.mounts, *access.mounts)
     limits = build_limits(place.session.memory)
     with (
-        build_sandbox(spec, limits, access.network, mounts, upper) as box,
+        _sandbox(place, work, limits, access.network, mounts, upper) as box,
         place.session.cancellation.running(box),
     ):
         _write_files(box, work)
@@ -227,6 +245,21 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
     add_usr(upper)
     # what it wrote in its time may be read for as long: a host is not held up by what a step left behind
     return Made(upper / "tree", facts, patience=max(place.timeout, _LEAST_READING))
+
+
+def _sandbox(
+    place: Place, work: Work, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path
+) -> Sandbox:
+    """The sandbox of a step: the image's own; for our tools, one that sees the image's tree."""
+    name = f"{place.image}: {place.step}"
+    if work.tools:
+        empty = place.staging / "empty"
+        empty.mkdir()
+        image = Mount(empty, IMAGE, below=place.layers, upper=upper)
+        spec = ImageSpec(name, (place.helper,))
+        return Sandbox(Core.create(spec, limits=limits, network=network, mounts=(image, *mounts)))
+    spec = ImageSpec(name, place.layers, place.environment, place.workdir, host_usr=not place.own_root, user=place.user)
+    return build_sandbox(spec, limits, network, mounts, upper)
 
 
 def add_usr(upper: Path) -> None:
@@ -302,8 +335,7 @@ def _run_commands(box: Sandbox, place: Place, work: Work) -> None:
     log, spoke = bytearray(), False
     for command in work.commands:
         left = max(deadline - time.monotonic(), 0.1)
-        argv = [*place.shell, command.run] if isinstance(command.run, str) else command.run
-        result = box.exec(argv, timeout=left, env=work.environment)
+        result = box.exec(command.argv, timeout=left, env=work.environment)
         log += _logged(command, result)
         spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
         if spoke:  # a log that says nothing would take a block for each step of each image
@@ -347,7 +379,7 @@ def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> 
 
 def _likely(result: ExecResult, tail: str, timeout: float) -> str:
     if result.outcome is Outcome.TIMEOUT:
-        return f"the step hangs, or needs more than {timeout:.0f} s (Recipe.step_timeout)"
+        return f"the step hangs, or needs more than {timeout:.0f} s (PythonRecipe.step_timeout)"
     return next((reason for pattern, reason in _REASONS if re.search(pattern, tail)), "")
 
 

@@ -83,6 +83,11 @@ class Request:
     pretend_owners: bool = False
 
     @property
+    def keeps_writes(self) -> bool:
+        """Whether what is written stays on the disk, as a build's."""
+        return self.upper is not None or any(mount.upper is not None for mount in self.mounts)
+
+    @property
     def upper_kind(self) -> str:
         """Where the writes go, as :attr:`.types.SandboxInfo.upper` has it."""
         if self.upper is not None:
@@ -253,6 +258,8 @@ def _takes(request: Request) -> Iterator[p.Take | p.Given | p.DiskUpper]:
         yield p.DiskUpper("", "disk")
     for number, mount in enumerate(request.mounts):
         yield from (p.Take(str(path), slot) for slot, path in _sources(number, mount))
+        if mount.upper is not None:
+            yield p.Take(str(mount.upper), f"m{number}.upper", read_only=False)
 
 
 def _sources(number: int, mount: Mount) -> Iterator[tuple[str, Path]]:
@@ -271,7 +278,13 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
         merged = f"mounts/{number}"
         slots = [slot for slot, _ in _sources(number, mount)]
         yield from (p.Attach(f"mounts/lower-{slot}", slot=slot) for slot in slots)
-        yield p.Overlay(merged, (*(f"mounts/lower-{slot}" for slot in slots), "mounts/empty"), "", "")
+        lowers = (*(f"mounts/lower-{slot}" for slot in slots), "mounts/empty")
+        if mount.upper is None:
+            yield p.Overlay(merged, lowers, "", "")
+        else:
+            upper = f"mounts/upper-{number}"
+            yield p.Attach(upper, slot=f"m{number}.upper")
+            yield p.Overlay(merged, lowers, f"{upper}/tree", f"{upper}/work", volatile=True)
         source = mount.source.resolve()
         yield p.Attach(f"root{mount.target}", source=merged if source.is_dir() else f"{merged}/{source.name}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.errors import HostError, InvalidValue
@@ -14,7 +15,7 @@ from minisandbox.store.leases import layer_of
 from minisandbox.store.places import is_read_only
 from minisandbox.store.store import Store
 from minisandbox.store.trees import remove_tree
-from minisandbox.types import ImageSpec, Limits
+from minisandbox.types import ImageSpec, Limits, Mount
 
 WATCHED = "watchdog"
 """How ``info().enforced`` names what holds ``Limits.disk`` of a disk upper."""
@@ -133,6 +134,17 @@ def check_limits(limits: Limits | None) -> None:
             reason="what is written to an upper on disk is limited by that disk alone",
             hint="leave out Limits.disk, and give a directory on a file system of that size; or leave out upper=",
         )
+
+
+def check_mounts(mounts: Sequence[Mount]) -> None:
+    """Refuse mounts that keep what is written to them: those are for builds.
+
+    Raises:
+        InvalidValue: there is one.
+    """
+    for mount in mounts if isinstance(mounts, (list, tuple)) else ():
+        if isinstance(mount, Mount) and mount.upper is not None:  # Core.create refuses other types
+            raise InvalidValue(f"mount {mount.target}: writable mounts are not supported", hint="use files.upload")
 
 
 def finish(upper: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recipe files: one image, described by the keys of a task's ``build``."""
+"""PythonRecipe files: one image, described by the keys of a task's ``build``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.rows import build_spec
 
 if TYPE_CHECKING:
-    from minisandbox.images import Recipe
+    from minisandbox.images import PythonRecipe
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: Path) -> PythonRecipe:
     """Read a recipe file: the keys of a task's ``build``, as TOML.
 
     Args:

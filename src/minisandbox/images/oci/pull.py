@@ -228,14 +228,9 @@ def _facts(done: Unpacked) -> dict[str, str]:
 
 
 def ensure_root(store: Store, hold: Hold | None = None) -> LayerRecord:
-    """Return the layer that every container image gets on top, made if it is not there.
-
-    Args:
-        store: where it is.
-        hold: holds it from now on.
-    """
-    definition = {"kind": "container root"}
-    return store.ensure_layer(_root_key(), parent=None, step=definition, make=_make_root, hold=hold)[0]
+    """Return the layer that every container image gets on top: mount points, and links to files of each sandbox."""
+    step = {"kind": "container root"}
+    return store.ensure_layer(_root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]
 
 
 def _root_entries() -> tuple[Entry, ...]:
