@@ -22,9 +22,12 @@ The exit status is 0 if every case is equal, but for what it says itself.
 from __future__ import annotations
 
 import argparse
+import bz2
+import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
 import shlex
 import shutil
@@ -41,10 +44,12 @@ from pathlib import Path
 import zstandard
 
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images.dockerfile.building import Options, build_dockerfile
+from minisandbox.images.dockerfile.evaluation import Wanted
+from minisandbox.images.dockerfile.reading import read_dockerfile
 from minisandbox.images.image import Image
 from minisandbox.images.oci.pull import pull
-from minisandbox.images.progress import BuildEvent, StepState
+from minisandbox.images.progress import BuildEvent, Progress, StepState
+from minisandbox.images.schedule import build_all
 from minisandbox.store import Store
 
 DATA = Path(__file__).resolve().parents[1] / "dockerfiles"
@@ -55,7 +60,7 @@ TOOLS = (
 # Mount points, which every sandbox has of its own; what a tool writes the time or its process id into.
 NOT_COMPARED = (
     "/dev", "/proc", "/sys", "/run", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/mtab", "/var/log",
-    "/var/cache/ldconfig/aux-cache", "/var/cache/debconf", "/var/lib/apt/extended_states", "/var/lib/systemd",
+    "/var/cache/ldconfig/aux-cache", "/var/cache/debconf", "/var/lib/apt/extended_states", "/var/cache/apt/pkgcache.bin", "/var/cache/apt/srcpkgcache.bin", "/var/lib/systemd",
 )  # fmt: skip
 MADE = ("/etc", "/tmp")
 """Mount points that an image gets which has no such directories."""
@@ -120,6 +125,9 @@ def lay_out(case: Case, place: Path) -> tuple[Path, Path]:
     context, dockerfile = place / "context", place / "Dockerfile"
     kind = case.one("context", "common")
     shutil.copytree(DATA / "contexts" / kind, context, symlinks=True)
+    for path in context.rglob("*"):  # whatever umask the checkout had
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     if kind == "common":
         write_archives(context)
     dockerfile.write_text(case.text)
@@ -145,9 +153,8 @@ def write_archives(context: Path) -> None:
     data = out.getvalue()
     (context / "archive.tar").write_bytes(data)
     (context / "archive.tar.zst").write_bytes(zstandard.ZstdCompressor().compress(data))
-    for mode in ("gz", "bz2", "xz"):
-        module = __import__({"gz": "gzip", "bz2": "bz2", "xz": "lzma"}[mode])
-        (context / f"archive.tar.{mode}").write_bytes(module.compress(data))
+    for suffix, compress in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
+        (context / f"archive.tar.{suffix}").write_bytes(compress(data))
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------
@@ -364,12 +371,24 @@ class Result:
     steps: int = 0
 
 
+def build_here(
+    dockerfile: Path, context: Path, store: Store, name: str, wanted: Wanted, progress: Progress | None = None
+) -> Image:
+    """Build a Dockerfile with us."""
+    built = build_all(
+        {name: lambda: read_dockerfile(dockerfile, context, store=store, wanted=wanted)}, store=store, progress=progress
+    )
+    for error in built.failures.values():
+        raise error
+    return built.images[name]
+
+
 def run_case(case: Case, engine: Engine, store: Store, work: Path) -> Result:
     """Build a case twice over, and compare."""
     place = work / case.name
     place.mkdir()
     dockerfile, context = lay_out(case, place)
-    options = Options(
+    wanted = Wanted(
         arguments=case.pairs("arg"), target=case.one("target") or None,
         secrets={name: value.encode() for name, value in case.pairs("secret").items()},
     )  # fmt: skip
@@ -377,10 +396,10 @@ def run_case(case: Case, engine: Engine, store: Store, work: Path) -> Result:
     events: list[BuildEvent] = []
     try:
         began = time.monotonic()
-        image = build_dockerfile(dockerfile, context, store=store, name=case.name, options=options)
+        image = build_here(dockerfile, context, store, case.name, wanted)
         result.ours = time.monotonic() - began
         began = time.monotonic()
-        build_dockerfile(dockerfile, context, store=store, name=case.name, options=options, progress=events.append)
+        build_here(dockerfile, context, store, case.name, wanted, events.append)
         result.again = time.monotonic() - began
         began = time.monotonic()
         name = engine.build(case, place)

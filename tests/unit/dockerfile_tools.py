@@ -10,24 +10,26 @@ from minisandbox.images.dockerfile.copying import copy_layer
 from minisandbox.images.dockerfile.evaluation import Wanted, evaluate
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.images.dockerfile.sources import content_digest, list_sources
-from minisandbox.images.dockerfile.stages import CopyFiles, RunCommand, Stage
+from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.dockerfile.trees import ContextTree, open_context
 from minisandbox.images.oci.below import Below
+from minisandbox.images.recipe import Recipe
 
 BASE: Mapping[str, object] = {"Env": ["PATH=/usr/bin", "LANG=C"], "Cmd": ["bash"], "WorkingDir": "/srv"}
+NOWHERE = Context(Path("/nonexistent"), Path("/nonexistent/Dockerfile"))
 
 
-def stage(text: str, base: Mapping[str, object] = BASE, **wanted: object) -> Stage:
+def stage(text: str, base: Mapping[str, object] = BASE, **wanted: object) -> Recipe:
     """Evaluate a Dockerfile over a base image of this configuration."""
-    return evaluate(parse_dockerfile(text), Wanted(**wanted), lambda _: base)  # type: ignore[arg-type,return-value]
+    return evaluate(parse_dockerfile(text), Wanted(**wanted), lambda _: base, NOWHERE)  # type: ignore[arg-type,return-value]
 
 
-def runs(found: Stage) -> list[RunCommand]:
+def runs(found: Recipe) -> list[RunCommand]:
     """The RUNs of a stage."""
     return [one for one in found.steps if isinstance(one, RunCommand)]
 
 
-def copies(found: Stage) -> list[CopyFiles]:
+def copies(found: Recipe) -> list[CopyFiles]:
     """The COPYs of a stage."""
     return [one for one in found.steps if isinstance(one, CopyFiles)]
 

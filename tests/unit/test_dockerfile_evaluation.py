@@ -7,7 +7,8 @@ from tests.unit.dockerfile_tools import copies, runs, stage
 
 from minisandbox.errors import DockerfileError
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
-from minisandbox.images.dockerfile.stages import ImageBase, Scratch, Stage
+from minisandbox.images.recipe import OciBase, ScratchBase, StageBase
+from minisandbox.types import Network
 
 
 def one_run(text: str, **wanted: object) -> tuple[str, ...]:
@@ -97,9 +98,9 @@ def test_env_of_the_old_form_and_of_the_base() -> None:
 def test_arguments_have_scopes() -> None:
     text = "ARG V=1\nFROM base:$V AS a\nARG V\nARG W=w$V\nRUN a\nFROM a\nRUN b"
     found = stage(text, arguments={"V": "2"})
-    assert isinstance(found.base, Stage)
-    assert found.base.base == ImageBase("base:2")
-    seen = dict(runs(found.base)[0].variables)
+    assert isinstance(found.base, StageBase)
+    assert found.base.recipe.base == OciBase("base:2")
+    seen = dict(runs(found.base.recipe)[0].variables)
     assert (seen["V"], seen["W"]) == ("2", "w2")
     assert "V" not in dict(runs(found)[0].variables)  # a stage does not inherit arguments
     assert all(not row.startswith(("V=", "W=")) for row in found.config["Env"])  # type: ignore[union-attr]
@@ -168,7 +169,7 @@ def test_entrypoint_drops_the_command_of_the_base(body: str, command: list[str] 
 def test_triggers_of_the_base_run_first_and_are_gone() -> None:
     found = stage("FROM base\nRUN mine", {"OnBuild": ["ENV A=1", "RUN theirs $A"]})
     assert [run.argv[-1] for run in runs(found)] == ["theirs $A", "mine"]
-    assert "OnBuild" not in found.config
+    assert found.config["OnBuild"] is None
     assert stage("FROM base\nONBUILD RUN later").config["OnBuild"] == ["RUN later"]
     assert runs(stage("FROM base AS a\nONBUILD RUN later\nFROM a"))[0].argv[-1] == "later"
 
@@ -179,17 +180,17 @@ def test_triggers_of_the_base_run_first_and_are_gone() -> None:
 def test_stages_by_name_number_and_image() -> None:
     text = "FROM x AS Build\nRUN a\nFROM scratch\nCOPY --from=build /a /\nCOPY --from=0 /b /\nCOPY --from=img:1 /c /"
     found = stage(text)
-    assert isinstance(found.base, Scratch)
+    assert isinstance(found.base, ScratchBase)
     first, second, third = (copy.origin for copy in copies(found))
     assert first is second
-    assert isinstance(first, Stage)
-    assert third == ImageBase("img:1")
+    assert isinstance(first, StageBase)
+    assert third == OciBase("img:1")
 
 
 def test_stages_that_are_not_needed_are_skipped() -> None:
     text = "FROM x AS a\nRUN --security=insecure b\nFROM y AS c\nRUN d\nFROM z AS e\nCOPY --from=nowhere/x / /"
     assert runs(stage(text, target="c"))[0].argv[-1] == "d"
-    assert stage(text, target="1").name == "c"
+    assert stage(text, target="1") == stage(text, target="c")
     with pytest.raises(DockerfileError, match="no stage 'f'"):
         stage(text, target="f")
 
@@ -210,8 +211,8 @@ def test_mounts() -> None:
         ("tmpfs", "/srv/u", "/srv/u"),
     ]  # fmt: skip
     assert run.mounts[2].wanted.required
-    assert isinstance(run.mounts[3].origin, Stage)
-    assert run.network == "none"
+    assert isinstance(run.mounts[3].origin, StageBase)
+    assert run.network == Network.off()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

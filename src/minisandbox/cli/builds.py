@@ -11,7 +11,8 @@ from pathlib import Path
 
 from minisandbox.cli.output import Progress, human_seconds, human_size
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import Budget, BuildEvent, Building, Estimate, Image, PythonRecipe, StepState, build, build_all
+from minisandbox.images import Budget, BuildEvent, Building, Estimate, Image, StepState, build, build_all
+from minisandbox.images.recipe import Buildable
 from minisandbox.store import Store
 from minisandbox.store.collect import remove_images
 from minisandbox.tasks import Task
@@ -99,7 +100,7 @@ class Builder:
         return building
 
     def build_recipes(
-        self, recipes: Mapping[str, Callable[[], PythonRecipe]], budget: Budget, *, retry_failed: bool = True
+        self, recipes: Mapping[str, Callable[[], Buildable]], budget: Budget, *, retry_failed: bool = True
     ) -> dict[str, Image]:
         """Build the images of all recipes; errors go to ``failures``.
 

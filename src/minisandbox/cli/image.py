@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from minisandbox.cli.output import (
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.errors import InvalidValue
 from minisandbox.images import Budget, Image, Lock, PythonRecipe, image_sizes, load_image, read_lock, total_size
+from minisandbox.images.recipe import Buildable
 from minisandbox.store import LayerRecord, Store
 from minisandbox.tasks import read_recipe
 from minisandbox.types import parse_size
@@ -90,14 +91,16 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
 def run_build(args: argparse.Namespace) -> int:
     """Build images. A failure does not stop the others; the first one sets the exit status."""
     require_positive(args, "jobs")
-    if args.file is not None:
-        return image_dockerfile.run_build(args)
-    is_recipe = args.tasks.endswith(".toml")
+    is_recipe = args.file is not None or args.tasks.endswith(".toml")
     if is_recipe and args.only:
         raise InvalidValue("--only selects tasks, and a recipe has none", hint="leave it out")
     if args.name and not is_recipe:
         raise InvalidValue("--name is for a recipe's image", hint="images of tasks are named after their ids")
-    recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
+    recipes: Mapping[str, Callable[[], Buildable]]
+    if args.file is not None:
+        recipes = image_dockerfile.recipes(args, Store.open())
+    else:
+        recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
     mirrors = None if args.repo_mirrors is None else _directory(args.repo_mirrors)
     with Progress() as progress:
         builder = Builder(Store.open(), progress, mirrors)

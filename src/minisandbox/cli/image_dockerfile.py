@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.builds import Builder
-from minisandbox.cli.output import Progress, clean_line, human_seconds, human_size, print_json, put
 from minisandbox.errors import InvalidValue
-from minisandbox.images import total_size
+from minisandbox.images.recipe import Buildable
 from minisandbox.store import Store
-from minisandbox.types import Network, parse_size
+from minisandbox.types import Network
 
 _MOST_SECRET = 500 << 10
 """Bytes (as BuildKit)."""
@@ -38,41 +36,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--network", metavar="host|off|HOST,...", default="host", help="what a RUN reaches: the host's network (the "
         "default), nothing, or the named hosts alone",
     )  # fmt: skip
-    group.add_argument("--pull", action="store_true", help="pull base images even if they are there")
 
 
-def run_build(args: argparse.Namespace) -> int:
-    """Build one Dockerfile."""
-    from minisandbox.images.dockerfile.building import Options, build_dockerfile  # noqa: PLC0415 - few builds need it
+def recipes(args: argparse.Namespace, store: Store) -> dict[str, Callable[[], Buildable]]:
+    """Return the recipe of the Dockerfile, by the image's name."""
+    from minisandbox.images.dockerfile.evaluation import Wanted  # noqa: PLC0415 - few builds need it
+    from minisandbox.images.dockerfile.reading import read_dockerfile  # noqa: PLC0415
 
     context = Path(args.tasks)
-    jobs = {} if args.jobs is None else {"jobs": args.jobs}
-    options = Options(
-        arguments=dict(filter(None, map(_argument, args.build_arg))),
+    wanted = Wanted(
         target=args.target,
+        arguments=dict(filter(None, map(_argument, args.build_arg))),
         platform=args.platform,
         network=_network(args.network),
         secrets=dict(_secret(text) for text in args.secret),
-        memory=None if args.memory is None else parse_size(args.memory),
-        pull=args.pull,
-        **jobs,
     )
     name = args.name or context.resolve().name.lower()
-    with Progress() as progress:
-        builder = Builder(Store.open(), progress)
-        image = build_dockerfile(
-            args.file, context, store=builder.store, name=name, options=options, progress=builder.report
-        )
-    seconds = builder.seconds.get(name, 0.0)
-    if args.json:
-        facts = {"name": image.name, "key": image.key, "notes": image.notes, "layers": image.layers}
-        print_json({**facts, "config": image.config, "bytes": total_size([image]), "built_in": seconds})
-        return exits.OK
-    took = f"built in {human_seconds(seconds)}" if seconds else "cached"
-    put(clean_line(f"{image.name}   {len(image.layers)} layers, {human_size(total_size([image]))}, {took}"))
-    if (note := image.notes.get("not as in the image")) is not None:
-        put(clean_line(f"not as in the Dockerfile: {note}"))
-    return exits.OK
+    return {name: lambda: read_dockerfile(args.file, context, store=store, wanted=wanted)}
 
 
 def _argument(text: str) -> tuple[str, str] | None:

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import NotFound
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
+from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.image import DEFAULT_PATH, Image, load_image
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
@@ -31,6 +33,7 @@ from minisandbox.images.recipe import (
     PythonRecipe,
     Recipe,
     Run,
+    ScratchBase,
     SdistSource,
     Source,
     StageBase,
@@ -57,6 +60,9 @@ from minisandbox.store import Store, step_key
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import check_name
+
+if TYPE_CHECKING:
+    from minisandbox.images.dockerfile.trees import ContextTree
 
 Variables = tuple[tuple[str, str], ...]
 
@@ -129,16 +135,18 @@ class Plan:
 
     def all_steps(self) -> Iterator[PlannedStep]:
         """Yield every step in an order in which they can be made."""
-        waiting, made = list(self.aside), set(self.base)
+        aside = list(self.aside)
+        unmade = {planned.key for planned in (*self.steps, *aside)}
         for planned in self.steps:
-            # the tests come before the task, as nothing needs them, and a hidden file that is not there costs less then
-            for one in [one for one in waiting if made.issuperset(one.below)]:
-                waiting.remove(one)
-                made.add(one.key)
-                yield one
-            made.add(planned.key)
+            # what is aside comes as soon as it can: other stages; and the tests before the task, as nothing needs them,
+            # and a hidden file that is not there costs less then
+            while ready := [one for one in aside if not unmade.intersection((*one.below, *one.needs))]:
+                aside.remove(ready[0])
+                unmade.discard(ready[0].key)
+                yield ready[0]
+            unmade.discard(planned.key)
             yield planned
-        yield from waiting
+        yield from aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +179,7 @@ class Planner:
     _interpreters: dict[str, Interpreter] = field(default_factory=dict)
     _images: dict[OciBase, Image] = field(default_factory=dict)
     _snapshots: dict[LocalSource, Snapshot] = field(default_factory=dict)
+    _contexts: dict[Context, ContextTree] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def base(self) -> tuple[Entry, ...]:
@@ -225,7 +234,7 @@ class Planner:
                 try:
                     if base.platform:
                         raise NotFound("one of this platform")
-                    image = load_image(self.store, base.reference)
+                    image = load_image(self.store, base.reference.removesuffix(":latest"))
                 except NotFound:
                     image = pull(base.reference, store=self.store, platform=base.platform or None)
                 self._images[base] = image
@@ -246,25 +255,49 @@ class Planner:
             MiniSandboxError: its base cannot be had.
         """
         check_name(name)
-        return self._chain(name, recipe.recipe() if isinstance(recipe, PythonRecipe) else recipe).plan()
+        plan = self.chain(name, recipe.recipe() if isinstance(recipe, PythonRecipe) else recipe).plan()
+        return replace(plan, aside=tuple(self._wanted(plan)))
 
-    def _chain(self, name: str, recipe: Recipe) -> _Chain:
+    def _wanted(self, plan: Plan) -> Iterator[PlannedStep]:
+        """The steps aside without those that only layers need which are there."""
+        found = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
+        ahead, wanted = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
+        while ahead:
+            key = ahead.pop()
+            if key in found and key not in wanted:
+                wanted.add(key)
+                if not self.store.has_layer(key):
+                    ahead += (*found[key].below, *found[key].needs)
+        return (planned for planned in plan.aside if planned.key in wanted)
+
+    def files(self, context: Context) -> ContextTree:
+        """Return the files of a Dockerfile's context."""
+        from minisandbox.images.dockerfile.trees import open_context  # noqa: PLC0415 - loads a parser
+
+        with self._lock:
+            if context not in self._contexts:
+                self._contexts[context] = open_context(context.root, context.dockerfile)
+            return self._contexts[context]
+
+    def chain(self, name: str, recipe: Recipe) -> _Chain:
+        """Fold a recipe's steps over its base."""
         if isinstance(recipe.base, StageBase):
-            chain = self._chain(name, recipe.base.recipe)
+            chain = self.chain(name, recipe.base.recipe)
             chain.go_on(recipe)
         else:
-            kept = read_kept(self.store, name).layers
-            chain = _Chain(self, name, self._ground(recipe), recipe, kept)
+            kept = read_kept(self.store, name).layers if name else {}
+            chain = _Chain(self, name, self.ground(recipe.base), recipe, kept)
         for step in recipe.steps:
             chain.add(step)
         return chain
 
-    def _ground(self, recipe: Recipe) -> _Ground:
-        if isinstance(recipe.base, HostBase):
+    def ground(self, base: HostBase | OciBase | ScratchBase) -> _Ground:
+        """Return what a chain over a base starts from."""
+        if isinstance(base, HostBase):
             variables = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
             return _Ground((base_key(self.base()),), self.platform(), variables)
-        if isinstance(recipe.base, OciBase):
-            image = self.container(recipe.base)
+        if isinstance(base, OciBase):
+            image = self.container(base)
             seen: dict[str, JSONValue] = {
                 "layers": image.layers, "environment": dict(image.environment), "user": image.user,
                 "workdir": str(image.workdir),
@@ -347,6 +380,8 @@ class _Chain:
         """Add a step of the recipe."""
         store, workdir = self.planner.store, self.workdir
         match step:
+            case RunCommand() | CopyFiles():
+                self._add_instruction(step)
             case Run():
                 self._put(run_step_of(step, workdir), user=step.user, workdir=step.workdir or workdir)
             case InstallSystem():
@@ -371,6 +406,28 @@ class _Chain:
                 key = self.checked_out.key
                 self._put_apart(repository_step(workdir), self.checked_out)
                 self._put(task_step(step, lambda: store.layer_tree(key), workdir))
+
+    def _add_instruction(self, step: RunCommand | CopyFiles) -> None:
+        """Add a step of a Dockerfile, and what it needs of other stages."""
+        from minisandbox.images.dockerfile.planning import plan_step  # noqa: PLC0415 - loads a parser
+
+        built, needs = plan_step(step, self.layers, self.planner.store, self)
+        self._append(replace(self._planned(built), needs=needs))
+        self._add_kept()
+
+    def files(self, context: Context) -> ContextTree:
+        """Return the files of a Dockerfile's context."""
+        return self.planner.files(context)
+
+    def origin(self, base: OciBase | StageBase) -> tuple[str, tuple[str, ...]]:
+        """Return what identifies what a Dockerfile copies from, and its layers; plans the steps that make them."""
+        if isinstance(base, OciBase):
+            ground = self.planner.ground(base)
+            return ground.known, ground.layers
+        other = self.planner.chain("", base.recipe)
+        known = {planned.key for planned in (*self.aside, *self.steps)}
+        self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in known]
+        return other.known, other.layers
 
     def _install(self, step: Install) -> None:
         assert self.source is not None

@@ -125,14 +125,14 @@ class BuildStep:
     Attributes:
         name: what people and logs call it.
         definition: everything that decides what it makes; hashed into its key.
-        prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, or the
-            finished tree.
+        prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, the
+            finished tree, or what makes it at the step's place.
         detail: for people.
     """
 
     name: str
     definition: Mapping[str, JSONValue]
-    prepare: Callable[[Path], Work | Made]
+    prepare: Callable[[Path], Work | Made | Callable[[Place], Made]]
     detail: str = ""
 
 

@@ -1,3 +1,2 @@
 FROM minibase
 RUN --mount=type=tmpfs,target=/scratch touch /scratch/x && ls /scratch > /out
-#: differs /scratch buildah leaves the mount point

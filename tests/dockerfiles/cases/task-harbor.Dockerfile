@@ -7,5 +7,5 @@ ENV LANG=C.UTF-8 \
     PYTHONUNBUFFERED=1
 WORKDIR /workspace
 COPY . .
-RUN find . -type f | sort | xargs sha256sum | tee /manifest > /dev/null
+RUN find . -type f -print0 | sort -z | xargs -0 sha256sum | tee /manifest > /dev/null
 RUN mkdir -p /logs/verifier /solution && chmod 777 /logs/verifier

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import PurePosixPath
 from typing import NoReturn, TypeVar
 
 from e2b_dockerfile_utils import ShellLex, parse_heredoc
@@ -17,20 +18,12 @@ from e2b_dockerfile_utils import ShellLex, parse_heredoc
 from minisandbox.errors import DockerfileError
 from minisandbox.images.dockerfile.mounts import parse_mount
 from minisandbox.images.dockerfile.parsing import Dockerfile, Instruction, parse_trigger
-from minisandbox.images.dockerfile.stages import (
-    Context,
-    CopyFiles,
-    Document,
-    ImageBase,
-    Mount,
-    RunCommand,
-    Scratch,
-    Stage,
-    Variables,
-)
+from minisandbox.images.dockerfile.stages import Context, CopyFiles, Document, Mount, RunCommand, Variables
 from minisandbox.images.image import DEFAULT_PATH
 from minisandbox.images.oci.manifest import Platform, own_platform, parse_platform
+from minisandbox.images.recipe import OciBase, Recipe, ScratchBase, StageBase
 from minisandbox.store.keys import JSONValue
+from minisandbox.types import Network
 
 _T = TypeVar("_T")
 PIPES = "/dev/pipes"
@@ -39,13 +32,15 @@ PROXIES = tuple(
     name for one in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY") for name in (one, one.lower())
 )
 """Arguments that a RUN sees without an ARG, and that do not decide what it makes."""
+TIMEOUT = 7200.0
+"""Seconds that one RUN may take."""
 _SHELL = ("/bin/sh", "-c")
 _REMOTE = re.compile(r"(?:https?|ftp|git|ssh)://|git@[\w.-]+:", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 Config = Mapping[str, JSONValue]
-Bases = Callable[[ImageBase], Config]
+Bases = Callable[[OciBase], Config]
 """Returns the configuration of an image, which is pulled where it is missing."""
 
 
@@ -57,11 +52,17 @@ class Wanted:
         target: the stage; None for the last one.
         arguments: values of its arguments (``--build-arg``).
         platform: what it is built for; "" for this machine.
+        network: what a RUN reaches that does not say otherwise.
+        secrets: contents of secrets by id.
+        timeout: seconds that one RUN may take.
     """
 
     target: str | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
     platform: str = ""
+    network: Network = field(default_factory=Network.host)
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    timeout: float = TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,14 @@ class _Block:
         return self.start.args[2].lower() if len(self.start.args) == 3 else ""
 
 
-def evaluate(parsed: Dockerfile, wanted: Wanted, bases: Bases) -> Stage:
+def evaluate(parsed: Dockerfile, wanted: Wanted, bases: Bases, context: Context) -> Recipe:
     """Evaluate a Dockerfile.
 
     Args:
         parsed: it.
         wanted: what is to be built of it.
         bases: gives the configuration of base images.
+        context: what COPY and ADD take files from.
 
     Returns:
         The stage that is wanted; those that it needs are in it.
@@ -93,9 +95,9 @@ def evaluate(parsed: Dockerfile, wanted: Wanted, bases: Bases) -> Stage:
     """
     head, blocks = _split(parsed)
     blocks = _until(blocks, wanted.target)
-    run = _Evaluation(parsed.escape, wanted, bases, blocks)
+    run = _Evaluation(parsed.escape, wanted, bases, blocks, context)
     run.take_globals(head)
-    return run.stage(len(blocks) - 1)
+    return run.stage(len(blocks) - 1).recipe
 
 
 def _split(parsed: Dockerfile) -> tuple[tuple[Instruction, ...], tuple[_Block, ...]]:
@@ -127,15 +129,17 @@ def _until(blocks: tuple[_Block, ...], target: str | None) -> tuple[_Block, ...]
 class _Evaluation:
     """One evaluation: the arguments before the first FROM, and the stages that are needed."""
 
-    def __init__(self, escape: str, wanted: Wanted, bases: Bases, blocks: tuple[_Block, ...]) -> None:
+    def __init__(self, escape: str, wanted: Wanted, bases: Bases, blocks: tuple[_Block, ...], context: Context) -> None:
         self.escape = escape
+        self.wanted = wanted
+        self.context = context
         self.arguments = wanted.arguments
         self.bases = bases
         self.platform = parse_platform(wanted.platform) if wanted.platform else own_platform()
         self.explicit = wanted.platform
         self.globals = _platform_arguments(self.platform)
         self._blocks = blocks
-        self._stages: dict[int, Stage] = {}
+        self._stages: dict[int, StageBase] = {}
 
     def take_globals(self, head: Iterable[Instruction]) -> None:
         for one in head:
@@ -146,13 +150,13 @@ class _Evaluation:
                 elif equals:
                     self.globals[name] = self.word(value, self.globals, one)
 
-    def stage(self, number: int) -> Stage:
+    def stage(self, number: int) -> StageBase:
         """Return a stage, evaluated once."""
         if number not in self._stages:
             self._stages[number] = self._evaluate(self._blocks[number])
         return self._stages[number]
 
-    def origin(self, text: str, one: Instruction, before: int) -> ImageBase | Stage:
+    def origin(self, text: str, one: Instruction, before: int) -> OciBase | StageBase:
         """Return the stage or the image that a ``--from`` means."""
         if text.isdigit():
             if int(text) >= before:
@@ -163,7 +167,7 @@ class _Evaluation:
                 return self.stage(block.number)
         if text.lower() in {block.name for block in self._blocks[before:]} - {""}:
             one.refuse(f"--from={text}: that stage comes later, or is this one")
-        return ImageBase(text, self.explicit)
+        return OciBase(text, self.explicit)
 
     def word(self, text: str, variables: Mapping[str, str], one: Instruction) -> str:
         """Expand variables in one word, and drop its quotes."""
@@ -188,29 +192,29 @@ class _Evaluation:
         except ValueError as error:
             one.refuse(str(error).replace("failed to process ", ""))
 
-    def _evaluate(self, block: _Block) -> Stage:
+    def _evaluate(self, block: _Block) -> StageBase:
         start = block.start
         platform = self.word(start.flag("platform"), self.globals, start) or self.explicit
         reference = self.word(start.args[0], self.globals, start)
         if not reference:
             start.refuse(f"{start.args[0]!r} is empty", "give the argument a default, or pass it with --build-arg")
-        base: ImageBase | Scratch | Stage
+        base: OciBase | ScratchBase | StageBase
         config: Config = {}
         if reference == "scratch":
-            base = Scratch()
+            base = ScratchBase()
         elif (known := self._known(reference, block.number)) is not None:
-            base, config = known, known.config
+            base, config = known, known.recipe.config
         else:
-            base = ImageBase(reference, platform)
+            base = OciBase(reference, platform)
             config = self.bases(base)
         state = _State(self, block, config)
         for text in _texts(config, "OnBuild"):
             state.apply(parse_trigger(text, start, "\\"))
         for one in block.body:
             state.apply(one)
-        return Stage(block.name or str(block.number), start.line, base, tuple(state.steps), state.finished())
+        return StageBase(state.finished(base))
 
-    def _known(self, reference: str, before: int) -> Stage | None:
+    def _known(self, reference: str, before: int) -> StageBase | None:
         for block in reversed(self._blocks[:before]):
             if block.name == reference.lower():
                 return self.stage(block.number)
@@ -224,6 +228,7 @@ class _State:
         self.steps: list[RunCommand | CopyFiles] = []
         self._run = run
         self._number = block.number
+        self._inherited = config
         self._config = {name: value for name, value in config.items() if name != "OnBuild"}
         self._variables = dict(row.split("=", 1) for row in _texts(config, "Env") if "=" in row)
         self._variables.setdefault("PATH", DEFAULT_PATH)
@@ -234,9 +239,14 @@ class _State:
         """Apply an instruction."""
         _INSTRUCTIONS[one.name](self, one)
 
-    def finished(self) -> Config:
-        """Return the configuration."""
-        return {**self._config, "Env": [f"{name}={value}" for name, value in self._variables.items()]}
+    def finished(self, base: OciBase | ScratchBase | StageBase) -> Recipe:
+        """Return the stage as a recipe."""
+        rows = [f"{name}={value}" for name, value in self._variables.items()]
+        dropped: dict[str, JSONValue] = dict.fromkeys(self._inherited.keys() - self._config.keys())
+        return Recipe(
+            base, tuple(self.steps), tuple(self._variables.items()), PurePosixPath(self._workdir),
+            named_user(self._user) or "", {**dropped, **self._config, "Env": rows}, self._run.wanted.timeout,
+        )  # fmt: skip
 
     @property
     def _seen(self) -> dict[str, str]:
@@ -349,20 +359,22 @@ class _State:
             one.refuse("the path is empty")
         self._config["WorkingDir"] = found = self._absolute(path)
         if found != "/":
-            self.steps.append(CopyFiles(one.line, one.text, Context(), (), (), f"{found}/", owner=self._user))
+            self.steps.append(CopyFiles(one.line, one.text, self._run.context, (), (), f"{found}/", owner=self._user))
 
     def _run_command(self, one: Instruction) -> None:
         if one.flag("security") not in ("", "sandbox"):
             one.refuse(f"--security={one.flag('security')} is not supported", "nothing that is built gets privileges")
-        network = one.flag("network", "default")
-        if network not in ("default", "none", "host"):
-            one.refuse(f"--network={network}: give default, none or host")
+        networks = {"default": self._run.wanted.network, "none": Network.off(), "host": Network.host()}
+        network = networks.get(one.flag("network", "default"))
+        if network is None:
+            one.refuse(f"--network={one.flag('network')}: give default, none or host")
         argv, script = self._resolved(one)
         given = self._run.arguments
         self.steps.append(RunCommand(
             one.line, one.text, argv, _frozen(self._seen),
             tuple((name, given[name]) for name in PROXIES if name in given and name not in self._seen),
             self._workdir, self._user, network, tuple(self._mount(text, one) for text in one.all_of("mount")), script,
+            tuple(self._run.wanted.secrets.items()),
         ))  # fmt: skip
 
     def _resolved(self, one: Instruction) -> tuple[tuple[str, ...], Document | None]:
@@ -381,7 +393,7 @@ class _State:
 
     def _mount(self, text: str, one: Instruction) -> Mount:
         wanted = parse_mount(self._word(text, one), one, self._workdir)
-        return Mount(wanted, self._run.origin(wanted.origin, one, self._number) if wanted.origin else Context())
+        return Mount(wanted, self._run.origin(wanted.origin, one, self._number) if wanted.origin else self._run.context)
 
     def _copy(self, one: Instruction) -> None:
         extract = one.name == "ADD"
@@ -393,7 +405,7 @@ class _State:
             one.refuse("a source or the destination is empty", "an argument or a variable in it has no value")
         if extract:
             self._check_add(one, sources)
-        origin: Context | ImageBase | Stage = Context()
+        origin: Context | OciBase | StageBase = self._run.context
         if text := self._word(one.flag("from"), one):
             origin = self._run.origin(text, one, self._number)
         self.steps.append(CopyFiles(
@@ -478,6 +490,11 @@ def _nanoseconds(text: str, flag: str, one: Instruction) -> int:
     if "".join(number + unit for number, unit in parts) != text or not parts:
         one.refuse(f"--{flag}={text}: write it like 30s or 1m30s")
     return round(timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts)).total_seconds() * 1e9)
+
+
+def named_user(user: str) -> str | None:
+    """Return a user who is not root; None for root."""
+    return None if set(user.split(":")) <= {"", "0", "root"} else user
 
 
 def _frozen(values: Mapping[str, str]) -> Variables:

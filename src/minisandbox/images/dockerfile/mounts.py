@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from minisandbox.images.dockerfile.parsing import Instruction
+if TYPE_CHECKING:
+    from minisandbox.images.dockerfile.parsing import Instruction
 
 _NAMES = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly", "readwrite": "rw"}
 _FIELDS = {

@@ -13,7 +13,7 @@ from minisandbox.errors import BuildError, DockerfileError, InvalidValue
 from minisandbox.images.access import Access, host_access
 from minisandbox.images.dockerfile import placing
 from minisandbox.images.dockerfile.copying import copy_layer
-from minisandbox.images.dockerfile.evaluation import PIPES
+from minisandbox.images.dockerfile.evaluation import PIPES, named_user
 from minisandbox.images.dockerfile.owners import find_home
 from minisandbox.images.dockerfile.placing import Placement
 from minisandbox.images.dockerfile.sources import Source
@@ -21,14 +21,13 @@ from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
 from minisandbox.images.dockerfile.trees import LayersTree, LinkError, Tree
 from minisandbox.images.index import host_settings
 from minisandbox.images.oci.below import Below
-from minisandbox.images.runner import build_limits, build_sandbox
-from minisandbox.sandbox.cancellation import Cancellation
+from minisandbox.images.runner import Place, build_limits, build_sandbox
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import disk_full, store_faults
 from minisandbox.store.room import is_full
-from minisandbox.types import ExecResult, ImageSpec, MiB, Network, Outcome
+from minisandbox.types import ExecResult, ImageSpec, MiB, Outcome
 from minisandbox.types import Mount as HostMount
 
 _TAIL_LINES = 20
@@ -59,32 +58,19 @@ class RunPlace:
     """Where a RUN runs.
 
     Attributes:
-        image: the name of the image that is built.
-        layers: trees of the layers below, bottom first.
-        staging: an empty directory on the store's disk.
-        caches: the directory of the store's caches.
-        log: the file for the output.
-        timeout: seconds.
-        network: what commands reach unless the RUN says otherwise.
-        secrets: contents by id.
+        place: where a step of any build runs.
         binds: for each mount that is a bind, its files.
-        memory: bytes that the command may hold; None: no limit.
         keep_owners: whether files get other owners than this process's.
-        cancellation: calls the building off.
     """
 
-    image: str
-    layers: tuple[Path, ...]
-    staging: Path
-    caches: Path
-    log: Path
-    timeout: float
-    network: Network
-    secrets: Mapping[str, bytes]
+    place: Place
     binds: Mapping[Mount, Bind]
-    memory: int | None
     keep_owners: bool
-    cancellation: Cancellation
+
+    @property
+    def image(self) -> LayersTree:
+        """What lies below."""
+        return LayersTree(Below(tuple(reversed(self.place.layers))))
 
 
 def run_layer(run: RunCommand, place: RunPlace) -> Made:
@@ -103,18 +89,18 @@ def run_layer(run: RunCommand, place: RunPlace) -> Made:
         DiskFull: the store's disk is full.
         SandboxCreationError: there could be no sandbox.
     """
-    upper = place.staging / "upper"
+    upper = place.place.staging / "upper"
     for path in (upper, upper / "tree"):
         path.mkdir(mode=0o755)
         path.chmod(0o755)
-    placement = Placement(upper / "tree", LayersTree(Below(tuple(reversed(place.layers)))))
+    placement = Placement(upper / "tree", place.image)
     with _placed(run, place, placement):
         result = _execute(run, place, upper)
-    with store_faults(f"write {place.log}"):
-        write_atomic(place.log, _logged(run, result))
+    with store_faults(f"write {place.place.log}"):
+        write_atomic(place.place.log, _logged(run, result))
     if not result.ok:
         _fail(run, place, result)
-    return Made(upper / "tree", patience=max(place.timeout, _LEAST_READING))
+    return Made(upper / "tree", patience=max(place.place.timeout, _LEAST_READING))
 
 
 def _refuse(run: RunCommand, reason: str, hint: str | None = None) -> NoReturn:
@@ -131,7 +117,7 @@ def _placed(run: RunCommand, place: RunPlace, placement: Placement) -> Iterator[
         stack.callback(placement.clean)
         for number, mount in enumerate(run.mounts):
             try:
-                stack.enter_context(_place(place, placement, mount, place.staging / f"mount{number}"))
+                stack.enter_context(_place(place, placement, mount, place.place.staging / f"mount{number}"))
             except LinkError as error:
                 _refuse(run, f"--mount at {mount.wanted.target}: {error}")
         yield
@@ -149,7 +135,9 @@ def _place(place: RunPlace, placement: Placement, mount: Mount, work: Path) -> I
     if wanted.kind == "cache":
         owners = "kept" if place.keep_owners else "one"
         mode = 0o755 if wanted.mode is None else wanted.mode
-        with placing.cache(place.caches, wanted.identity, owners, place.staging, mode, wanted.owner) as cached:
+        with placing.cache(
+            place.place.session.store.root / "caches", wanted.identity, owners, place.place.staging, mode, wanted.owner
+        ) as cached:
             placement.put(path, cached)
             yield
             if (left := placement.take(path)) is not None:
@@ -172,11 +160,11 @@ def _secrets(run: RunCommand, place: RunPlace) -> Iterator[HostMount]:
         wanted = mount.wanted
         if wanted.kind != "secret":
             continue
-        content = place.secrets.get(wanted.identity)
+        content = dict(run.secrets).get(wanted.identity)
         if content is None and wanted.required:
             _refuse(run, f"there is no secret {wanted.identity!r}", f"give it: --secret id={wanted.identity},src=FILE")
         if content is not None and wanted.target:
-            path = place.staging / f"secret{number}"
+            path = place.place.staging / f"secret{number}"
             path.write_bytes(content)
             if place.keep_owners:
                 os.chown(path, *wanted.owner)
@@ -184,12 +172,12 @@ def _secrets(run: RunCommand, place: RunPlace) -> Iterator[HostMount]:
             yield HostMount(path, PurePosixPath(wanted.target))
 
 
-def _secret_variables(run: RunCommand, place: RunPlace) -> dict[str, str]:
+def _secret_variables(run: RunCommand) -> dict[str, str]:
     wanted = [mount.wanted for mount in run.mounts if mount.wanted.kind == "secret" and mount.wanted.variable]
     return {
-        one.variable: place.secrets[one.identity].decode("utf-8", "surrogateescape")
+        one.variable: dict(run.secrets)[one.identity].decode("utf-8", "surrogateescape")
         for one in wanted
-        if one.identity in place.secrets
+        if one.identity in dict(run.secrets)
     }
 
 
@@ -197,7 +185,7 @@ def _secret_variables(run: RunCommand, place: RunPlace) -> dict[str, str]:
 
 
 def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
-    network = {"none": Network.off(), "host": Network.host()}.get(run.network, place.network)
+    network = run.network
     outside = host_access(None, host_settings(), f"line {run.line}") if network.mode == "host" else Access(network, {})
     environment = {
         **network_environment(network), **outside.environment, **dict(run.unkeyed),
@@ -205,20 +193,20 @@ def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
     }  # fmt: skip
     mounts = [*_script(run, place), *_secrets(run, place), *outside.mounts]
     if not place.keep_owners:
-        apt = place.staging / "apt.conf"
+        apt = place.place.staging / "apt.conf"
         apt.write_bytes(_APT)
         mounts.append(HostMount(apt, _APT_PLACE))
         environment.setdefault("APT_CONFIG", str(_APT_PLACE))
-    spec = ImageSpec(f"{place.image}: line {run.line}", place.layers, host_usr=False)
-    limits = build_limits(place.memory)
+    spec = ImageSpec(f"{place.place.image}: line {run.line}", place.place.layers, host_usr=False)
+    limits = build_limits(place.place.session.memory)
     box = build_sandbox(
         spec, limits, network, tuple(mounts), upper, environment=environment, pretend_owners=not place.keep_owners
     )
     user = named_user(run.user) if place.keep_owners else None
-    with box, place.cancellation.running(box):
+    with box, place.place.session.cancellation.running(box):
         try:
             return box.exec(
-                list(run.argv), cwd=run.workdir, timeout=place.timeout, env=_secret_variables(run, place), user=user
+                list(run.argv), cwd=run.workdir, timeout=place.place.timeout, env=_secret_variables(run), user=user
             )
         except InvalidValue as error:
             _refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
@@ -226,17 +214,12 @@ def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
 
 def _home(run: RunCommand, place: RunPlace) -> str:
     """The home directory of a RUN's user, with one id too, where it runs as root."""
-    return find_home(run.user.partition(":")[0], LayersTree(Below(tuple(reversed(place.layers)))))
-
-
-def named_user(user: str) -> str | None:
-    """Return a user who is not root; None for root."""
-    return None if set(user.split(":")) <= {"", "0", "root"} else user
+    return find_home(run.user.partition(":")[0], place.image)
 
 
 def _script(run: RunCommand, place: RunPlace) -> Iterator[HostMount]:
     if run.script is not None:
-        path = place.staging / "script"
+        path = place.place.staging / "script"
         path.write_bytes(run.script.content)
         path.chmod(0o755)
         yield HostMount(path, PurePosixPath(PIPES) / run.script.name)
@@ -255,17 +238,17 @@ def _fail(run: RunCommand, place: RunPlace, result: ExecResult) -> NoReturn:
     output = (result.stdout + result.stderr).strip()
     tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
     with store_faults(f"look for space for line {run.line}"):
-        full = is_full(place.staging, _NEARLY_FULL)
+        full = is_full(place.place.staging, _NEARLY_FULL)
     what = run.text.splitlines()[0][:200]
     if full:
-        fault = disk_full(f"finish line {run.line} of image {place.image!r}")
+        fault = disk_full(f"finish line {run.line} of image {place.place.image!r}")
         fault.reason = "\n".join(filter(None, (fault.reason, tail)))
         raise fault
-    slow = f"it needs more than {place.timeout:.0f} s" if result.outcome is Outcome.TIMEOUT else ""
+    slow = f"it needs more than {place.place.timeout:.0f} s" if result.outcome is Outcome.TIMEOUT else ""
     raise BuildError(
-        f"line {run.line} of the Dockerfile of image {place.image!r} failed: {what}: {result.fate}",
+        f"line {run.line} of the Dockerfile of image {place.place.image!r} failed: {what}: {result.fate}",
         step=f"line {run.line}",
-        log=place.log,
+        log=place.place.log,
         reason="\n".join(filter(None, (slow, tail))) or None,
-        hint=f"its output is in {place.log}",
+        hint=f"its output is in {place.place.log}",
     )

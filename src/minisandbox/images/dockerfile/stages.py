@@ -1,37 +1,31 @@
-"""What a Dockerfile comes to: stages whose steps have everything resolved."""
+"""The steps of a Dockerfile, with everything resolved: RUN, and COPY with its kin."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisandbox.images.dockerfile.mounts import RunMount
-from minisandbox.store.keys import JSONValue
+from minisandbox.types import Network
+
+if TYPE_CHECKING:
+    from minisandbox.images.recipe import OciBase, StageBase
 
 Variables = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ImageBase:
-    """An image that a stage starts from or copies from.
+class Context:
+    """The files that a build is given.
 
     Attributes:
-        reference: its name.
-        platform: such as ``linux/arm64``; "" for this machine's.
+        root: the directory.
+        dockerfile: the Dockerfile, which may have a ``.dockerignore`` of its own.
     """
 
-    reference: str
-    platform: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The files that the Dockerfile's build is given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """Nothing."""
+    root: Path
+    dockerfile: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +53,10 @@ class RunCommand:
         unkeyed: variables that do not decide what it makes: addresses of proxies.
         workdir: where it starts.
         user: as whom it runs; "" for root.
-        network: ``default``, ``none`` or ``host``.
+        network: what it reaches.
         mounts: what it sees of other places.
         script: a document that begins with ``#!``, which ``argv`` starts at ``/dev/pipes``.
+        secrets: contents of secrets by id; they decide nothing.
     """
 
     line: int
@@ -71,9 +66,10 @@ class RunCommand:
     unkeyed: Variables
     workdir: str
     user: str
-    network: str = "default"
+    network: Network = field(default_factory=Network.host)
     mounts: tuple[Mount, ...] = ()
     script: Document | None = None
+    secrets: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ class CopyFiles:
 
     line: int
     text: str
-    origin: Context | ImageBase | Stage
+    origin: Context | OciBase | StageBase
     sources: tuple[str, ...]
     documents: tuple[Document, ...]
     destination: str
@@ -117,23 +113,4 @@ class Mount:
     """
 
     wanted: RunMount
-    origin: Context | ImageBase | Stage
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage.
-
-    Attributes:
-        name: its name, or its number.
-        line: the line of its FROM.
-        base: what it starts from.
-        steps: what is done, in order.
-        config: the image's configuration, as docker names its parts: ``Env``, ``WorkingDir``, ``Entrypoint`` ...
-    """
-
-    name: str
-    line: int
-    base: ImageBase | Scratch | Stage
-    steps: tuple[RunCommand | CopyFiles, ...]
-    config: Mapping[str, JSONValue] = field(hash=False)
+    origin: Context | OciBase | StageBase
