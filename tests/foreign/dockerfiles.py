@@ -60,7 +60,8 @@ TOOLS = (
 # Mount points, which every sandbox has of its own; what a tool writes the time or its process id into.
 NOT_COMPARED = (
     "/dev", "/proc", "/sys", "/run", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/mtab", "/var/log",
-    "/var/cache/ldconfig/aux-cache", "/var/cache/debconf", "/var/lib/apt/extended_states", "/var/cache/apt/pkgcache.bin", "/var/cache/apt/srcpkgcache.bin", "/var/lib/systemd",
+    "/var/cache/ldconfig/aux-cache", "/var/cache/debconf", "/var/lib/apt/extended_states",
+    "/var/cache/apt/pkgcache.bin", "/var/cache/apt/srcpkgcache.bin", "/var/lib/systemd",
 )  # fmt: skip
 MADE = ("/etc", "/tmp")
 """Mount points that an image gets which has no such directories."""
