@@ -21,6 +21,7 @@ from minisandbox.images.dockerfile.parsing import Dockerfile, Instruction, parse
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, Document, Mount, RunCommand, Variables
 from minisandbox.images.image import DEFAULT_PATH
 from minisandbox.images.oci.manifest import Platform, own_platform, parse_platform
+from minisandbox.images.oci.pull import keeps_owners
 from minisandbox.images.recipe import OciBase, Recipe, ScratchBase, StageBase
 from minisandbox.store.keys import JSONValue
 from minisandbox.types import Network
@@ -243,9 +244,10 @@ class _State:
         """Return the stage as a recipe."""
         rows = [f"{name}={value}" for name, value in self._variables.items()]
         dropped: dict[str, JSONValue] = dict.fromkeys(self._inherited.keys() - self._config.keys())
+        user = (named_user(self._user) or "") if keeps_owners() else ""  # it could not write to its own files
         return Recipe(
             base, tuple(self.steps), tuple(self._variables.items()), PurePosixPath(self._workdir),
-            named_user(self._user) or "", {**dropped, **self._config, "Env": rows}, self._run.wanted.timeout,
+            user, {**dropped, **self._config, "Env": rows}, self._run.wanted.timeout,
         )  # fmt: skip
 
     @property
