@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.kernel.test_container_images import base as base  # noqa: PLC0414 - a fixture
+from tests.kernel.test_container_images import HOME
+from tests.kernel.test_container_images import base as base
 from tests.unit.oci_tools import END, MadeImage
 
 from minisandbox import Sandbox
@@ -158,24 +159,24 @@ def test_a_command_finds_the_environment_that_an_engine_gives(context: Path, sto
 def test_users_and_owners(context: Path, store: Store) -> None:
     text = """FROM base
 RUN touch /mine && chown app /mine && chown 5:6 /d/kept && chmod 4755 /mine
-COPY --chown=app:mail a.txt /home/app/
+COPY --chown=app:mail a.txt /old/
 USER app
-WORKDIR /home/app/w
+WORKDIR /old/w
 RUN id -u > who && echo $HOME >> who
 """
     image = build(text, context, store)
     if not ROOT:  # one id: changes of owners answer success, and do nothing
-        assert output(image, "cat who; stat -c %u /mine /d/kept /home/app/a.txt").split() == [
+        assert output(image, "cat who; stat -c %u /mine /d/kept /old/a.txt").split() == [
             "0",
-            "/home/app",
+            HOME,
             "0",
             "0",
             "0",
         ]
         assert image.user == ""
         return
-    shown = "cat who; stat -c %u:%g /mine /d/kept /home/app/a.txt /home/app/w"
-    assert output(image, shown).split() == ["1000", "/home/app", "1000:0", "5:6", "1000:8", "1000:1000"]
+    shown = "cat who; stat -c %u:%g /mine /d/kept /old/a.txt /old/w"
+    assert output(image, shown).split() == ["1000", HOME, "1000:0", "5:6", "1000:8", "1000:1000"]
     assert image.user == "app"
 
 

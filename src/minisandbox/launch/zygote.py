@@ -442,15 +442,10 @@ class _Zygote:
         try:
             group = self._groups.make(cpu=options.limits_cpu) if self._groups else None
             with theirs:
+                pretend = options.pretend_owners
                 pid = self._fork_init(
                     lambda: init.main(
-                        identity,
-                        theirs,
-                        self._lifeline,
-                        options.network,
-                        group,
-                        early=early,
-                        pretend_owners=options.pretend_owners,
+                        identity, theirs, self._lifeline, options.network, group, early=early, pretend_owners=pretend
                     )
                 )
         except OSError:

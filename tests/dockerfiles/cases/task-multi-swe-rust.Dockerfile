@@ -3,7 +3,7 @@
 FROM devbase
 WORKDIR /home
 COPY rust app
-RUN cd app && cargo build --offline --target-dir /tmp/target && /tmp/target/debug/app > /home/result && rm -rf /tmp/target /root/.cargo
+RUN cd app && CARGO_HOME=/tmp/cargo cargo build --offline --target-dir /tmp/target && /tmp/target/debug/app > /home/result && rm -rf /tmp/target /tmp/cargo
 COPY <<'EOF' /home/prepare.sh
 #!/bin/bash
 cargo test || true

@@ -3,7 +3,7 @@
 FROM devbase AS build
 WORKDIR /src
 COPY rust .
-RUN --mount=type=cache,target=/target --mount=type=cache,target=/root/.cargo \
-    cargo build --offline --release --target-dir /target && /target/release/app > /answer
+RUN --mount=type=cache,target=/target --mount=type=cache,target=/tmp/cargo \
+    CARGO_HOME=/tmp/cargo cargo build --offline --release --target-dir /target && /target/release/app > /answer
 FROM minibase
 COPY --from=build /answer /answer
