@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.kernel.test_container_images import HOME
-from tests.kernel.test_container_images import base as base
+from tests.kernel.test_container_images import HOME, base  # noqa: F401 - a fixture
 from tests.unit.oci_tools import END, MadeImage
 
 from minisandbox import Sandbox
@@ -26,7 +25,7 @@ ROOT = os.geteuid() == 0
 
 
 @pytest.fixture
-def store(tmp_path: Path, base: bytes) -> Store:
+def store(tmp_path: Path, base: bytes) -> Store:  # noqa: F811 - the fixture
     """A store with an image ``base``."""
     found = Store.open(tmp_path / "store")
     layout = MadeImage([base + END], {"Env": ["PATH=/bin"], "Cmd": ["sh"]}).write_layout(tmp_path / "layout")
@@ -91,6 +90,11 @@ ENTRYPOINT ["run"]
     (context / "a.txt").touch()
     assert build(text, context, store, arguments={"V": "2"}).key == image.key
     assert build(text, context, store, arguments={"V": "3"}).key != image.key
+
+
+def test_a_platform_that_the_base_has(context: Path, store: Store) -> None:
+    image = build("FROM --platform=$BUILDPLATFORM base:latest\nRUN touch /x\n", context, store)
+    assert output(image, "ls /x") == "/x\n"
 
 
 def test_what_changes_and_what_is_removed(context: Path, store: Store) -> None:

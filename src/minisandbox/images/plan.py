@@ -232,9 +232,9 @@ class Planner:
         with self._lock:
             if base not in self._images:
                 try:
-                    if base.platform:
-                        raise NotFound("one of this platform")
                     image = load_image(self.store, base.reference.removesuffix(":latest"))
+                    if base.platform and image.notes.get("platform", base.platform) != base.platform:
+                        raise NotFound(f"{base.reference} for {base.platform}")
                 except NotFound:
                     image = pull(base.reference, store=self.store, platform=base.platform or None)
                 self._images[base] = image
