@@ -114,6 +114,7 @@ def test_a_task_over_an_image_with_a_shell_alone(store: Store, small: OciBase, s
     image = build(Recipe(small, steps, workdir=WORKDIR), store=store, name="task")
     with Sandbox.create(image.spec()) as box:
         assert box.exec("cat /root/made /root/where", cwd="/").stdout == "hello you\n/root\n"
+        assert not box.files.list("/tmp"), "what a build writes for itself stays outside"
         assert box.exec("cat built && ls && pwd").stdout == "installed\nbuilt\ncode.py\n/work\n"
         assert "x\n" not in box.files.read_text(WORKDIR / ".git/config")
     assert image.config["Entrypoint"] == ["/bin/echo"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from minisandbox.cli import (
     exits,
+    image_dockerfile,
     image_freeze,
     image_lock,
     image_pull,
@@ -58,8 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     make = verbs.add_parser(
         "build",
-        help="build the image of a recipe or the images of tasks",
-        description="Build the image of a recipe (a .toml file) or the images of a task set.",
+        help="build the image of a recipe or a Dockerfile, or the images of tasks",
+        description="Build the image of a recipe (a .toml file) or of a Dockerfile (--file), or the images of tasks.",
     )
     _add_build_options(make)
     image_pull.configure(verbs)
@@ -91,6 +92,7 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--exclude-newer", metavar="DATE", help="ignore packages uploaded on this day or later, such as 2024-03-01"
     )
+    image_dockerfile.add_options(make)
     add_json_option(make)
     make.set_defaults(run=run_build, kept=KEPT)
 
@@ -98,12 +100,16 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
 def run_build(args: argparse.Namespace) -> int:
     """Build images. A failure does not stop the others; the first one sets the exit status."""
     require_positive(args, "jobs")
-    is_recipe = args.tasks.endswith(".toml")
+    is_recipe = args.file is not None or args.tasks.endswith(".toml")
     if is_recipe and args.only:
         raise InvalidValue("--only selects tasks, and a recipe has none", hint="leave it out")
     if args.name and not is_recipe:
         raise InvalidValue("--name is for a recipe's image", hint="images of tasks are named after their ids")
-    recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
+    recipes: Mapping[str, Callable[[], Buildable]]
+    if args.file is not None:
+        recipes = image_dockerfile.recipes(args, Store.open())
+    else:
+        recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
     mirrors = None if args.repo_mirrors is None else _directory(args.repo_mirrors)
     with Progress() as progress:
         builder = Builder(Store.open(), progress, mirrors)

@@ -14,7 +14,7 @@ from minisandbox.images.lock import Lock, compare_locks, lock_of
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.recipe import Buildable
-from minisandbox.images.runner import Place, run_step
+from minisandbox.images.runner import Place, Work, run_step
 from minisandbox.images.session import Session
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.keys import JSONValue
@@ -92,7 +92,10 @@ class Maker:
             self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
             with self.session.store.hold(*planned.below, *planned.needs):  # a collection may run beside this
                 work = step.prepare(staging)
-                return work if isinstance(work, Made) else run_step(self._place(plan, planned, staging), work)
+                if isinstance(work, Made):
+                    return work
+                place = self._place(plan, planned, staging)
+                return run_step(place, work) if isinstance(work, Work) else work(place)
 
         try:
             record, made = self.session.store.ensure_layer(

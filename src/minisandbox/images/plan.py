@@ -6,11 +6,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import NotFound
 from minisandbox.images import recipe as r
 from minisandbox.images import steps as making
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
+from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.image import DEFAULT_PATH, Image, load_image
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
@@ -24,6 +26,9 @@ from minisandbox.store import Store, step_key
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import check_name
+
+if TYPE_CHECKING:
+    from minisandbox.images.dockerfile.trees import ContextTree
 
 Variables = tuple[tuple[str, str], ...]
 
@@ -109,14 +114,17 @@ class Plan:
 
     def all_steps(self) -> Iterator[PlannedStep]:
         """Yield every step in an order in which they can be made."""
-        aside, pending = list(self.aside), {planned.key for planned in self.steps}
+        aside = list(self.aside)
+        unmade = {planned.key for planned in (*self.steps, *aside)}
         for planned in self.steps:
-            # the tests come before the task, as nothing needs them, and a hidden file that is not there costs less then
-            for one in [one for one in aside if pending.isdisjoint(one.below)]:
-                aside.remove(one)
-                yield one
+            # what is aside comes as soon as it can: other stages; and the tests before the task, as nothing needs them,
+            # and a hidden file that is not there costs less then
+            while ready := [one for one in aside if not unmade.intersection((*one.below, *one.needs))]:
+                aside.remove(ready[0])
+                unmade.discard(ready[0].key)
+                yield ready[0]
+            unmade.discard(planned.key)
             yield planned
-            pending.discard(planned.key)
         yield from aside
 
 
@@ -136,6 +144,7 @@ class Planner:
     _interpreters: dict[str, Interpreter] = field(default_factory=dict)
     _images: dict[r.OciBase, Image] = field(default_factory=dict)
     _snapshots: dict[r.LocalSource, Snapshot] = field(default_factory=dict)
+    _contexts: dict[Context, ContextTree] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def base(self) -> tuple[Entry, ...]:
@@ -188,9 +197,9 @@ class Planner:
         with self._lock:
             if base not in self._images:
                 try:
-                    if base.platform:
-                        raise NotFound("one of this platform")
-                    image = load_image(self.store, base.reference)
+                    image = load_image(self.store, base.reference.removesuffix(":latest"))
+                    if base.platform and image.notes.get("platform", base.platform) != base.platform:
+                        raise NotFound(f"{base.reference} for {base.platform}")
                 except NotFound:
                     image = pull(base.reference, store=self.store, platform=base.platform or None)
                 self._images[base] = image
@@ -211,26 +220,49 @@ class Planner:
             MiniSandboxError: its base cannot be had.
         """
         check_name(name)
-        return self.chain(name, recipe.recipe() if isinstance(recipe, r.PythonRecipe) else recipe).plan()
+        plan = self.chain(name, recipe.recipe() if isinstance(recipe, r.PythonRecipe) else recipe).plan()
+        return replace(plan, aside=tuple(self._wanted(plan)))
+
+    def _wanted(self, plan: Plan) -> Iterator[PlannedStep]:
+        """The steps aside without those that only layers need which are there."""
+        found = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
+        ahead, wanted = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
+        while ahead:
+            key = ahead.pop()
+            if key in found and key not in wanted:
+                wanted.add(key)
+                if not self.store.has_layer(key):
+                    ahead += (*found[key].below, *found[key].needs)
+        return (planned for planned in plan.aside if planned.key in wanted)
+
+    def files(self, context: Context) -> ContextTree:
+        """Return the files of a Dockerfile's context."""
+        from minisandbox.images.dockerfile.trees import open_context  # noqa: PLC0415 - loads a parser
+
+        with self._lock:
+            if context not in self._contexts:
+                self._contexts[context] = open_context(context.root, context.dockerfile)
+            return self._contexts[context]
 
     def chain(self, name: str, recipe: r.Recipe) -> _Chain:
-        """Return the chain of a recipe's steps over its base."""
+        """Fold a recipe's steps over its base."""
         if isinstance(recipe.base, r.StageBase):
             chain = self.chain(name, recipe.base.recipe)
             chain.go_on(recipe)
         else:
-            kept = read_kept(self.store, name).layers
-            chain = _Chain(self, name, self._ground(recipe), recipe, kept)
+            kept = read_kept(self.store, name).layers if name else {}
+            chain = _Chain(self, name, self.ground(recipe.base), recipe, kept)
         for step in recipe.steps:
             chain.add(step)
         return chain
 
-    def _ground(self, recipe: r.Recipe) -> Ground:
-        if isinstance(recipe.base, r.HostBase):
+    def ground(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> Ground:
+        """Return what a chain over a base starts from."""
+        if isinstance(base, r.HostBase):
             variables = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
             return Ground((base_key(self.base()),), self.platform(), variables)
-        if isinstance(recipe.base, r.OciBase):
-            image = self.container(recipe.base)
+        if isinstance(base, r.OciBase):
+            image = self.container(base)
             seen: dict[str, JSONValue] = {
                 "layers": image.layers, "environment": dict(image.environment), "user": image.user,
                 "workdir": str(image.workdir),
@@ -314,6 +346,8 @@ class _Chain:
         """Add a step of the recipe."""
         store, workdir = self.planner.store, self.workdir
         match step:
+            case RunCommand() | CopyFiles():
+                self._add_instruction(step)
             case r.Run():
                 self._put(making.run_step_of(step, workdir), user=step.user, workdir=step.workdir or workdir)
             case r.InstallSystem():
@@ -338,6 +372,28 @@ class _Chain:
                 key = self.checked_out.key
                 self._put_apart(making.repository_step(workdir), self.checked_out)
                 self._put(making.task_step(step, lambda: store.layer_tree(key), workdir))
+
+    def _add_instruction(self, step: RunCommand | CopyFiles) -> None:
+        """Add a step of a Dockerfile, and what it needs of other stages."""
+        from minisandbox.images.dockerfile.planning import plan_step  # noqa: PLC0415 - loads a parser
+
+        built, needs = plan_step(step, self.layers, self.planner.store, self)
+        self._append(replace(self._planned(built), needs=needs))
+        self._add_kept()
+
+    def files(self, context: Context) -> ContextTree:
+        """Return the files of a Dockerfile's context."""
+        return self.planner.files(context)
+
+    def origin(self, base: r.OciBase | r.StageBase) -> tuple[str, tuple[str, ...]]:
+        """Return what identifies what a Dockerfile copies from, and its layers; plans the steps that make them."""
+        if isinstance(base, r.OciBase):
+            ground = self.planner.ground(base)
+            return ground.known, ground.layers
+        other = self.planner.chain("", base.recipe)
+        known = {planned.key for planned in (*self.aside, *self.steps)}
+        self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in known]
+        return other.known, other.layers
 
     def _install(self, step: r.Install) -> None:
         assert self.source is not None

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import InvalidRequirement, Requirement
 
 from minisandbox.errors import InvalidValue
+from minisandbox.images.dockerfile.stages import CopyFiles, RunCommand
 from minisandbox.images.index import shown
 from minisandbox.images.listing import parse_moment
 from minisandbox.images.lock import Lock, Package
@@ -284,7 +285,10 @@ class HiddenTests:
     test_patch: str = ""
 
 
-Step = Run | InstallSystem | InstallPython | InstallRequirements | CheckOut | Install | CutHistory | HiddenTests
+Step = (
+    Run | RunCommand | CopyFiles | InstallSystem | InstallPython | InstallRequirements | CheckOut | Install | CutHistory
+    | HiddenTests
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +317,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without looking at this machine."""
-        check_environment(dict(self.environment))
+        for name, value in self.environment:  # images have names that no shell could set
+            if not name or "=" in name or "\0" in name + value:
+                raise InvalidValue(f"{name!r} cannot be an environment variable")
         kinds = [type(step) for step in self.steps]
         if CheckOut not in kinds and {Install, CutHistory, HiddenTests} & set(kinds):
             raise InvalidValue("install commands, patches and hidden files need a source", hint="set the source")

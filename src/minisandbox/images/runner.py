@@ -125,14 +125,14 @@ class BuildStep:
     Attributes:
         name: what people and logs call it.
         definition: everything that decides its result; hashed into its key.
-        prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, or the
-            finished tree.
+        prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, the
+            finished tree, or what makes it at the step's place.
         detail: for people.
     """
 
     name: str
     definition: Mapping[str, JSONValue]
-    prepare: Callable[[Path], Work | Made]
+    prepare: Callable[[Path], Work | Made | Callable[[Place], Made]]
     detail: str = ""
 
 
@@ -241,7 +241,7 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
     ):
         if not work.tools and not box.files.exists(place.workdir):
             box.files.mkdir(place.workdir)
-        _write_files(box, work)
+        _write_files(box, place, work)
         _run_commands(box, place, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
     add_usr(upper)
@@ -274,15 +274,36 @@ def add_usr(upper: Path) -> None:
             written.rename(upper / "tree/usr")
 
 
-def build_sandbox(spec: ImageSpec, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path) -> Sandbox:
+def build_sandbox(
+    spec: ImageSpec,
+    limits: Limits,
+    network: Network,
+    mounts: tuple[Mount, ...],
+    upper: Path,
+    *,
+    environment: dict[str, str] | None = None,
+    pretend_owners: bool = False,
+) -> Sandbox:
     """Make a sandbox that writes to the disk; of ``limits.disk`` only its /tmp and /dev/shm, in memory, take note.
 
     :meth:`.Sandbox.create` refuses the two together, because it could not keep what they promise.
 
+    Args:
+        spec: what is inside.
+        limits: what it may use.
+        network: what it reaches.
+        mounts: host directories and files that it sees.
+        upper: where its writes go.
+        environment: exactly what its commands find; None: the usual defaults, and what ``spec`` says.
+        pretend_owners: whether changes of owners answer success and do nothing.
+
     Raises:
         SandboxCreationError: there could be no sandbox.
     """
-    return Sandbox(Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper))
+    core = Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners)
+    if environment is not None:
+        core.environment = environment
+    return Sandbox(core)
 
 
 def build_limits(memory: int | None) -> Limits:
@@ -305,8 +326,9 @@ def build_limits(memory: int | None) -> Limits:
     )
 
 
-def _write_files(box: Sandbox, work: Work) -> None:
-    box.files.mkdir(BUILD, parents=True)
+def _write_files(box: Sandbox, place: Place, work: Work) -> None:
+    if work.tools or not place.own_root:  # the /tmp of a container image is part of its layers
+        box.files.mkdir(BUILD)
     for name, content in work.files:
         box.files.write_bytes(BUILD / name, content)
 

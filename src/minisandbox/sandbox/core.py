@@ -89,6 +89,7 @@ class Core:
         mounts: Sequence[Mount] = (),
         environment: Mapping[str, str] | None = None,
         upper: Path | None = None,
+        pretend_owners: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> Self:
         """Make a sandbox and wait until it is ready; see :meth:`minisandbox.Sandbox.create`."""
@@ -101,6 +102,7 @@ class Core:
             controller.launcher.writable_usr, controller.launcher.layered_usr,
             controller.launcher.host_sockets if base.host_usr else (),
             enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
+            pretend_owners=pretend_owners,
         )  # fmt: skip
         if upper is None and not controller.launcher.memory_upper:
             watched = {**request.enforcement, "disk": uppers.WATCHED}
@@ -143,8 +145,9 @@ class Core:
             one_id = self._request.one_id  # what a build leaves on the disk must be the caller's own
             try:
                 self._run = SandboxRun(
-                    self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper
-                )
+                    self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper,
+                    pretend_owners=self._request.pretend_owners,
+                )  # fmt: skip
             except BaseException:  # a Ctrl-C too: nothing half-made stays
                 if upper is not None:
                     upper.discard()

@@ -64,6 +64,7 @@ class Request:
         disk_upper: whether a directory of the store's disk takes the writes, where memory cannot
             (:class:`.uppers.DiskUpper`).
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
+        pretend_owners: whether changes of owners answer success and do nothing: of builds with one id.
     """
 
     image: ImageSpec
@@ -79,6 +80,7 @@ class Request:
     held: int = 0
     disk_upper: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)
+    pretend_owners: bool = False
 
     @property
     def one_id(self) -> bool:
@@ -328,8 +330,8 @@ def _layers(image: ImageSpec) -> tuple[str, ...]:
 
 
 def _tmp(request: Request) -> Iterator[p.Operation]:
-    """A workspace keeps /tmp with the rest, and so in its snapshots; a build's is no part of its layer."""
-    if request.upper is not None:
+    """A workspace keeps /tmp with the rest, and so in its snapshots; a container image's build in its layers."""
+    if request.upper is not None and request.image.host_usr:
         yield p.Directory("tmp", 0o1777)
         yield p.Attach("root/tmp", source="tmp")
 

@@ -100,12 +100,15 @@ def sweep(*, all_made: bool = False) -> None:
 
 
 def prepare(upper: Path) -> None:
-    """Make the directories that the overlays need in an empty host directory.
+    """Make the directories that the overlays need in a host directory.
+
+    Args:
+        upper: it; it may have ``tree``, which holds what is written there already.
 
     Raises:
-        InvalidValue: it is not an existing, empty directory of this user's.
+        InvalidValue: it is not a directory of this user's, or has something else.
     """
-    if not upper.is_absolute() or upper.is_symlink() or not upper.is_dir() or any(upper.iterdir()):
+    if not upper.is_absolute() or upper.is_symlink() or not upper.is_dir() or set(os.listdir(upper)) - {"tree"}:
         raise InvalidValue(f"upper {upper} is not an absolute path of an empty directory")
     if (owner := upper.stat().st_uid) != os.geteuid():
         raise InvalidValue(
@@ -114,7 +117,7 @@ def prepare(upper: Path) -> None:
             hint="give a directory of your own: mktemp -d",
         )
     upper.chmod(0o700)  # other users must not see it
-    for name in ("tree", "work", "usr", "usr-work"):
+    for name in {"tree", "work", "usr", "usr-work"} - set(os.listdir(upper)):
         (upper / name).mkdir()
         (upper / name).chmod(0o755)
 

@@ -145,7 +145,7 @@ class _Taking:
         """The layers with their keys: a layer depends on those below it, for what it hides and for directories."""
         steps: list[_Step] = []
         for layer in self.image.layers:
-            owners = "kept" if _keeps_owners() else "one"
+            owners = "kept" if keeps_owners() else "one"
             definition = {"kind": "container layer", "diff_id": layer.diff_id, "owners": owners}
             steps.append(_Step(layer, definition, step_key(steps[-1].key if steps else None, definition)))
         return steps
@@ -165,7 +165,7 @@ class _Taking:
         with self.source.layer(layer) as blob:
             stream = LayerStream(blob, m.MOST_LAYER, layer.diff_id)
             try:
-                done = unpack(stream, staging / "tree", Below(trees), keep_owners=_keeps_owners(), bounds=Bounds())
+                done = unpack(stream, staging / "tree", Below(trees), keep_owners=keeps_owners(), bounds=Bounds())
             except OSError as error:
                 if is_refusal(error):
                     raise refused_path(stream, error) from error
@@ -187,7 +187,7 @@ class _Taking:
         user = m.text_of(config, "User")
         if set(user.split(":")) <= {"0", "root"}:
             user = ""
-        if user and not _keeps_owners():  # it could not write to its own files
+        if user and not keeps_owners():  # it could not write to its own files
             lost[f"commands run as root, not as {user}"] = None
             user = ""
         if lost:
@@ -217,7 +217,7 @@ def _seen(layers: list[LayerRecord]) -> list[LayerRecord]:
     return layers[first:]
 
 
-def _keeps_owners() -> bool:
+def keeps_owners() -> bool:
     """Whether files keep the owners that an image says: an ordinary user's are all the user's own."""
     return os.geteuid() == 0
 
