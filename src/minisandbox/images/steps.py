@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from minisandbox.images.listing import parse_moment
+from minisandbox.images.index import parse_moment
 from minisandbox.images.localsource import Snapshot
 from minisandbox.images.lock import INSTALLED, Package
 from minisandbox.images.mirrors import Mirrors, origin
