@@ -22,7 +22,7 @@ def run_bound(
     stdout: int = subprocess.PIPE,
     env: Mapping[str, str],
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program that ends with this process, however that ends.
+    """Run a program that ends with the calling thread, however that ends.
 
     What it has started, and left running, ends with it: also what put itself into a session of its own.
 
@@ -43,15 +43,10 @@ def run_bound(
     if shutil.which(command[0], path=env.get("PATH")) is None:
         raise FileNotFoundError(f"no {command[0]} that can be executed is on PATH")
     hold_streams()
-    owner = os.pidfd_open(os.getpid())
-    try:
-        guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", _GUARD, str(owner), *command],
-            stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, env=env, pass_fds=(owner,),
-            start_new_session=True,
-        )  # fmt: skip
-    finally:
-        os.close(owner)
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), *command],
+        stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, env=env, start_new_session=True,
+    )  # fmt: skip
     with guard:
         try:
             output, errors = guard.communicate(stdin, timeout)

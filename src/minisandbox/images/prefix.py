@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.images.elf import is_elf, relocate_runpath, without_debug
+from minisandbox.images.elf import is_elf, relocate_runpath, strip_debug
 from minisandbox.images.probe import Interpreter
 
-PREFIX_VERSION = 2
+PREFIX_VERSION = 3
 """Part of the layer's key: raise it when a copy made by this module changes."""
 
 _PROGRAMS = re.compile(r"(?:python|pip|easy_install|idle|pydoc|2to3|pyvenv|wheel|smtpd)[\w.\-]*")
@@ -79,6 +79,10 @@ def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
     for folder, keep in _parts(library):
         if (job.source / folder).is_dir():
             _copy_folder(job, Path(folder), keep)
+    files = [path for path in target.rglob("*") if path.is_file() and not path.is_symlink()]
+    strip_debug([path for path in files if is_elf(_beginning(path))])  # before patchelf: strip may damage its work
+    for path in files:
+        _rewrite(job, path)
     _link_names(job, interpreter.minor)
 
 
@@ -127,14 +131,16 @@ def _copy_file(job: _Copy, path: Path) -> None:
     if source.is_file():
         shutil.copyfile(source, target)
         target.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
-        _rewrite(job, target)
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4)
 
 
 def _rewrite(job: _Copy, path: Path) -> None:
     """Point a file's mentions of the prefix at the copy: run paths of programs, plain text elsewhere."""
     data = path.read_bytes()
-    if is_elf(data) and (lean := without_debug(data)) != data:  # a quarter of an interpreter that pyenv built
-        path.write_bytes(lean)
     if not any(name in data for name in job.names):
         return
     if is_elf(data):
