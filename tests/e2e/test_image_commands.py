@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.oci_tools import END, MadeImage, entry
+
+from minisandbox.images import read_pins
 
 pytestmark = pytest.mark.kernel
 
@@ -47,11 +50,33 @@ def test_locks(place: Path) -> None:
     assert "six" in differs.stdout
     rows = json.loads(image(place, "lock", "diff", "good", "other.toml", "--json").stdout)
     assert rows == [{"part": "installed", "name": "six", "old": "", "new": "1.0"}]
+    assert image(place, "pins", "good", "--lock").stdout == shown.stdout
     locked = image(place, "build", "good.toml", "--locked", "other.toml")
     assert locked.returncode == 24
     assert "six: 1.0 in the lock, not there now" in locked.stderr
     assert image(place, "build", "good.toml", "--locked", "good.lock.toml").returncode == 0
     assert image(place, "build", "good.toml", "--locked", "nothing.toml").returncode == 6
+
+
+def test_pins_of_a_container_image(place: Path) -> None:
+    """It is pulled first; what is printed is read by --pins and by requirements_file."""
+    site = "opt/venv/lib/python3.9/site-packages"
+    made = {"opt/venv/pyvenv.cfg": b"version = 3.9.20", f"{site}/six-1.16.0.dist-info/METADATA": SIX, "x/lib": b""}
+    tar = b"".join(entry(name, data) for name, data in made.items())
+    layout = MadeImage([tar + END], {"Env": ["PATH=/bin"]}).write_layout(place / "layout")
+    shown = image(place, "pins", f"oci:{layout}")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == "# /opt/venv\ndependencies:\n  - python=3.9.20\n  - pip:\n    - six==1.16.0\n"
+    (place / "environment.yml").write_text(shown.stdout)
+    assert read_pins(place / "environment.yml").requirements == ("six==1.16.0",)
+    facts = json.loads(image(place, "pins", "layout", "--json", "--environment", "venv").stdout)
+    assert (facts["python"], facts["pins"]) == ("3.9.20", ["six==1.16.0"])
+    for words, status in ((("--environment", "/x"), 6), (("--lock",), 3)):
+        assert image(place, "pins", "layout", *words).returncode == status
+    assert image(place, "pins", "nothing").returncode == 6
+
+
+SIX = b"Metadata-Version: 2.1\nName: six\nVersion: 1.16.0\n"
 
 
 @pytest.mark.slow

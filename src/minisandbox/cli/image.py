@@ -13,6 +13,7 @@ from minisandbox.cli import (
     exits,
     image_freeze,
     image_lock,
+    image_pins,
     image_pull,
     image_pythons,
     image_shell,
@@ -54,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_build_options(make)
     image_pull.configure(verbs)
     image_lock.configure(verbs)
+    image_pins.configure(verbs)
     image_pythons.configure(verbs)
     image_shell.configure(verbs)
     show = verbs.add_parser("show", help="print an image's layers and environment variables")

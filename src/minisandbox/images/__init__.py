@@ -24,6 +24,7 @@ _HOME = {
     "Package": "lock",
     "Pins": "pins",
     "Progress": "progress",
+    "PythonEnvironment": "installed",
     "Recipe": "recipe",
     "SdistSource": "recipe",
     "Source": "recipe",
@@ -39,6 +40,7 @@ _HOME = {
     "load_image": "image",
     "lock_of": "lock",
     "pull": "oci.pull",
+    "python_environments": "installed",
     "read_lock": "lock",
     "read_pins": "pins",
     "total_size": "image",
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from minisandbox.images.image import list_images as list_images
     from minisandbox.images.image import load_image as load_image
     from minisandbox.images.image import total_size as total_size
+    from minisandbox.images.installed import PythonEnvironment as PythonEnvironment
+    from minisandbox.images.installed import python_environments as python_environments
     from minisandbox.images.interpreters import find_interpreter as find_interpreter
     from minisandbox.images.interpreters import installed_interpreters as installed_interpreters
     from minisandbox.images.lock import Difference as Difference

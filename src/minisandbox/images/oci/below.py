@@ -43,21 +43,21 @@ class Below:
 
     def _status(self, path: tuple[str, ...]) -> os.stat_result | None:
         for tree in self.trees:
-            found, hidden = _look(tree, path)
+            found, hidden = look(tree, path)
             if found is not None or hidden:
                 return found
         return None
 
 
-def _look(tree: Path, path: tuple[str, ...]) -> tuple[os.stat_result | None, bool]:
-    """What one layer has at a path, and whether it hides those below; no link is followed."""
+def look(tree: Path, path: tuple[str, ...]) -> tuple[os.stat_result | None, bool]:
+    """Return what one layer has at a path, and whether it hides those below; no link is followed."""
     place, opaque = os.fspath(tree), False
     info = os.lstat(place)
     for part in path:
         if not stat.S_ISDIR(info.st_mode):
             return None, True
         place = f"{place}/{part}"
-        opaque = opaque or _is_opaque(os.path.dirname(place))
+        opaque = opaque or is_opaque(os.path.dirname(place))
         try:
             info = os.lstat(place)
         except FileNotFoundError:
@@ -65,7 +65,8 @@ def _look(tree: Path, path: tuple[str, ...]) -> tuple[os.stat_result | None, boo
     return (None, True) if kind_of(info) == WHITEOUT else (info, False)
 
 
-def _is_opaque(directory: str) -> bool:
+def is_opaque(directory: str) -> bool:
+    """Whether a directory of a layer hides what lower layers have in it."""
     try:
         return os.getxattr(directory, _OPAQUE, follow_symlinks=False) == b"y"
     except OSError:
