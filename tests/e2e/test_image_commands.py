@@ -120,21 +120,11 @@ def test_a_set_whose_failures_are_remembered(place: Path) -> None:
     assert image(place, "build", "set.jsonl", "--locked", "x.toml").returncode == 3
 
 
-@pytest.mark.slow
 def test_interpreters(place: Path) -> None:
     listed = image(place, "pythons", "--json")
     assert listed.returncode == 0
     rows = json.loads(listed.stdout)
     assert rows, "not even the one that runs this"
-    assert {row["kind"] for row in rows} <= {"pyenv", "uv", "conda", "system", "other"}
-    assert {row["works"] for row in rows} == {"untried"}
-    assert {row["readers"] for row in rows} <= {"everybody", "this user"}
-    assert rows[0]["interpreter"]["version"] in image(place, "pythons").stdout
-    there = image(place, "pythons", "install", rows[0]["interpreter"]["version"])
-    if rows[0]["kind"] != "system":
-        assert rows[0]["interpreter"]["executable"] in there.stdout
-    missing = image(place, "pythons", "install", "2.6")
-    assert missing.returncode == 22
-    assert "pyenv install 2.6" in missing.stderr
-    assert image(place, "pythons", "install", ">=3.11").returncode == 3
-    assert image(place, "pythons", "install").returncode == 3
+    shown = image(place, "pythons").stdout
+    assert f"{rows[0]['version']} *" in shown
+    assert rows[0]["executable"] in shown
