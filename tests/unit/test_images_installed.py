@@ -139,7 +139,7 @@ def test_uvs_environment(tmp_path: Path, store: Store) -> None:
 
 def conda_image() -> dict[str, str]:
     """As SWE-bench's images are: conda's own environment is the one in PATH, shells activate the other."""
-    origin = json.dumps({"url": "file:///home/conda/feedstock_root/work", "dir_info": {}})
+    origin = json.dumps({"url": "file:///croot/numpy/work", "dir_info": {}})
     editable = json.dumps({"url": "file:///testbed", "dir_info": {"editable": True}})
     return {
         "opt/miniconda3/bin/python": "",

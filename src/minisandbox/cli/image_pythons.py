@@ -14,7 +14,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     pythons = verbs.add_parser(
         "pythons",
         help="list the interpreters that recipes can name",
-        description="List the interpreters of this machine. `uv python install 3.12` and `pyenv install 3.6` add others.",
+        description="List the interpreters of this machine. `uv python install` and `pyenv install` add others.",
     )
     add_json_option(pythons)
     pythons.set_defaults(run=run_pythons)

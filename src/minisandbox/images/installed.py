@@ -21,7 +21,8 @@ from minisandbox.images.tree import ImageTree
 _MINOR = re.compile(r"python(\d\.\d{1,2})")
 _RELEASE = r"(\d+\.\d+\.\d+)"
 _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?")
-_PLACES = ("/.venv", "/venv", "/opt/*", "/opt/*/envs/*", "/root/*", "/root/*/envs/*", "/root/.pyenv/versions/*")
+_PLACES = ("/.venv", "/venv", "/opt/*", "/opt/*/envs/*")
+_AT_HOME = ("*", "*/envs/*", ".pyenv/versions/*")
 _USUAL = "testbed"
 """The conda environment of SWE-bench's images, and of those made after them; their shells activate it."""
 
@@ -120,7 +121,8 @@ class _Reader:
             for program in (f"{folder}/python", f"{folder}/python3"):
                 if folder.startswith("/") and self.tree.has(program):
                     yield from self._with_conda(self._prefix_of(program))
-        for pattern in (workdir or "/", f"{workdir}/.venv", f"{workdir}/venv", *_PLACES):
+        homes = [f"{self._home()}/{pattern}" for pattern in _AT_HOME]
+        for pattern in (workdir or "/", f"{workdir}/.venv", f"{workdir}/venv", *_PLACES, *homes):
             yield from self._matching(pattern)
         yield from ("/usr/local", "/usr")
 
