@@ -211,7 +211,8 @@ def test_system_packages_of_a_virtual_environment(tmp_path: Path, store: Store) 
 
 
 def test_an_environment_is_chosen_by_its_path(tmp_path: Path, store: Store) -> None:
-    made = {**installed("far/away/one", "a==1"), **installed("opt/two", "b==1")}
+    made = {**installed("far/away/one", "a==1"), "far/away/one/pyvenv.cfg": "version = 3.9.1", "opt/two/bin/python": ""}
+    made |= installed("opt/two", "b==1") | installed("opt/none", "c==1")
     image = taken(tmp_path, store, files(made))
     assert [one.path for one in python_environments(image)] == ["/opt/two"]
     found = python_environments(image, "/far/away/one")

@@ -173,8 +173,10 @@ class _Reader:
             name = (self.tree.resolve(f"{prefix}/bin/{program}") or "").rpartition("/")[2]
             if (match := _MINOR.match(name)) and match[1] in libraries:
                 return match[1]
-        own = prefix not in ("/usr", "/usr/local")
-        return libraries[0] if own and len(libraries) == 1 else None
+        marks = ("pyvenv.cfg", "conda-meta", "bin/python", "bin/python3")
+        return (
+            libraries[0] if len(libraries) == 1 and any(self.tree.has(f"{prefix}/{mark}") for mark in marks) else None
+        )
 
     def _version(self, prefix: str, minor: str, settings: Mapping[str, str]) -> str:
         """The whole version, from whatever tells it; else the minor version."""
