@@ -15,9 +15,10 @@ from minisandbox.errors import HostError, ProgramNotFound
 _TIMEOUT = 60.0
 
 
-def is_elf(data: bytes) -> bool:
-    """Whether a file's content is an ELF file."""
-    return data.startswith(b"\x7fELF")
+def is_elf(path: Path) -> bool:
+    """Whether a file is an ELF file."""
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def strip_debug(paths: Sequence[Path]) -> None:
