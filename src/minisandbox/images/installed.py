@@ -16,6 +16,7 @@ from packaging.version import Version
 from minisandbox.errors import NotFound
 from minisandbox.images.image import Image
 from minisandbox.images.index import shown
+from minisandbox.images.oci.below import Below
 from minisandbox.images.tree import ImageTree
 
 _MINOR = re.compile(r"python(\d\.\d{1,2})")
@@ -67,12 +68,12 @@ def python_environments(image: Image, *more: str) -> list[PythonEnvironment]:
         StoreError: a layer is damaged.
     """
     with image.store.hold(*image.layers):
-        tree = ImageTree(tuple(image.store.layer_tree(key) for key in reversed(image.layers)))
+        tree = ImageTree(Below(tuple(image.store.layer_tree(key) for key in reversed(image.layers))))
         reader = _Reader(tree, dict(image.environment), image.user.partition(":")[0] or "root")
-        places: dict[str | None, str] = {}
+        places: dict[tuple[str, ...] | None, str] = {}
         for path in (*reader.prefixes(str(image.workdir).rstrip("/")), *more):
             places.setdefault(tree.resolve(path), posixpath.normpath(path))
-        found = [reader.environment(path) for where, path in places.items() if where]
+        found = [reader.environment(path) for where, path in places.items() if where is not None]
     return [one for one in found if one is not None]
 
 
@@ -131,7 +132,7 @@ class _Reader:
         own = program.rpartition("/")[0].rpartition("/")[0]
         if self.tree.has(f"{own}/pyvenv.cfg"):
             return own
-        return (self.tree.resolve(program) or program).rpartition("/")[0].rpartition("/")[0]
+        return "".join(f"/{part}" for part in (self.tree.resolve(program) or ())[:-2]) or own
 
     def _with_conda(self, prefix: str) -> Iterator[str]:
         """A prefix; of a conda installation the environment that is meant comes first."""
@@ -170,7 +171,7 @@ class _Reader:
         """The minor version at a prefix: after its program, else after its library."""
         libraries = [match[1] for name in self.tree.names(f"{prefix}/lib") if (match := _MINOR.fullmatch(name))]
         for program in ("python", "python3", "python2"):
-            name = (self.tree.resolve(f"{prefix}/bin/{program}") or "").rpartition("/")[2]
+            name = (self.tree.resolve(f"{prefix}/bin/{program}") or ("",))[-1]
             if (match := _MINOR.match(name)) and match[1] in libraries:
                 return match[1]
         marks = ("pyvenv.cfg", "conda-meta", "bin/python", "bin/python3")
