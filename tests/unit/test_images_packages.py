@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,26 @@ def test_an_unreachable_index_and_an_earlier_answer(upstream: Upstream, store: S
         assert _get(f"{url}demo-pkg/").count(b"<a ") == 2
     assert "an earlier answer is used" in served.complaints[0]
     assert served.failed is None
+
+
+def test_one_index_down_that_had_files_before(upstream: Upstream, tmp_path: Path, store: Store) -> None:
+    """A second build needs no network for what the first one had."""
+    local = tmp_path / "links"
+    local.mkdir()
+    (local / "demo_pkg-2.0-py3-none-any.whl").write_bytes(WHEEL)
+    settings = replace(upstream.settings, find_links=(str(local),))
+    with PackageIndex(store, settings) as index, index.serve(Served()) as url:
+        assert _get(f"{url}demo-pkg/").count(b"<a ") == 3
+        _get(f"{url}demo-pkg/demo-pkg-0.9.tar.gz")
+    for page in store.root.glob("index/*"):
+        page.write_text(page.read_text().replace('"fetched": ', '"fetched": 1, "before": '))
+    upstream.answers.clear()
+    upstream.answers["/simple/demo-pkg/"] = (JSON_TYPE, b"[]")  # what a broken server answers
+    served = Served()
+    with PackageIndex(store, settings) as index, index.serve(served) as url:
+        assert _get(f"{url}demo-pkg/").count(b"<a ") == 3
+        assert _get(f"{url}demo-pkg/demo-pkg-0.9.tar.gz") == SDIST
+    assert "is not an index page" in served.complaints[0]
 
 
 @pytest.mark.parametrize("tells", [True, False])

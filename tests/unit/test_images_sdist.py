@@ -190,6 +190,24 @@ def test_credentials_go_to_their_host_only(server: Server, other: Server, store:
     assert other.asked == [("/elsewhere", None)]
 
 
+def test_credentials_follow_a_redirect_to_their_own_host(server: Server, store: Store) -> None:
+    """Also after pages that were not there, and from several threads."""
+    server.page(f'<a href="{server.url}/files/{NAME}#sha256={SHA256}">x</a>')
+    server.answers[f"/files/{NAME}"] = 302, {"Location": "/elsewhere"}, b""
+    server.answers["/elsewhere"] = 200, {}, CONTENT
+    url = server.url.replace("http://", "http://me:secret@")
+    settings = IndexSettings(f"{url}/nothing", (f"{url}/simple",), timeout=5.0)
+    assert fetch_sdist(SOURCE, store, settings).read_bytes() == CONTENT
+    web = Web(settings)
+    threads = [threading.Thread(target=web.read, args=(f"{server.url}/x{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(server.asked) == 12
+    assert {said for _, said in server.asked} == {"Basic bWU6c2VjcmV0"}
+
+
 def test_links_of_another_server_get_no_credentials(server: Server, other: Server, store: Store) -> None:
     """Nor do those of another port."""
     server.page(f'<a href="{other.url}/{NAME}#sha256={SHA256}">x</a>')

@@ -47,7 +47,7 @@ def _end_all() -> None:
     """End all that is below us, also what left our session: it would keep our output open."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     give_up = time.monotonic() + _PATIENCE
-    with contextlib.suppress(ChildProcessError):
+    with contextlib.suppress(ChildProcessError, FileNotFoundError):  # a kernel without CONFIG_PROC_CHILDREN
         while time.monotonic() < give_up:
             with open("/proc/thread-self/children", encoding="ascii") as listed:
                 children = [int(pid) for pid in listed.read().split()]

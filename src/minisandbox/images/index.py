@@ -21,6 +21,7 @@ from minisandbox.store.paths import home_directory
 
 _SECTIONS = ("global", "download", "install")
 _TRUE = frozenset({"1", "true", "yes", "on"})
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d*)?")
 _UV_TIMEOUT = 30.0
 _NAME = re.compile(r"^[\w.-]+=")
 """What UV_INDEX and UV_DEFAULT_INDEX may have before an address."""
@@ -177,7 +178,7 @@ def _from_pip(values: Mapping[str, str], env: Mapping[str, str]) -> IndexSetting
         cert=Path(cert) if cert and Path(cert).is_file() else None,
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
         proxies=tuple(sorted(proxies.items())),
-        timeout=max(float(timeout), 1.0) if timeout.isdecimal() else IndexSettings().timeout,
+        timeout=max(float(timeout), 1.0) if _NUMBER.fullmatch(timeout) else IndexSettings().timeout,
     )
 
 

@@ -124,9 +124,11 @@ class Listings:
         for link in links:
             if version_in(project, link.filename) is not None:
                 files.setdefault(link.filename, link)
-        listing = Listing(files, time.time(), "; ".join(map(str, failures)))
-        if not failures:
-            self._keep(project, listing)
+        if failures:  # what the others had before counts as well, and all are asked again by the next process
+            files = {**files, **(old.files if old else {})}
+            return Listing(files, time.time(), "; ".join(map(str, failures)))
+        listing = Listing(files, time.time())
+        self._keep(project, listing)
         return listing
 
     def _keep(self, project: str, listing: Listing) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.response import addinfourl
 
 from minisandbox.errors import SourceError
@@ -128,26 +129,40 @@ class Web:
         proxies = {name.removesuffix("_proxy"): value for name, value in self.settings.proxies}
         if "all" in proxies:
             proxies = {"http": proxies["all"], "https": proxies["all"], **proxies}
-        context = ssl.create_default_context(cafile=self.settings.cert)
+        context = ssl.create_default_context()
+        if self.settings.cert is not None:
+            context.load_verify_locations(self.settings.cert)
         if trusted:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return urllib.request.build_opener(
             urllib.request.ProxyHandler(proxies),  # it heeds no_proxy
             urllib.request.HTTPSHandler(context=context),
-            urllib.request.HTTPBasicAuthHandler(self._passwords()),
+            _Credentials(self.settings.urls),
         )
 
-    def _passwords(self) -> urllib.request.HTTPPasswordMgrWithPriorAuth:
-        """The credentials of the indexes, each for its server, which has their files too, and for no other."""
-        known = urllib.request.HTTPPasswordMgrWithPriorAuth()
-        for url in reversed(self.settings.urls):
-            parts = urlsplit(url)
+
+class _Credentials(urllib.request.BaseHandler):
+    """Adds the credentials of the indexes, each for its server, which has their files too, and for no other."""
+
+    def __init__(self, urls: Iterable[str]) -> None:
+        self._known: dict[tuple[str, str | None, int | None], str] = {}
+        for parts in map(urlsplit, urls):
             if parts.username is not None:
-                server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/"
-                password = unquote(parts.password or "")
-                known.add_password(None, server, unquote(parts.username), password, is_authenticated=True)
-        return known
+                pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+                self._known.setdefault(_server(parts), "Basic " + base64.b64encode(pair.encode()).decode())
+
+    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        """Take a request before it is sent, also where a redirect leads."""
+        if said := self._known.get(_server(urlsplit(request.full_url))):
+            request.add_unredirected_header("Authorization", said)
+        return request
+
+    https_request = http_request
+
+
+def _server(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _local_page(path: Path) -> Page | None:
@@ -212,7 +227,7 @@ def _download(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]
 def _receive(url: str, path: Path, web: Web) -> str:
     """Write what a URL has into a new file; return its hash."""
     digest, came = hashlib.sha256(), 0
-    with web.open(url) as answer, path.open("xb") as target:
+    with path.open("xb") as target, web.open(url) as answer:
         if answer is None:
             hint = "try again, or name another version"
             raise SourceError(f"{shown(url)} is listed on the index, but not there", hint=hint)
