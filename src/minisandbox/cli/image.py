@@ -12,7 +12,6 @@ from pathlib import Path
 from minisandbox.cli import (
     exits,
     image_freeze,
-    image_lock,
     image_pins,
     image_pull,
     image_pythons,
@@ -54,7 +53,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_build_options(make)
     image_pull.configure(verbs)
-    image_lock.configure(verbs)
     image_pins.configure(verbs)
     image_pythons.configure(verbs)
     image_shell.configure(verbs)
@@ -78,7 +76,7 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
         "--retry-failed", action="store_true", help="retry steps of tasks that failed in an earlier build"
     )
     make.add_argument(
-        "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image lock show`)"
+        "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image pins --lock`)"
     )
     make.add_argument(
         "--exclude-newer", metavar="DATE", help="ignore packages uploaded on this day or later, such as 2024-03-01"

@@ -12,7 +12,6 @@ _HOME = {
     "BuildEvent": "progress",
     "Building": "background",
     "Built": "schedule",
-    "Difference": "lock",
     "Estimate": "estimate",
     "Failures": "failures",
     "GitSource": "recipe",
@@ -31,7 +30,6 @@ _HOME = {
     "StepState": "progress",
     "build": "builder",
     "build_all": "schedule",
-    "compare_locks": "lock",
     "find_interpreter": "interpreters",
     "host_image": "image",
     "image_sizes": "image",
@@ -64,10 +62,8 @@ if TYPE_CHECKING:
     from minisandbox.images.installed import python_environments as python_environments
     from minisandbox.images.interpreters import find_interpreter as find_interpreter
     from minisandbox.images.interpreters import installed_interpreters as installed_interpreters
-    from minisandbox.images.lock import Difference as Difference
     from minisandbox.images.lock import Lock as Lock
     from minisandbox.images.lock import Package as Package
-    from minisandbox.images.lock import compare_locks as compare_locks
     from minisandbox.images.lock import lock_of as lock_of
     from minisandbox.images.lock import read_lock as read_lock
     from minisandbox.images.oci.pull import pull as pull
