@@ -94,7 +94,7 @@ def test_a_real_virtual_environment_says_what_pip_freeze_says(tmp_path: Path, st
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
     environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
-    pip = [str(venv / "bin/python"), "-m", "pip"]
+    pip = [str(venv / "bin/python"), "-I", "-m", "pip"]
     install = ["install", "-q", "--no-build-isolation", "from_index", "-e", str(project), f"git+{cloned.as_uri()}"]
     subprocess.run([*pip, *install], check=True, env=environment)
     frozen = subprocess.run([*pip, "freeze", "--all"], check=True, env=environment, capture_output=True, text=True)
