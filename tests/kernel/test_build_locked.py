@@ -25,7 +25,6 @@ from minisandbox.images import (
     installed_interpreters,
     lock_of,
     read_lock,
-    torch_builds,
 )
 from minisandbox.images.image import Image
 from minisandbox.sandbox import Sandbox
@@ -103,7 +102,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", state.url)
-    monkeypatch.setattr(torch_builds, "_CPU_INDEX", state.url.replace("/simple", "/cpu"))
+    monkeypatch.setattr("minisandbox.images.torch_builds._CPU_INDEX", state.url.replace("/simple", "/cpu"))
     yield state
     server.shutdown()
     thread.join()
