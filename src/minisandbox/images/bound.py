@@ -24,7 +24,7 @@ def run_bound(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program that ends with the calling thread, however that ends.
 
-    What it has started, and left running, ends with it: also what put itself into a session of its own.
+    Everything below it ends with it too, daemons in sessions of their own included.
 
     Args:
         command: the program and its arguments.

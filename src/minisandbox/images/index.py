@@ -188,22 +188,26 @@ def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
     files = [Path("/etc/uv/uv.toml")] if own is None else [own / "uv/uv.toml", Path("/etc/uv/uv.toml")]
     tables = [_read_toml(path) for path in ([Path(env["UV_CONFIG_FILE"])] if env.get("UV_CONFIG_FILE") else files)]
 
-    def listed(name: str) -> list[Any]:
-        values = [table.get(name) or [] for table in tables]
-        return [one for value in values for one in (value if isinstance(value, list) else [value])]
-
-    rows = [row for row in listed("index") if isinstance(row, dict) and "url" in row]
+    rows = [row for row in _values(tables, "index") if isinstance(row, dict) and "url" in row]
     defaults = [row["url"] for row in rows if row.get("default")]
-    main = [env.get("UV_DEFAULT_INDEX"), env.get("UV_INDEX_URL"), *defaults, *listed("index-url")]
-    extra = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}".split() + listed("extra-index-url")
+    main = [env.get("UV_DEFAULT_INDEX"), env.get("UV_INDEX_URL"), *defaults, *_values(tables, "index-url")]
+    extra = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}".split() + _values(
+        tables, "extra-index-url"
+    )
     extra += [row["url"] for row in rows if not row.get("default")]
-    links = [*env.get("UV_FIND_LINKS", "").split(","), *listed("find-links")]
+    links = [*env.get("UV_FIND_LINKS", "").split(","), *_values(tables, "find-links")]
     return replace(
         settings,
         index_url=next((_NAME.sub("", str(url)) for url in main if url), None),
         extra_index_urls=tuple(dict.fromkeys(_NAME.sub("", str(url)) for url in extra)),
         find_links=(*settings.find_links, *(str(link) for link in links if link)),
     )
+
+
+def _values(tables: list[dict[str, Any]], name: str) -> list[Any]:
+    """What several files say of one setting, which may be one value or a list."""
+    values = [table.get(name) or [] for table in tables]
+    return [one for value in values for one in (value if isinstance(value, list) else [value])]
 
 
 def _own_settings(env: Mapping[str, str]) -> Path | None:

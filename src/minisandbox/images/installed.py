@@ -152,7 +152,7 @@ class _Reader:
             yield from self._matching(f"{before}{name}{after}")
 
     def environment(self, prefix: str) -> PythonEnvironment | None:
-        """Read the environment at a prefix; None if there is none."""
+        """Read the environment at a prefix; None for any other directory."""
         settings = dict(_settings(self.tree.read(f"{prefix}/pyvenv.cfg")))
         minor = self._minor(prefix)
         if minor is None:

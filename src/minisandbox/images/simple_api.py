@@ -45,7 +45,7 @@ class Link:
         requires_python: the interpreters it is for, as the page says it, or "".
         yanked: why it was yanked; None where it was not.
         uploaded: when it was uploaded (PEP 700), as ISO 8601, or "".
-        metadata: the hash of its metadata file (PEP 714), or "" where there is none.
+        metadata: the hash of its metadata file (PEP 714), or "".
     """
 
     url: str

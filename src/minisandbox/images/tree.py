@@ -59,7 +59,7 @@ class ImageTree:
         return []
 
     def read(self, path: str, most: int = 16 << 20) -> bytes:
-        """Return the beginning of a regular file; nothing where there is none.
+        """Return the beginning of a regular file; nothing for anything else.
 
         Args:
             path: the file.
