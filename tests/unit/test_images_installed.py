@@ -24,6 +24,7 @@ from minisandbox.images.oci.below import Below
 from minisandbox.images.tree import ImageTree
 from minisandbox.images.uvtool import find_uv
 from minisandbox.store import Store
+from minisandbox.tasks.pinning import Pinned, exported
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 SITE = "lib/python3.9/site-packages"
@@ -164,9 +165,13 @@ def test_the_environment_that_conda_activates_as_pins(tmp_path: Path, store: Sto
     assert [(one.path, one.python) for one in found] == [("/" + CONDA, "3.9.20"), ("/opt/miniconda3", "3.12.4")]
     assert found[0].pins == ("asgiref==3.8.1", "egg==1.1", "numpy==1.25.2", "old==2.0")
     assert [name for name, _ in found[0].apart] == ["Django", "linked"]
-    (tmp_path / "environment.yml").write_text(found[0].to_yaml())
-    pins = read_pins(tmp_path / "environment.yml")
+    place = tmp_path / "pins/django__django/11066"
+    place.mkdir(parents=True)
+    (place / "environment.yml").write_text(found[0].to_yaml())
+    pins = read_pins(place / "environment.yml")
     assert (pins.python, pins.requirements, pins.skipped) == ("3.9.20", found[0].pins, ())
+    row = exported(tmp_path / "pins", "django__django", "11066")
+    assert row == Pinned("3.9", found[0].pins, complete=True)
 
 
 def test_what_a_layer_above_says_counts(tmp_path: Path, store: Store) -> None:
