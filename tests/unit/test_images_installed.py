@@ -231,6 +231,12 @@ def test_an_environment_is_chosen_by_its_path(tmp_path: Path, store: Store) -> N
         choose(image, [])
 
 
+def test_an_environment_that_is_the_whole_image(tmp_path: Path, store: Store) -> None:
+    made = {"pyvenv.cfg": "version_info = 3.9.1.final.0", "bin/python": "", **installed(".", "a==1")}
+    [found] = python_environments(taken(tmp_path, store, files(made), Env=["PATH=/bin"]))
+    assert found == PythonEnvironment("/", "3.9.1", ("a==1",), ())
+
+
 def test_an_image_can_say_anything(tmp_path: Path, store: Store) -> None:
     """Nothing outside of it is read, and what it says forges no line."""
     secret = tmp_path / "secret.dist-info"

@@ -24,6 +24,8 @@ _RELEASE = r"(\d+\.\d+\.\d+)"
 _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?")
 _PLACES = ("/.venv", "/venv", "/opt/*", "/opt/*/envs/*")
 _AT_HOME = ("*", "*/envs/*", ".pyenv/versions/*")
+_HEADERS = 1 << 16
+"""Bytes of a metadata file that are read: its description may be long."""
 _USUAL = "testbed"
 """The conda environment of SWE-bench's images, and of those made after them; their shells activate it."""
 
@@ -72,7 +74,7 @@ def python_environments(image: Image, *more: str) -> list[PythonEnvironment]:
         reader = _Reader(tree, dict(image.environment), image.user.partition(":")[0] or "root")
         places: dict[tuple[str, ...] | None, str] = {}
         for path in (*reader.prefixes(str(image.workdir).rstrip("/")), *more):
-            places.setdefault(tree.resolve(path), posixpath.normpath(path))
+            places.setdefault(tree.resolve(path), posixpath.normpath(f"/{path.strip('/')}"))
         found = [reader.environment(path) for where, path in places.items() if where is not None]
     return [one for one in found if one is not None]
 
@@ -222,7 +224,7 @@ class _Reader:
             reason = f"editable installation of {_plain(source)}"
             return _Distribution(stem, "", reason) if _PROJECT.fullmatch(stem) else None
         files = {"dist-info": ("/METADATA",), "egg-info": ("/PKG-INFO", ""), "egg": ("/EGG-INFO/PKG-INFO",)}
-        data = b"".join(self.tree.read(path + name) for name in files.get(kind, ()))
+        data = b"".join(self.tree.read(path + name, _HEADERS) for name in files.get(kind, ()))
         fields = dict(re.findall(r"(?m)^(Name|Version):[ \t]*(\S+)", data.decode("utf-8", "replace").split("\n\n")[0]))
         name, version = fields.get("Name", ""), fields.get("Version", "")
         if _PROJECT.fullmatch(name) is None or stem.startswith("~"):  # what pip left behind
