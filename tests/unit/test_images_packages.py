@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -22,6 +25,7 @@ from minisandbox.images.index import IndexSettings, parse_moment
 from minisandbox.images.lock import Package
 from minisandbox.images.packages import PackageIndex, Served
 from minisandbox.images.simple_api import FRESH
+from minisandbox.images.uvtool import find_uv
 from minisandbox.images.web import Web
 from minisandbox.store import Store
 
@@ -95,8 +99,8 @@ def store(tmp_path: Path) -> Store:
     return Store.open(tmp_path / "store")
 
 
-def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+def _get(url: str, accept: str = "text/html") -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=10) as answer:
         body = answer.read()
     assert isinstance(body, bytes)
     return body
@@ -121,6 +125,16 @@ def test_a_page_and_its_files(upstream: Upstream, store: Store) -> None:
         assert 'data-requires-python="&gt;=3.6"' in page
         assert 'data-yanked="a &lt;reason&gt;"' in page
         assert f'data-dist-info-metadata="sha256={_sha(b"metadata")}"' in page
+        first = json.loads(_get(f"{url}demo-pkg/", JSON_TYPE))["files"][0]
+        assert first == {
+            "filename": "demo_pkg-1.0-py3-none-any.whl",
+            "url": "demo_pkg-1.0-py3-none-any.whl",
+            "hashes": {"sha256": _sha(WHEEL)},
+            "requires-python": ">=3.6",
+            "yanked": "a <reason>",
+            "core-metadata": {"sha256": _sha(b"metadata")},
+            "upload-time": "2020-06-01T00:00:00.000000Z",
+        }
         assert _get(f"{url}demo-pkg/demo_pkg-1.0-py3-none-any.whl.metadata") == b"metadata"
         assert _get(f"{url}demo-pkg/demo_pkg-1.0-py3-none-any.whl") == WHEEL
     assert served.packages == {
@@ -171,6 +185,22 @@ def test_uploads_after_a_date_are_not_there(upstream: Upstream, store: Store) ->
         assert page.count(b"<a ") == 1
         assert b"demo_pkg-1.0-py3-none-any.whl" in page
         assert _status(f"{url}demo-pkg/demo-pkg-0.9.tar.gz") == 404, "a file that is not listed can be had"
+
+
+@pytest.mark.parametrize(("date", "found"), [("2021-01-01", True), ("2020-01-01", False)])
+def test_uvs_own_dates_work(date: str, found: bool, upstream: Upstream, store: Store) -> None:
+    """As in the install commands of rows."""
+    metadata = b"Metadata-Version: 2.1\nName: demo-pkg\nVersion: 1.0\n"
+    upstream.list_json(**{"core-metadata": {"sha256": _sha(metadata)}})
+    upstream.answers["/files/demo_pkg-1.0-py3-none-any.whl.metadata"] = ("text/plain", metadata)
+    with PackageIndex(store, upstream.settings) as index, index.serve(Served()) as url:
+        command = [str(find_uv()), "pip", "compile", "-", "--no-config", "--no-cache", "--default-index", url]
+        done = subprocess.run(
+            [*command, "--exclude-newer", date, "--python", sys.executable],
+            input="demo-pkg", capture_output=True, text=True, check=False, timeout=60,
+            env={"PATH": os.environ["PATH"], "no_proxy": "127.0.0.1"},
+        )  # fmt: skip
+    assert (done.returncode == 0 and "demo-pkg==1.0" in done.stdout) == found, done.stderr
 
 
 def test_an_index_that_tells_no_dates_says_so(upstream: Upstream, store: Store) -> None:

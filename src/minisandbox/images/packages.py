@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote, urlsplit
 from minisandbox.errors import DiskFull, MiniSandboxError, SourceError
 from minisandbox.images.index import IndexSettings, index_settings
 from minisandbox.images.lock import Package
-from minisandbox.images.simple_api import Link, Listings, simple_page, version_in
+from minisandbox.images.simple_api import JSON_TYPE, Link, Listings, html_page, json_page, version_in
 from minisandbox.images.torch_builds import has_builds, is_for_cpu, with_cpu_index
 from minisandbox.images.web import Web, fetch_file
 from minisandbox.store import Store
@@ -203,8 +203,9 @@ class _Handler(BaseHTTPRequestHandler):
         if served is None or _PROJECT.fullmatch(parts[3]) is None:
             self.send_error(404)
             return
+        kind = JSON_TYPE if JSON_TYPE in self.headers.get("Accept", "") else "text/html; charset=utf-8"
         try:
-            body = self._body(parts[3], parts[4], served)
+            body = self._body(parts[3], parts[4], served, kind)
         except MiniSandboxError as error:
             served.note(error)
             with suppress(OSError):
@@ -215,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         with body:
             self.send_response(200)
-            self.send_header("Content-Type", "application/octet-stream" if parts[4] else "text/html; charset=utf-8")
+            self.send_header("Content-Type", "application/octet-stream" if parts[4] else kind)
             self.send_header("Content-Length", str(body.seek(0, os.SEEK_END)))
             self.end_headers()
             body.seek(0)
@@ -224,9 +225,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815 - the name in http.server
 
-    def _body(self, project: str, name: str, served: Served) -> IO[bytes] | None:
+    def _body(self, project: str, name: str, served: Served, kind: str) -> IO[bytes] | None:
         if name:
             path = self.server.path_of(project, name, served)
             return None if path is None else path.open("rb")
         files = self.server.files(project, served)
-        return io.BytesIO(simple_page(files.values())) if files else None
+        page = json_page(project, files.values()) if kind == JSON_TYPE else html_page(files.values())
+        return io.BytesIO(page) if files else None

@@ -29,8 +29,8 @@ FRESH = 600.0
 """Seconds for which a page is believed; what the public index tells caches too."""
 
 _FORMAT = 2
-_JSON_TYPE = "application/vnd.pypi.simple.v1+json"
-_ACCEPT = f"{_JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+JSON_TYPE = "application/vnd.pypi.simple.v1+json"
+_ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 _ARCHIVE = re.compile(r"(?P<stem>.+)\.(?:tar\.gz|tgz|zip|tar\.bz2|tar\.xz)")
 _SCHEMES = frozenset({"http", "https", "file"})
 
@@ -221,8 +221,25 @@ def _json_link(file: Mapping[str, Any], base: str) -> Link:
     )
 
 
-def simple_page(files: Iterable[Link]) -> bytes:
-    """Return a project's page as PEP 503 has it, with relative addresses: HTML, which pip of 2018 reads too."""
+def json_page(project: str, files: Iterable[Link]) -> bytes:
+    """Return a project's page as PEP 691 has it, with relative addresses: it alone tells when files were uploaded."""
+    rows = [
+        {
+            "filename": link.filename,
+            "url": quote(link.filename),
+            "hashes": {"sha256": link.sha256} if link.sha256 else {},
+            "requires-python": link.requires_python or None,
+            "yanked": False if link.yanked is None else link.yanked or True,
+            "core-metadata": {"sha256": link.metadata} if link.metadata else False,
+            **({"upload-time": link.uploaded} if link.uploaded else {}),
+        }
+        for link in files
+    ]
+    return json.dumps({"meta": {"api-version": "1.1"}, "name": project, "files": rows}).encode()
+
+
+def html_page(files: Iterable[Link]) -> bytes:
+    """Return a project's page as PEP 503 has it, with relative addresses, for pip of 2018."""
     lines = ["<!DOCTYPE html>", "<html><body>"]
     for link in files:
         fragment = f"#sha256={link.sha256}" if link.sha256 else ""
