@@ -29,7 +29,7 @@ def add_source(ledger: Ledger, objects: Sequence[Object]) -> None:
         objects: its tree.
     """
     files = _files(objects).values()
-    counts = Counter(key for one in files if (key := _key(one)) and one.mode != LINK)
+    counts = Counter(_key(one) for one in files if one.mode != LINK)
     sizes = {_key(one): one.size for one in files}
     names = _names(objects)
     directories = sum(directory_bytes(map(_length, inside)) for inside in names.values())

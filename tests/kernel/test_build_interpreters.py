@@ -56,7 +56,7 @@ def test_a_project_of_its_time(
     store: Store, python: str, source: SdistSource, pins: Sequence[str], tests: str, least: int
 ) -> None:
     try:
-        interpreter = find_interpreter(python, store)
+        interpreter = find_interpreter(python)
     except InterpreterNotFound as error:
         pytest.skip(str(error))
     how = "." if python in ("2.7", "3.6") else "--editable ."

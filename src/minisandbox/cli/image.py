@@ -13,7 +13,7 @@ from minisandbox.cli import (
     exits,
     image_dockerfile,
     image_freeze,
-    image_lock,
+    image_pins,
     image_pull,
     image_pythons,
     image_shell,
@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_build_options(make)
     image_pull.configure(verbs)
-    image_lock.configure(verbs)
+    image_pins.configure(verbs)
     image_pythons.configure(verbs)
     image_shell.configure(verbs)
     show = verbs.add_parser("show", help="print an image's layers and environment variables")
@@ -87,7 +87,7 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
         "--retry-failed", action="store_true", help="retry steps of tasks that failed in an earlier build"
     )
     make.add_argument(
-        "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image lock show`)"
+        "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image pins --lock`)"
     )
     make.add_argument(
         "--exclude-newer", metavar="DATE", help="ignore packages uploaded on this day or later, such as 2024-03-01"

@@ -13,7 +13,6 @@ _HOME = {
     "Buildable": "recipe",
     "Building": "background",
     "Built": "schedule",
-    "Difference": "lock",
     "Estimate": "estimate",
     "Failures": "failures",
     "GitSource": "recipe",
@@ -25,6 +24,7 @@ _HOME = {
     "Package": "lock",
     "Pins": "pins",
     "Progress": "progress",
+    "PythonEnvironment": "installed",
     "PythonRecipe": "recipe",
     "Recipe": "recipe",
     "SdistSource": "recipe",
@@ -32,7 +32,6 @@ _HOME = {
     "StepState": "progress",
     "build": "builder",
     "build_all": "schedule",
-    "compare_locks": "lock",
     "find_interpreter": "interpreters",
     "host_image": "image",
     "image_sizes": "image",
@@ -41,6 +40,7 @@ _HOME = {
     "load_image": "image",
     "lock_of": "lock",
     "pull": "oci.pull",
+    "python_environments": "installed",
     "read_lock": "lock",
     "read_pins": "pins",
     "total_size": "image",
@@ -60,12 +60,12 @@ if TYPE_CHECKING:
     from minisandbox.images.image import list_images as list_images
     from minisandbox.images.image import load_image as load_image
     from minisandbox.images.image import total_size as total_size
+    from minisandbox.images.installed import PythonEnvironment as PythonEnvironment
+    from minisandbox.images.installed import python_environments as python_environments
     from minisandbox.images.interpreters import find_interpreter as find_interpreter
     from minisandbox.images.interpreters import installed_interpreters as installed_interpreters
-    from minisandbox.images.lock import Difference as Difference
     from minisandbox.images.lock import Lock as Lock
     from minisandbox.images.lock import Package as Package
-    from minisandbox.images.lock import compare_locks as compare_locks
     from minisandbox.images.lock import lock_of as lock_of
     from minisandbox.images.lock import read_lock as read_lock
     from minisandbox.images.oci.pull import pull as pull

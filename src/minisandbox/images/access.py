@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from minisandbox.errors import BuildError
-from minisandbox.images.index import IndexSettings, has_credentials, shown
+from minisandbox.images.index import IndexSettings, shown
 from minisandbox.images.places import MOUNTS
 from minisandbox.types import Mount, Network
 
@@ -60,7 +60,7 @@ def host_access(url: str | None, settings: IndexSettings, step: str) -> Access:
         BuildError: a proxy's address holds credentials, which must not get into a sandbox.
     """
     for name, value in settings.proxies:
-        if name != "no_proxy" and has_credentials(value):
+        if name != "no_proxy" and "@" in value:
             raise BuildError(
                 f"build step {step!r}: the address of the proxy {shown(value)!r} holds credentials",
                 step=step,

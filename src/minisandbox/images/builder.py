@@ -10,7 +10,7 @@ from minisandbox.errors import BuildError, MiniSandboxError, UnfitTree
 from minisandbox.images.base import base_key
 from minisandbox.images.failures import Failures
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
-from minisandbox.images.lock import Lock, compare_locks, lock_of
+from minisandbox.images.lock import Lock, lock_of
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.recipe import Buildable
@@ -187,13 +187,15 @@ def _notes(plan: Plan, store: Store) -> dict[str, str]:
 
 def _check_lock(image: Image, wanted: Lock) -> None:
     """What is installed must be what the lock says; the base may be another machine's."""
-    found = [one for one in compare_locks(wanted, lock_of(image.name, image.records())) if one.part == "installed"]
-    if found:
-        lines = [
-            f"{one.name}: {one.old or 'not there'} in the lock, {one.new or 'not there'} now" for one in found[:20]
-        ]
+    old, new = wanted.installed, lock_of(image.name, image.records()).installed
+    lines = [
+        f"{name}: {old.get(name, 'not there')} in the lock, {new.get(name, 'not there')} now"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+    if lines:
         raise BuildError(
             f"image {image.name!r} is not what its lock says",
-            reason="\n".join(lines),
+            reason="\n".join(lines[:20]),
             hint="is it the same recipe's lock?",
         )

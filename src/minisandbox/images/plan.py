@@ -171,7 +171,7 @@ class Planner:
         """
         with self._lock:
             if text not in self._interpreters:
-                self._interpreters[text] = find_interpreter(text, self.store)
+                self._interpreters[text] = find_interpreter(text)
             return self._interpreters[text]
 
     def snapshot(self, source: r.LocalSource) -> Snapshot:

@@ -14,8 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from minisandbox.errors import InvalidValue
 from minisandbox.images.dockerfile.stages import CopyFiles, RunCommand
-from minisandbox.images.index import shown
-from minisandbox.images.listing import parse_moment
+from minisandbox.images.index import parse_moment, shown
 from minisandbox.images.lock import Lock, Package
 from minisandbox.images.request import PythonRequest
 from minisandbox.images.torch_builds import BACKENDS

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from minisandbox.images import recipe as r
-from minisandbox.images.listing import parse_moment
+from minisandbox.images.index import parse_moment
 from minisandbox.images.localsource import Snapshot
 from minisandbox.images.lock import INSTALLED
 from minisandbox.images.mirrors import Mirrors, origin
