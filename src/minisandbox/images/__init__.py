@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 _HOME = {
     "Budget": "schedule",
+    "BuildOptions": "dockerfile.evaluation",
     "BuildEvent": "progress",
     "Building": "background",
     "Built": "schedule",
@@ -39,6 +40,7 @@ _HOME = {
     "load_image": "image",
     "lock_of": "lock",
     "pull": "oci.pull",
+    "read_dockerfile": "dockerfile.reading",
     "read_lock": "lock",
     "read_pins": "pins",
     "total_size": "image",
@@ -49,6 +51,8 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 if TYPE_CHECKING:
     from minisandbox.images.background import Building as Building
     from minisandbox.images.builder import build as build
+    from minisandbox.images.dockerfile.evaluation import BuildOptions as BuildOptions
+    from minisandbox.images.dockerfile.reading import read_dockerfile as read_dockerfile
     from minisandbox.images.estimate import Estimate as Estimate
     from minisandbox.images.failures import Failures as Failures
     from minisandbox.images.image import Image as Image

@@ -132,9 +132,7 @@ def unpack_members(
 
 
 class _Unpacker:
-    def __init__(
-        self, reader: Reader, root: int, trash: Path, below: Below, keep_owners: bool, bounds: Bounds
-    ) -> None:
+    def __init__(self, reader: Reader, root: int, trash: Path, below: Below, keep_owners: bool, bounds: Bounds) -> None:
         self.done = Unpacked()
         self._reader = reader
         self._root = root
