@@ -31,6 +31,7 @@ _HOME = {
     "Output": "types",
     "Process": "sandbox",
     "PythonRecipe": "images",
+    "Recipe": "images",
     "Refusals": "types",
     "Sandbox": "sandbox",
     "SandboxInfo": "types",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from minisandbox.grade import Verdict as Verdict
     from minisandbox.images import Image as Image
     from minisandbox.images import PythonRecipe as PythonRecipe
+    from minisandbox.images import Recipe as Recipe
     from minisandbox.images import build as build
     from minisandbox.images import host_image as host_image
     from minisandbox.images import load_image as load_image

@@ -203,7 +203,9 @@ def test_code_of_one_build_leaves_nothing_for_another(
     for path in (store.root / "downloads").iterdir():
         path.unlink()
     attack = ("python -m pip install victim", "/run/minisandbox/uv cache dir; python poison.py")
-    build(PythonRecipe(python=interpreter.version, source=LocalSource(source), install=attack), store=store, name="attack")
+    build(
+        PythonRecipe(python=interpreter.version, source=LocalSource(source), install=attack), store=store, name="attack"
+    )
     downloads = {path.name: path.read_bytes() for path in (store.root / "downloads").iterdir()}
     assert len(downloads) == 1
     assert all(hashlib.sha256(content).hexdigest() == name for name, content in downloads.items())

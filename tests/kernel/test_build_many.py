@@ -127,7 +127,9 @@ def test_one_that_fails_costs_the_others_nothing(store: Store, project: Path, tm
         **_recipes(project, 1),
         "bad-install": lambda: PythonRecipe(source=LocalSource(project), install=("echo so it goes; exit 3",)),
         "bad-source": lambda: PythonRecipe(source=LocalSource(tmp_path / "nothing")),
-        "bad-too": lambda: PythonRecipe(source=LocalSource(project), install=("echo so it goes; exit 3",), patch=_patch(2)),
+        "bad-too": lambda: PythonRecipe(
+            source=LocalSource(project), install=("echo so it goes; exit 3",), patch=_patch(2)
+        ),
         "last": lambda: PythonRecipe(source=LocalSource(project), patch=_patch(3)),
     }
     built = build_all(recipes, store=store)
@@ -171,7 +173,9 @@ INTERRUPTED = """
     store = Store.open(sys.argv[1])
     source = LocalSource(Path(sys.argv[2]))
     command = f"touch /testbed/started; sleep {sys.argv[3]}; echo"
-    recipes = {name: lambda name=name: PythonRecipe(source=source, install=(f"{command} {name}",)) for name in ("a", "b")}
+    recipes = {
+        name: lambda name=name: PythonRecipe(source=source, install=(f"{command} {name}",)) for name in ("a", "b")
+    }
     try:
         built = build_all(recipes, store=store, budget=Budget(jobs=2))
         print(*built.images)
@@ -208,7 +212,9 @@ MANY = """
     store, source = Store.open(sys.argv[1]), LocalSource(Path(sys.argv[2]))
     patch = "--- a/a.py\\n+++ b/a.py\\n@@ -1 +1 @@\\n-x = 1\\n+x = {}\\n"
     recipes = {
-        f"i{n}": lambda n=n: PythonRecipe(source=source, install=("sleep 0.2; date +%N > when",), patch=patch.format(n + 2))
+        f"i{n}": lambda n=n: PythonRecipe(
+            source=source, install=("sleep 0.2; date +%N > when",), patch=patch.format(n + 2)
+        )
         for n in range(4)
     }
     made = []

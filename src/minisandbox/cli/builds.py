@@ -11,8 +11,7 @@ from pathlib import Path
 
 from minisandbox.cli.output import Progress, human_seconds, human_size
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import Budget, BuildEvent, Building, Estimate, Image, StepState, build, build_all
-from minisandbox.images.recipe import Buildable
+from minisandbox.images import Budget, Buildable, BuildEvent, Building, Estimate, Image, StepState, build, build_all
 from minisandbox.store import Store
 from minisandbox.store.collect import remove_images
 from minisandbox.tasks import Task

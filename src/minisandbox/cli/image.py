@@ -36,8 +36,17 @@ from minisandbox.cli.output import (
 )
 from minisandbox.cli.task_sets import add_tasks_arguments, load
 from minisandbox.errors import InvalidValue
-from minisandbox.images import Budget, Image, Lock, PythonRecipe, image_sizes, load_image, read_lock, total_size
-from minisandbox.images.recipe import Buildable
+from minisandbox.images import (
+    Budget,
+    Buildable,
+    Image,
+    Lock,
+    PythonRecipe,
+    image_sizes,
+    load_image,
+    read_lock,
+    total_size,
+)
 from minisandbox.store import LayerRecord, Store
 from minisandbox.tasks import read_recipe
 from minisandbox.types import parse_size
@@ -119,21 +128,21 @@ def run_build(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], PythonRecipe]]:
+def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
     path = Path(args.tasks)
     recipe = read_recipe(path)
     if args.torch_backend:
-        recipe = replace(recipe, torch_backend=args.torch_backend)
+        recipe = replace(_python(recipe), torch_backend=args.torch_backend)
     return {args.name or path.stem: lambda: recipe}
 
 
-def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], PythonRecipe]]:
+def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
     return {task.instance_id: task.recipe for task in load(args)}
 
 
 def _pinned_recipes(
-    args: argparse.Namespace, recipes: dict[str, Callable[[], PythonRecipe]]
-) -> dict[str, Callable[[], PythonRecipe]]:
+    args: argparse.Namespace, recipes: dict[str, Callable[[], Buildable]]
+) -> dict[str, Callable[[], Buildable]]:
     """Return the recipes with the command line's pins."""
     for option in ("exclude_newer", "torch_backend"):
         if args.locked is not None and getattr(args, option):
@@ -148,14 +157,24 @@ def _pinned_recipes(
     return recipes
 
 
-def _locked(recipe: Callable[[], PythonRecipe], lock: Lock) -> PythonRecipe:
-    plain = recipe()
+def _locked(recipe: Callable[[], Buildable], lock: Lock) -> PythonRecipe:
+    plain = _python(recipe())
     python = lock.python.get("version", plain.python)
     return replace(plain, lock=lock, python=python, torch_backend=lock.torch_backend)
 
 
-def _dated(recipe: Callable[[], PythonRecipe], date: str) -> PythonRecipe:
-    return replace(recipe(), exclude_newer=date)
+def _dated(recipe: Callable[[], Buildable], date: str) -> PythonRecipe:
+    return replace(_python(recipe()), exclude_newer=date)
+
+
+def _python(recipe: Buildable) -> PythonRecipe:
+    """The recipe, if the package index decides what comes of it."""
+    if not isinstance(recipe, PythonRecipe):
+        raise InvalidValue(
+            "the recipe has a base, whose steps choose their packages themselves",
+            hint="leave out --locked, --exclude-newer and --torch-backend",
+        )
+    return recipe
 
 
 def _budget(args: argparse.Namespace) -> Budget:

@@ -11,6 +11,7 @@ _HOME = {
     "Budget": "schedule",
     "BuildOptions": "dockerfile.evaluation",
     "BuildEvent": "progress",
+    "Buildable": "recipe",
     "Building": "background",
     "Built": "schedule",
     "Difference": "lock",
@@ -26,6 +27,7 @@ _HOME = {
     "Pins": "pins",
     "Progress": "progress",
     "PythonRecipe": "recipe",
+    "Recipe": "recipe",
     "SdistSource": "recipe",
     "Source": "recipe",
     "StepState": "progress",
@@ -77,9 +79,11 @@ if TYPE_CHECKING:
     from minisandbox.images.progress import BuildEvent as BuildEvent
     from minisandbox.images.progress import Progress as Progress
     from minisandbox.images.progress import StepState as StepState
+    from minisandbox.images.recipe import Buildable as Buildable
     from minisandbox.images.recipe import GitSource as GitSource
     from minisandbox.images.recipe import LocalSource as LocalSource
     from minisandbox.images.recipe import PythonRecipe as PythonRecipe
+    from minisandbox.images.recipe import Recipe as Recipe
     from minisandbox.images.recipe import SdistSource as SdistSource
     from minisandbox.images.recipe import Source as Source
     from minisandbox.images.schedule import Budget as Budget

@@ -148,26 +148,28 @@ def record_image(plan: Plan, store: Store) -> Image:
         BuildError: it was to be made from a lock, and is not what the lock says.
     """
     last = store.layer(plan.layers[-1])
-    identity: dict[str, JSONValue] = {"kind": "image", "environment": dict(plan.environment), "tests": plan.tests}
-    if plan.own_root:
-        identity |= {"workdir": str(plan.workdir), "user": plan.user, "config": plan.config}
+    ground = plan.ground
+    identity: dict[str, JSONValue] = {
+        "kind": "image", "environment": dict(ground.environment), "tests": plan.tests,
+        "workdir": str(ground.workdir), "user": ground.user, "config": ground.config,
+    }  # fmt: skip
     record = ImageRecord(
         name=plan.name,
         key=step_key(plan.content, identity),
         layers=plan.layers,
-        environment=plan.environment,
-        workdir=str(plan.workdir),
+        environment=ground.environment,
+        workdir=str(ground.workdir),
         tests_layer=plan.tests,
         base_commit=last.facts.get("commit", ""),
         created=time.time(),
-        notes={**plan.notes, **_notes(plan, store)},
-        own_root=plan.own_root,
-        user=plan.user,
-        config=plan.config,
+        notes={**ground.notes, **_notes(plan, store)},
+        own_root=ground.own_root,
+        user=ground.user,
+        config=ground.config,
     )
     image = image_of(record, store)
-    if plan.recipe.lock is not None:
-        _check_lock(image, plan.recipe.lock)
+    if plan.lock is not None:
+        _check_lock(image, plan.lock)
     image = image_of(put_if_new(store, record), store)
     store.remove_failure(plan.name)  # of an image that was there all the time
     return image

@@ -26,8 +26,8 @@ class Failures:
             return
         reason = "\n".join(filter(None, (error.what, error.reason)))
         record = FailureRecord(
-            plan.name, planned.step.name, planned.key, planned.below or plan.base, planned.environment,
-            str(planned.workdir), time.time(), reason, own_root=plan.own_root,
+            plan.name, planned.step.name, planned.key, planned.below or plan.ground.layers, planned.environment,
+            str(planned.workdir), time.time(), reason, own_root=planned.own_root,
         )  # fmt: skip
         self.store.put_failure(record)
 

@@ -9,52 +9,18 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import NotFound
+from minisandbox.images import recipe as r
+from minisandbox.images import steps as making
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
 from minisandbox.images.image import DEFAULT_PATH, Image, load_image
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
 from minisandbox.images.localsource import Snapshot, take_snapshot
+from minisandbox.images.lock import Lock
 from minisandbox.images.mirrors import Mirrors
 from minisandbox.images.probe import Interpreter
-from minisandbox.images.recipe import (
-    Buildable,
-    CheckOut,
-    CutHistory,
-    GitSource,
-    HiddenTests,
-    HostBase,
-    Install,
-    InstallPython,
-    InstallRequirements,
-    InstallSystem,
-    LocalSource,
-    OciBase,
-    PythonRecipe,
-    Recipe,
-    Run,
-    ScratchBase,
-    SdistSource,
-    Source,
-    StageBase,
-    Step,
-)
 from minisandbox.images.runner import BuildStep
-from minisandbox.images.steps import (
-    DESCRIBED,
-    ENVIRONMENT,
-    git_step,
-    install_step,
-    local_step,
-    plain_install_steps,
-    python_step,
-    repository_step,
-    requirements_step,
-    run_step_of,
-    sdist_step,
-    task_step,
-    tests_step,
-)
 from minisandbox.images.system import system_step
 from minisandbox.store import Store, step_key
 from minisandbox.store.faults import store_faults
@@ -72,7 +38,7 @@ class PlannedStep:
     """A step at its place in a chain.
 
     Attributes:
-        step: what it does.
+        step: the step itself.
         key: the key of the layer that it makes.
         below: the keys of the layers that it is made over, bottom first; none: it is made over nothing.
         environment: the captured variables that it sees.
@@ -95,72 +61,71 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything that is to be made for one image.
+class Ground:
+    """What a chain of steps starts from.
 
     Attributes:
-        name: what the image is called.
-        base: the keys of the layers that it starts from, bottom first.
-        steps: the steps above them, bottom first.
-        aside: steps that the others need, and no layers of the image: hidden tests, other stages.
-        tests: the key of the layer of hidden tests, or None.
-        environment: the variables that everything in the image sees.
-        content: the hash of everything that decides what is in it, however that is stored.
+        layers: the keys of its layers, bottom first.
+        known: what the first step's key is made from.
+        environment: the variables that everything over it sees.
         workdir: where commands start.
-        user: as whom commands run; "" for root.
+        user: as whom an image's commands run; "" for root.
         own_root: whether its root is its own, without the host's ``/usr``.
         config: how a container wants to be run.
-        notes: facts for people, of its base.
-        recipe: what it is made from.
+        notes: facts for people.
     """
-
-    name: str
-    base: tuple[str, ...]
-    steps: tuple[PlannedStep, ...]
-    aside: tuple[PlannedStep, ...]
-    tests: str | None
-    environment: Variables
-    content: str
-    workdir: PurePosixPath
-    user: str
-    own_root: bool
-    config: Mapping[str, JSONValue]
-    notes: Mapping[str, str]
-    recipe: Recipe
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """The keys of the image's layers, bottom first."""
-        return (*self.base, *(planned.key for planned in self.steps))
-
-    def all_steps(self) -> Iterator[PlannedStep]:
-        """Yield every step in an order in which they can be made."""
-        aside = list(self.aside)
-        unmade = {planned.key for planned in (*self.steps, *aside)}
-        for planned in self.steps:
-            # what is aside comes as soon as it can: other stages; and the tests before the task, as nothing needs them,
-            # and a hidden file that is not there costs less then
-            while ready := [one for one in aside if not unmade.intersection((*one.below, *one.needs))]:
-                aside.remove(ready[0])
-                unmade.discard(ready[0].key)
-                yield ready[0]
-            unmade.discard(planned.key)
-            yield planned
-        yield from aside
-
-
-@dataclass(frozen=True, slots=True)
-class _Ground:
-    """What a chain starts from."""
 
     layers: tuple[str, ...]
     known: str
-    environment: Variables
+    environment: Variables = ()
     workdir: PurePosixPath = PurePosixPath("/")
     user: str = ""
     own_root: bool = False
     config: Mapping[str, JSONValue] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is to be made for one image.
+
+    Attributes:
+        name: what the image is called.
+        ground: what it starts from; its environment, workdir, user and configuration are the image's.
+        steps: the steps above it, bottom first.
+        aside: steps that the others need, and no layers of the image: hidden tests, other stages.
+        tests: the key of the layer of hidden tests, or None.
+        content: the hash of everything that decides what is in it, however that is stored.
+        lock: what has to be installed in it, or None.
+    """
+
+    name: str
+    ground: Ground
+    steps: tuple[PlannedStep, ...]
+    aside: tuple[PlannedStep, ...] = ()
+    tests: str | None = None
+    content: str = ""
+    lock: Lock | None = None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The keys of the image's layers, bottom first."""
+        return (*self.ground.layers, *(planned.key for planned in self.steps))
+
+    def all_steps(self) -> Iterator[PlannedStep]:
+        """Yield every step in an order in which they can be made."""
+        aside = list(self.aside)
+        pending = {planned.key for planned in (*self.steps, *aside)}
+        for planned in self.steps:
+            # what is aside comes as soon as it can: other stages; and the tests before the task, as nothing needs them,
+            # and a hidden file that is not there costs less then
+            while ready := [one for one in aside if pending.isdisjoint((*one.below, *one.needs))]:
+                aside.remove(ready[0])
+                pending.discard(ready[0].key)
+                yield ready[0]
+            yield planned
+            pending.discard(planned.key)
+        yield from aside
 
 
 @dataclass(slots=True)
@@ -177,8 +142,8 @@ class Planner:
     _entries: tuple[Entry, ...] | None = None
     _platform: str | None = None
     _interpreters: dict[str, Interpreter] = field(default_factory=dict)
-    _images: dict[OciBase, Image] = field(default_factory=dict)
-    _snapshots: dict[LocalSource, Snapshot] = field(default_factory=dict)
+    _images: dict[r.OciBase, Image] = field(default_factory=dict)
+    _snapshots: dict[r.LocalSource, Snapshot] = field(default_factory=dict)
     _contexts: dict[Context, ContextTree] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -209,7 +174,7 @@ class Planner:
                 self._interpreters[text] = find_interpreter(text, self.store)
             return self._interpreters[text]
 
-    def snapshot(self, source: LocalSource) -> Snapshot:
+    def snapshot(self, source: r.LocalSource) -> Snapshot:
         """Return the files of a local source, listed and hashed when it is first asked for.
 
         Raises:
@@ -221,7 +186,7 @@ class Planner:
                 self._snapshots[source] = take_snapshot(source)
             return self._snapshots[source]
 
-    def container(self, base: OciBase) -> Image:
+    def container(self, base: r.OciBase) -> Image:
         """Return a container image, pulled unless the store has it.
 
         Raises:
@@ -240,7 +205,7 @@ class Planner:
                 self._images[base] = image
             return self._images[base]
 
-    def plan(self, name: str, recipe: Buildable) -> Plan:
+    def plan(self, name: str, recipe: r.Buildable) -> Plan:
         """Plan an image.
 
         Args:
@@ -255,11 +220,11 @@ class Planner:
             MiniSandboxError: its base cannot be had.
         """
         check_name(name)
-        plan = self.chain(name, recipe.recipe() if isinstance(recipe, PythonRecipe) else recipe).plan()
+        plan = self.chain(name, recipe.recipe() if isinstance(recipe, r.PythonRecipe) else recipe).plan()
         return replace(plan, aside=tuple(self._wanted(plan)))
 
     def _wanted(self, plan: Plan) -> Iterator[PlannedStep]:
-        """The steps aside without those that only layers need which are there."""
+        """Yield the steps aside, without those that are needed only for layers that are there."""
         found = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
         ahead, wanted = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
         while ahead:
@@ -279,9 +244,9 @@ class Planner:
                 self._contexts[context] = open_context(context.root, context.dockerfile)
             return self._contexts[context]
 
-    def chain(self, name: str, recipe: Recipe) -> _Chain:
-        """Fold a recipe's steps over its base."""
-        if isinstance(recipe.base, StageBase):
+    def chain(self, name: str, recipe: r.Recipe) -> _Chain:
+        """Return the chain of a recipe's steps over its base."""
+        if isinstance(recipe.base, r.StageBase):
             chain = self.chain(name, recipe.base.recipe)
             chain.go_on(recipe)
         else:
@@ -291,37 +256,37 @@ class Planner:
             chain.add(step)
         return chain
 
-    def ground(self, base: HostBase | OciBase | ScratchBase) -> _Ground:
+    def ground(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> Ground:
         """Return what a chain over a base starts from."""
-        if isinstance(base, HostBase):
+        if isinstance(base, r.HostBase):
             variables = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
-            return _Ground((base_key(self.base()),), self.platform(), variables)
-        if isinstance(base, OciBase):
+            return Ground((base_key(self.base()),), self.platform(), variables)
+        if isinstance(base, r.OciBase):
             image = self.container(base)
             seen: dict[str, JSONValue] = {
                 "layers": image.layers, "environment": dict(image.environment), "user": image.user,
                 "workdir": str(image.workdir),
             }  # fmt: skip
             known = step_key(None, {"kind": "container", **seen})
-            return _Ground(
+            return Ground(
                 image.layers, known, image.environment, image.workdir, image.user, True, image.config, image.notes
             )
         from minisandbox.images.oci.pull import ensure_root  # noqa: PLC0415 - loads an HTTP client
 
         key = ensure_root(self.store).key
-        return _Ground((key,), step_key(None, {"kind": "scratch"}), (("PATH", DEFAULT_PATH),), own_root=True)
+        return Ground((key,), step_key(None, {"kind": "scratch"}), (("PATH", DEFAULT_PATH),), own_root=True)
 
-    def described(self, source: Source, key: str) -> str:
+    def described(self, source: r.Source, key: str) -> str:
         """Return what git calls a source's commit, by its last tag, or "".
 
         Args:
             source: which one.
             key: the key of its layer, which says it; before that is made, the repositories here do.
         """
-        if not isinstance(source, GitSource):
+        if not isinstance(source, r.GitSource):
             return ""
         if self.store.has_layer(key):
-            return self.store.layer(key).facts.get(DESCRIBED, "")
+            return self.store.layer(key).facts.get(making.DESCRIBED, "")
         return Mirrors(self.store, self.mirrors).describe(source)
 
 
@@ -331,15 +296,15 @@ class _Chain:
 
     planner: Planner
     name: str
-    ground: _Ground
-    recipe: Recipe
+    ground: Ground
+    recipe: r.Recipe
     kept: Mapping[str, str]
     steps: list[PlannedStep] = field(default_factory=list)
     aside: list[PlannedStep] = field(default_factory=list)
     environment: dict[str, str] = field(init=False)
     tests: str | None = None
     interpreter: Interpreter | None = None
-    source: Source | None = None
+    source: r.Source | None = None
     checked_out: PlannedStep | None = None
     known: str = field(init=False)  # what the next step's key depends on: everything below, however it is stored
 
@@ -353,10 +318,14 @@ class _Chain:
         return (*self.ground.layers, *(planned.key for planned in self.steps))
 
     @property
+    def variables(self) -> Variables:
+        return tuple(sorted(self.environment.items()))
+
+    @property
     def workdir(self) -> PurePosixPath:
         return self.recipe.workdir or self.ground.workdir
 
-    def go_on(self, recipe: Recipe) -> None:
+    def go_on(self, recipe: r.Recipe) -> None:
         """Go on with a recipe that starts from what this one makes."""
         self.environment |= dict(self.recipe.environment)
         self.ground = replace(
@@ -369,46 +338,43 @@ class _Chain:
 
     def plan(self) -> Plan:
         self.go_on(self.recipe)
-        environment = tuple(sorted(self.environment.items()))
-        ground = self.ground
-        return Plan(
-            self.name, ground.layers, tuple(self.steps), tuple(self.aside), self.tests, environment, self.known,
-            ground.workdir, ground.user, ground.own_root, ground.config, ground.notes, self.recipe,
-        )  # fmt: skip
+        ground = replace(self.ground, environment=self.variables)
+        steps, aside = tuple(self.steps), tuple(self.aside)
+        return Plan(self.name, ground, steps, aside, self.tests, self.known, self.recipe.lock)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: r.Step) -> None:
         """Add a step of the recipe."""
         store, workdir = self.planner.store, self.workdir
         match step:
             case RunCommand() | CopyFiles():
                 self._add_instruction(step)
-            case Run():
-                self._put(run_step_of(step, workdir), user=step.user, workdir=step.workdir or workdir)
-            case InstallSystem():
+            case r.Run():
+                self._put(making.run_step_of(step, workdir), user=step.user, workdir=step.workdir or workdir)
+            case r.InstallSystem():
                 self._put(system_step(step))
-            case InstallPython():
+            case r.InstallPython():
                 self.interpreter = self.planner.interpreter(step.python)
                 self.environment |= _captured()
-                self._put(python_step(step, self.interpreter))
-            case InstallRequirements():
+                self._put(making.python_step(step, self.interpreter))
+            case r.InstallRequirements():
                 assert self.interpreter is not None
-                self._put(requirements_step(step, self.interpreter))
-            case CheckOut():
+                self._put(making.requirements_step(step, self.interpreter))
+            case r.CheckOut():
                 self.source, self.checked_out = step.source, self._put_apart(self._source(step.source))
-            case Install():
+            case r.Install():
                 self._install(step)
-            case HiddenTests():
-                planned = self._planned(tests_step(step, workdir))
+            case r.HiddenTests():
+                planned = self._planned(making.tests_step(step, workdir))
                 self.aside.append(planned)
                 self.tests = planned.key
-            case CutHistory():
+            case r.CutHistory():
                 assert self.checked_out is not None
                 key = self.checked_out.key
-                self._put_apart(repository_step(workdir), self.checked_out)
-                self._put(task_step(step, lambda: store.layer_tree(key), workdir))
+                self._put_apart(making.repository_step(workdir), self.checked_out)
+                self._put(making.task_step(step, lambda: store.layer_tree(key), workdir))
 
     def _add_instruction(self, step: RunCommand | CopyFiles) -> None:
-        """Add a step of a Dockerfile, and what it needs of other stages."""
+        """Add a step of a Dockerfile, and the steps of other stages that it needs."""
         from minisandbox.images.dockerfile.planning import plan_step  # noqa: PLC0415 - loads a parser
 
         built, needs = plan_step(step, self.layers, self.planner.store, self)
@@ -419,9 +385,9 @@ class _Chain:
         """Return the files of a Dockerfile's context."""
         return self.planner.files(context)
 
-    def origin(self, base: OciBase | StageBase) -> tuple[str, tuple[str, ...]]:
+    def origin(self, base: r.OciBase | r.StageBase) -> tuple[str, tuple[str, ...]]:
         """Return what identifies what a Dockerfile copies from, and its layers; plans the steps that make them."""
-        if isinstance(base, OciBase):
+        if isinstance(base, r.OciBase):
             ground = self.planner.ground(base)
             return ground.known, ground.layers
         other = self.planner.chain("", base.recipe)
@@ -429,24 +395,24 @@ class _Chain:
         self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in known]
         return other.known, other.layers
 
-    def _install(self, step: Install) -> None:
+    def _install(self, step: r.Install) -> None:
         assert self.source is not None
         assert self.checked_out is not None
         if self.ground.own_root:
-            for one in plain_install_steps(step, self.workdir):
+            for one in making.plain_install_steps(step, self.workdir):
                 self._put(one)
             return
         described = self.planner.described(self.source, self.checked_out.key)
-        self._put(install_step(step, self.interpreter, described, self.workdir))
+        self._put(making.install_step(step, self.interpreter, described, self.workdir))
 
-    def _source(self, source: Source) -> BuildStep:
+    def _source(self, source: r.Source) -> BuildStep:
         planner = self.planner
-        if isinstance(source, LocalSource):
-            return local_step(source, planner.snapshot(source), self.workdir)
-        if isinstance(source, SdistSource):
-            return sdist_step(source, planner.store, self.workdir)
+        if isinstance(source, r.LocalSource):
+            return making.local_step(source, planner.snapshot(source), self.workdir)
+        if isinstance(source, r.SdistSource):
+            return making.sdist_step(source, planner.store, self.workdir)
         mirrors = Mirrors(planner.store, planner.mirrors)
-        return git_step(source, mirrors, self.recipe.step_timeout, self.workdir)
+        return making.git_step(source, mirrors, self.recipe.step_timeout, self.workdir)
 
     def _put(self, step: BuildStep, *, user: str = "", workdir: PurePosixPath | None = None) -> None:
         """Add a step over those so far."""
@@ -475,7 +441,7 @@ class _Chain:
     def _planned(self, step: BuildStep, user: str = "", workdir: PurePosixPath | None = None) -> PlannedStep:
         """A step over those so far, without adding it."""
         return PlannedStep(
-            step, step_key(self.known, step.definition), self.layers, tuple(sorted(self.environment.items())),
+            step, step_key(self.known, step.definition), self.layers, self.variables,
             self.recipe.step_timeout, own_root=self.ground.own_root, user=user, workdir=workdir or self.workdir,
         )  # fmt: skip
 
@@ -483,7 +449,7 @@ class _Chain:
 def _captured() -> Mapping[str, str]:
     """The variables of an environment with an interpreter, which everything above it sees."""
     return {
-        "PATH": f"{ENVIRONMENT}/bin:{DEFAULT_PATH}",
-        "CONDA_PREFIX": ENVIRONMENT,
-        "CONDA_DEFAULT_ENV": ENVIRONMENT.rpartition("/")[2],
+        "PATH": f"{making.ENVIRONMENT}/bin:{DEFAULT_PATH}",
+        "CONDA_PREFIX": making.ENVIRONMENT,
+        "CONDA_DEFAULT_ENV": making.ENVIRONMENT.rpartition("/")[2],
     }

@@ -132,7 +132,7 @@ class ScratchBase:
 
 @dataclass(frozen=True, slots=True)
 class StageBase:
-    """What another recipe makes, with its environment.
+    """The image of another recipe, with its environment.
 
     Attributes:
         recipe: that recipe.
@@ -169,7 +169,7 @@ class Run:
         workdir: where it starts; None for the recipe's.
         user: as whom it runs; "" for root.
         network: what it reaches: ``"off"``, ``"index"`` (the package index) or ``"host"``.
-        unkeyed: further variables, which do not decide what it makes, such as addresses of proxies.
+        unkeyed: further variables, which do not decide its result, such as addresses of proxies.
     """
 
     argv: tuple[str, ...]
@@ -178,6 +178,14 @@ class Run:
     user: str = ""
     network: str = "off"
     unkeyed: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if not self.argv:
+            raise InvalidValue("a step runs no command", hint="give a program and its arguments")
+        if self.network not in NETWORKS:
+            raise InvalidValue(f"network is {self.network!r}", hint=f"write one of {', '.join(NETWORKS)}")
+        check_environment(dict(self.environment))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +248,7 @@ class Install:
         commands: shell commands, run at the workdir.
         environment: variables for them.
         network: what they reach, as :attr:`Run.network`.
-        version: the version that build tools are told where the source's own tags do not say; "" for none.
+        version: the version for build tools where the source's own tags do not say; "" for none.
         index: what they see of the package index.
     """
 
@@ -344,14 +352,14 @@ class PythonRecipe:
         patch: applied to the source after it was installed and before anything is committed.
         hidden: paths in the repository that are removed from it, and kept in the tests layer.
         test_patch: the hidden tests' patch; only the tests layer gets it.
-        step_timeout: seconds one build step may take; listing and hashing what it wrote may take as long, a minute at
+        step_timeout: seconds one build step may take; listing and hashing its files may take as long, a minute at
             least.
         network: what the install commands reach: ``"off"``, ``"index"`` (the package index) or ``"host"``.
         exclude_newer: a date such as ``"2024-03-01"``: packages uploaded later are not there; "" for all.
         system: packages of the host's distribution, installed below everything else; takes root.
         lock: the exact files of an image that is to be made again; None to let the index decide.
-        version: the version of the project that its build tools are told where they ask git for one and the source's
-            own tags do not say; "" for none.
+        version: the project's version, for build tools that ask git for one where the source's own tags do not say; ""
+            for none.
         torch_backend: ``"cpu"``: PyTorch's builds without CUDA and none of CUDA's libraries, whatever the requirements
             say; "" for what they say.
     """

@@ -55,8 +55,9 @@ class Repair:
             StoreError: it cannot be published.
         """
         image, parent = self.failure.image, self.failure.layers[-1]
-        settle = step_script("by_hand", "install_settle", WORKDIR=self.failure.workdir)
-        self.box.exec(["bash", "-c", settle], cwd="/", timeout=_SETTLING).check()
+        if not self.failure.own_root:  # an image of its own may have no bash, and its times decide nothing
+            settle = step_script("by_hand", "install_settle", WORKDIR=self.failure.workdir)
+            self.box.exec(["bash", "-c", settle], cwd="/", timeout=_SETTLING).check()
         self.box.stop()
         add_usr(self._upper)
         facts = {PACKAGES: packages_fact(self._served.packages.values())} if self._served.packages else {}
@@ -91,7 +92,7 @@ def open_failed(store: Store, image: str) -> Iterator[Repair]:
         access = index_access(opened.enter_context(index.serve(served)))
         mounts = mount_points([(find_uv(), "uv")])
         box = opened.enter_context(build_sandbox(spec, build_limits(None), access.network, mounts, upper))
-        box.exec(["mkdir", "-p", str(BUILD)], cwd="/").check()
+        box.files.mkdir(BUILD)
         yield Repair(store, failure, box, access.environment, upper, served)
 
 

@@ -36,13 +36,13 @@ _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
 _NEARLY_FULL, _ROOMY = 64 * MiB, GiB
-"""Bytes free below which a failed step failed for want of space, whatever it said; and where it said so."""
+"""Bytes free below which a step failed because there is no space: whatever its message; where that says so."""
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 _LEAST_READING = 60.0
 """Seconds; a machine that is busy must not fail a step that was quick."""
 _REASONS = (
     (r"No space left on device", "a file system in the build sandbox is full"),
-    (r"Disk quota exceeded", "a quota of whoever owns the files is used up"),
+    (r"Disk quota exceeded", "the quota of the files' owner is used up"),
     (
         r"No solution found|No matching distribution|not found in the package registry|Could not find a version",
         "the package index has no such version for this interpreter",
@@ -124,7 +124,7 @@ class BuildStep:
 
     Attributes:
         name: what people and logs call it.
-        definition: everything that decides what it makes; hashed into its key.
+        definition: everything that decides its result; hashed into its key.
         prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, the
             finished tree, or what makes it at the step's place.
         detail: for people.
@@ -239,6 +239,8 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
         _sandbox(place, work, limits, access.network, mounts, upper) as box,
         place.session.cancellation.running(box),
     ):
+        if not work.tools and not box.files.exists(place.workdir):
+            box.files.mkdir(place.workdir)
         _write_files(box, work)
         _run_commands(box, place, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
@@ -281,24 +283,29 @@ def build_sandbox(
     *,
     environment: dict[str, str] | None = None,
     pretend_owners: bool = False,
+    keep_tmp: bool = False,
 ) -> Sandbox:
     """Make a sandbox that writes to the disk; of ``limits.disk`` only its /tmp and /dev/shm, in memory, take note.
 
     :meth:`.Sandbox.create` refuses the two together, because it could not keep what they promise.
 
     Args:
-        spec: what is inside.
+        spec: the image.
         limits: what it may use.
         network: what it reaches.
         mounts: host directories and files that it sees.
         upper: where its writes go.
-        environment: exactly what its commands find; None: the usual defaults, and what ``spec`` says.
+        environment: exactly what its commands find; None: the usual defaults, and the image's.
         pretend_owners: whether changes of owners answer success and do nothing.
+        keep_tmp: whether its /tmp is written to ``upper`` like the rest.
 
     Raises:
         SandboxCreationError: there could be no sandbox.
     """
-    core = Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners)
+    core = Core.create(
+        spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners,
+        keep_tmp=keep_tmp,
+    )  # fmt: skip
     if environment is not None:
         core.environment = environment
     return Sandbox(core)

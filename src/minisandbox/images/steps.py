@@ -1,4 +1,4 @@
-"""The steps of a recipe: what each is keyed by, and what it does when it has to be made."""
+"""The steps of a recipe: the key of each, and the work of its sandbox."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from minisandbox.images import recipe as r
 from minisandbox.images.listing import parse_moment
 from minisandbox.images.localsource import Snapshot
 from minisandbox.images.lock import INSTALLED
@@ -15,18 +16,6 @@ from minisandbox.images.mirrors import Mirrors, origin
 from minisandbox.images.places import IMAGE, RANKS
 from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
-from minisandbox.images.recipe import (
-    CutHistory,
-    GitSource,
-    HiddenTests,
-    IndexView,
-    Install,
-    InstallPython,
-    InstallRequirements,
-    LocalSource,
-    Run,
-    SdistSource,
-)
 from minisandbox.images.runner import BuildStep, Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sdist import fetch_sdist
@@ -46,7 +35,7 @@ UV_MINIMUM = (3, 8)
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
 
 
-def python_step(step: InstallPython, interpreter: Interpreter) -> BuildStep:
+def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
     """The step that makes the environment: a copy of a prefix, or a virtual environment over the system's."""
     own = interpreter.own_prefix
     kind = "python_copy" if own else "python_venv"
@@ -78,7 +67,7 @@ def python_step(step: InstallPython, interpreter: Interpreter) -> BuildStep:
     return BuildStep("python", definition, prepare, f"{interpreter.version} ({'copy' if own else 'venv'})")
 
 
-def requirements_step(step: InstallRequirements, interpreter: Interpreter) -> BuildStep:
+def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> BuildStep:
     """The step that installs the pinned packages: with uv where it supports the interpreter, with its pip elsewhere."""
     tool = "uv" if _modern(interpreter) else "pip"
     text = step_script("requirements", f"freeze_{tool}", f"requirements_{tool}")
@@ -103,7 +92,7 @@ def requirements_step(step: InstallRequirements, interpreter: Interpreter) -> Bu
     return BuildStep("requirements", definition, prepare, f"{count} packages, {tool}")
 
 
-def run_step_of(step: Run, workdir: PurePosixPath) -> BuildStep:
+def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
     """The step that runs a command in the image."""
     definition: dict[str, JSONValue] = {
         "kind": "run",
@@ -124,7 +113,7 @@ def run_step_of(step: Run, workdir: PurePosixPath) -> BuildStep:
     return BuildStep("run", definition, prepare, title)
 
 
-def git_step(source: GitSource, mirrors: Mirrors, timeout: float, workdir: PurePosixPath) -> BuildStep:
+def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: PurePosixPath) -> BuildStep:
     """The step that puts a commit's files at the workdir.
 
     Args:
@@ -157,7 +146,7 @@ def git_step(source: GitSource, mirrors: Mirrors, timeout: float, workdir: PureP
     return BuildStep("source", definition, prepare, source.commit[:12])
 
 
-def sdist_step(source: SdistSource, store: Store, workdir: PurePosixPath) -> BuildStep:
+def sdist_step(source: r.SdistSource, store: Store, workdir: PurePosixPath) -> BuildStep:
     """The step that puts a source archive's files at the workdir, from the store's downloads."""
 
     def archive(_: Path) -> Path:
@@ -167,7 +156,7 @@ def sdist_step(source: SdistSource, store: Store, workdir: PurePosixPath) -> Bui
     return _archive_step(definition, archive, f"{source.name} {source.version}", workdir, strip=1)
 
 
-def local_step(source: LocalSource, snapshot: Snapshot, workdir: PurePosixPath) -> BuildStep:
+def local_step(source: r.LocalSource, snapshot: Snapshot, workdir: PurePosixPath) -> BuildStep:
     """The step that puts the files of a directory of this machine at the workdir."""
 
     def archive(staging: Path) -> Path:
@@ -206,7 +195,7 @@ def repository_step(workdir: PurePosixPath) -> BuildStep:
     return BuildStep("repository", definition, lambda _: work)
 
 
-def install_step(step: Install, interpreter: Interpreter | None, described: str, workdir: PurePosixPath) -> BuildStep:
+def install_step(step: r.Install, interpreter: Interpreter | None, described: str, workdir: PurePosixPath) -> BuildStep:
     """The step that runs the recipe's own commands.
 
     Args:
@@ -239,7 +228,7 @@ def install_step(step: Install, interpreter: Interpreter | None, described: str,
     return BuildStep("install", definition, prepare, "; ".join(step.commands))
 
 
-def plain_install_steps(step: Install, workdir: PurePosixPath) -> Iterator[BuildStep]:
+def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[BuildStep]:
     """Yield the steps that run a recipe's commands in an image of which nothing but its own shell is known."""
     network = {"network": step.network}
     definition: dict[str, JSONValue] = {
@@ -258,7 +247,7 @@ def plain_install_steps(step: Install, workdir: PurePosixPath) -> Iterator[Build
     yield BuildStep("tidy", {"kind": "tidy", "scripts": _digest(text)}, lambda _: work)
 
 
-def task_step(step: CutHistory, source: Callable[[], Path], workdir: PurePosixPath) -> BuildStep:
+def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosixPath) -> BuildStep:
     """The step that makes what an agent gets: patch applied, hidden files gone, one commit.
 
     Args:
@@ -274,7 +263,7 @@ def task_step(step: CutHistory, source: Callable[[], Path], workdir: PurePosixPa
     return _patch_step("task", definition, step.patch, step.hidden, workdir, mounts, ("commit",))
 
 
-def tests_step(step: HiddenTests, workdir: PurePosixPath) -> BuildStep:
+def tests_step(step: r.HiddenTests, workdir: PurePosixPath) -> BuildStep:
     """The step that makes the tests layer."""
     definition: dict[str, JSONValue] = {"kind": "tests", "test_patch": step.test_patch}
     return _patch_step("tests", definition, step.test_patch, step.hidden, workdir)
@@ -335,13 +324,13 @@ def _given(text: str) -> Command:
     return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
 
 
-def _networked(work: Work, index: IndexView) -> Work:
+def _networked(work: Work, index: r.IndexView) -> Work:
     """The same work with the package index, as the step may see it, and uv."""
     mounts = (*work.mounts, *mount_points([(find_uv(), "uv")]))
     return _seeing(replace(work, mounts=mounts, network=StepNetwork.INDEX), index)
 
 
-def _seeing(work: Work, index: IndexView) -> Work:
+def _seeing(work: Work, index: r.IndexView) -> Work:
     """The same work with the package index as the step may see it."""
     return replace(
         work,
@@ -351,7 +340,7 @@ def _seeing(work: Work, index: IndexView) -> Work:
     )
 
 
-def _pinned(index: IndexView) -> dict[str, JSONValue]:
+def _pinned(index: r.IndexView) -> dict[str, JSONValue]:
     """What decides which files of the package index a step sees."""
     backend: dict[str, JSONValue] = {BACKEND: index.torch_backend} if index.torch_backend else {}
     if index.locked is not None:
@@ -359,7 +348,7 @@ def _pinned(index: IndexView) -> dict[str, JSONValue]:
     return backend | ({"exclude_newer": index.exclude_newer} if index.exclude_newer else {})
 
 
-def _without_cuda(step: InstallRequirements) -> InstallRequirements:
+def _without_cuda(step: r.InstallRequirements) -> r.InstallRequirements:
     """The same with requirements as the backend for PyTorch has them; where they bring none, without a backend."""
     if not step.index.torch_backend:
         return step
