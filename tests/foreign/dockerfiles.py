@@ -44,7 +44,7 @@ from pathlib import Path
 import zstandard
 
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images.dockerfile.evaluation import Wanted
+from minisandbox.images.dockerfile.evaluation import BuildOptions
 from minisandbox.images.dockerfile.reading import read_dockerfile
 from minisandbox.images.image import Image
 from minisandbox.images.oci.pull import pull
@@ -345,7 +345,7 @@ def normal_config(config: Mapping[str, object]) -> dict[str, object]:
         found["Healthcheck"] = {
             name: list(value) if isinstance(value, (list, tuple)) else value for name, value in health.items() if value
         }
-    found["WorkingDir"] = found["WorkingDir"] if found["WorkingDir"] != "/" else None
+    found["WorkingDir"] = str(found["WorkingDir"] or "").rstrip("/") or None
     found["User"] = found["User"] if found["User"] not in ("root", "0") else None
     found["Shell"] = found["Shell"] if found["Shell"] != ["/bin/sh", "-c"] else None
     return found
@@ -373,11 +373,13 @@ class Result:
 
 
 def build_here(
-    dockerfile: Path, context: Path, store: Store, name: str, wanted: Wanted, progress: Progress | None = None
+    dockerfile: Path, context: Path, store: Store, name: str, options: BuildOptions, progress: Progress | None = None
 ) -> Image:
     """Build a Dockerfile with us."""
     built = build_all(
-        {name: lambda: read_dockerfile(dockerfile, context, store=store, wanted=wanted)}, store=store, progress=progress
+        {name: lambda: read_dockerfile(dockerfile, context, store=store, options=options)},
+        store=store,
+        progress=progress,
     )
     for error in built.failures.values():
         raise error
@@ -389,7 +391,7 @@ def run_case(case: Case, engine: Engine, store: Store, work: Path) -> Result:
     place = work / case.name
     place.mkdir()
     dockerfile, context = lay_out(case, place)
-    wanted = Wanted(
+    options = BuildOptions(
         arguments=case.pairs("arg"), target=case.one("target") or None,
         secrets={name: value.encode() for name, value in case.pairs("secret").items()},
     )  # fmt: skip
@@ -397,10 +399,10 @@ def run_case(case: Case, engine: Engine, store: Store, work: Path) -> Result:
     events: list[BuildEvent] = []
     try:
         began = time.monotonic()
-        image = build_here(dockerfile, context, store, case.name, wanted)
+        image = build_here(dockerfile, context, store, case.name, options)
         result.ours = time.monotonic() - began
         began = time.monotonic()
-        build_here(dockerfile, context, store, case.name, wanted, events.append)
+        build_here(dockerfile, context, store, case.name, options, events.append)
         result.again = time.monotonic() - began
         began = time.monotonic()
         name = engine.build(case, place)

@@ -12,9 +12,7 @@ from tests.unit.oci_tools import END, MadeImage
 from minisandbox import Sandbox
 from minisandbox.cli.main import main
 from minisandbox.errors import BuildError, DockerfileError
-from minisandbox.images import Image, pull
-from minisandbox.images.dockerfile.evaluation import Wanted
-from minisandbox.images.dockerfile.reading import read_dockerfile
+from minisandbox.images import BuildOptions, Image, pull, read_dockerfile
 from minisandbox.images.progress import BuildEvent, StepState
 from minisandbox.images.schedule import build_all
 from minisandbox.store import Store
@@ -50,7 +48,7 @@ def build(text: str, context: Path, store: Store, events: list[BuildEvent] | Non
     path.write_text(text)
 
     def read() -> object:
-        return read_dockerfile(path, context, store=store, wanted=Wanted(**wanted))  # type: ignore[arg-type]
+        return read_dockerfile(path, context, store=store, options=BuildOptions(**wanted))  # type: ignore[arg-type]
 
     built = build_all({"made": read}, store=store, progress=None if events is None else events.append)  # type: ignore[dict-item]
     for error in built.failures.values():

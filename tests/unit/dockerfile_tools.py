@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from minisandbox.images.dockerfile.copying import copy_layer
-from minisandbox.images.dockerfile.evaluation import Wanted, evaluate
+from minisandbox.images.dockerfile.evaluation import BuildOptions, evaluate
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.images.dockerfile.sources import content_digest, list_sources
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
@@ -21,7 +21,7 @@ NOWHERE = Context(Path("/nonexistent"), Path("/nonexistent/Dockerfile"))
 
 def stage(text: str, base: Mapping[str, object] = BASE, **wanted: object) -> Recipe:
     """Evaluate a Dockerfile over a base image of this configuration."""
-    return evaluate(parse_dockerfile(text), Wanted(**wanted), lambda _: base, NOWHERE)  # type: ignore[arg-type,return-value]
+    return evaluate(parse_dockerfile(text), BuildOptions(**wanted), lambda _: base, NOWHERE)  # type: ignore[arg-type,return-value]
 
 
 def runs(found: Recipe) -> list[RunCommand]:

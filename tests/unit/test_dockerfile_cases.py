@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.foreign.dockerfiles import DATA, Case, cases, lay_out
 
-from minisandbox.images.dockerfile.evaluation import Wanted, evaluate
+from minisandbox.images.dockerfile.evaluation import BuildOptions, evaluate
 from minisandbox.images.dockerfile.parsing import FLAGS, parse_dockerfile
 from minisandbox.images.dockerfile.sources import content_digest, list_sources
 from minisandbox.images.dockerfile.stages import Context, CopyFiles
@@ -28,7 +28,7 @@ def stages(recipe: Recipe) -> list[Recipe]:
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_a_case_comes_to_steps(case: Case, tmp_path: Path) -> None:
     dockerfile, context = lay_out(case, tmp_path)
-    wanted = Wanted(
+    wanted = BuildOptions(
         target=case.one("target") or None, arguments=case.pairs("arg"),
         secrets={name: value.encode() for name, value in case.pairs("secret").items()},
     )  # fmt: skip

@@ -40,11 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def recipes(args: argparse.Namespace, store: Store) -> dict[str, Callable[[], Buildable]]:
     """Return the recipe of the Dockerfile, by the image's name."""
-    from minisandbox.images.dockerfile.evaluation import Wanted  # noqa: PLC0415 - few builds need it
+    from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - few builds need it
     from minisandbox.images.dockerfile.reading import read_dockerfile  # noqa: PLC0415 - as above
 
     context = Path(args.tasks)
-    wanted = Wanted(
+    options = BuildOptions(
         target=args.target,
         arguments=dict(filter(None, map(_argument, args.build_arg))),
         platform=args.platform,
@@ -52,7 +52,7 @@ def recipes(args: argparse.Namespace, store: Store) -> dict[str, Callable[[], Bu
         secrets=dict(_secret(text) for text in args.secret),
     )
     name = args.name or context.resolve().name.lower()
-    return {name: lambda: read_dockerfile(args.file, context, store=store, wanted=wanted)}
+    return {name: lambda: read_dockerfile(args.file, context, store=store, options=options)}
 
 
 def _argument(text: str) -> tuple[str, str] | None:

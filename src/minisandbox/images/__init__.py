@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 _HOME = {
     "Budget": "schedule",
+    "BuildOptions": "dockerfile.evaluation",
     "BuildEvent": "progress",
     "Buildable": "recipe",
     "Building": "background",
@@ -41,6 +42,7 @@ _HOME = {
     "lock_of": "lock",
     "pull": "oci.pull",
     "python_environments": "installed",
+    "read_dockerfile": "dockerfile.reading",
     "read_lock": "lock",
     "read_pins": "pins",
     "total_size": "image",
@@ -51,6 +53,8 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 if TYPE_CHECKING:
     from minisandbox.images.background import Building as Building
     from minisandbox.images.builder import build as build
+    from minisandbox.images.dockerfile.evaluation import BuildOptions as BuildOptions
+    from minisandbox.images.dockerfile.reading import read_dockerfile as read_dockerfile
     from minisandbox.images.estimate import Estimate as Estimate
     from minisandbox.images.failures import Failures as Failures
     from minisandbox.images.image import Image as Image

@@ -115,16 +115,16 @@ class Plan:
     def all_steps(self) -> Iterator[PlannedStep]:
         """Yield every step in an order in which they can be made."""
         aside = list(self.aside)
-        unmade = {planned.key for planned in (*self.steps, *aside)}
+        pending = {planned.key for planned in (*self.steps, *aside)}
         for planned in self.steps:
             # what is aside comes as soon as it can: other stages; and the tests before the task, as nothing needs them,
             # and a hidden file that is not there costs less then
-            while ready := [one for one in aside if not unmade.intersection((*one.below, *one.needs))]:
+            while ready := [one for one in aside if pending.isdisjoint((*one.below, *one.needs))]:
                 aside.remove(ready[0])
-                unmade.discard(ready[0].key)
+                pending.discard(ready[0].key)
                 yield ready[0]
-            unmade.discard(planned.key)
             yield planned
+            pending.discard(planned.key)
         yield from aside
 
 
@@ -224,7 +224,7 @@ class Planner:
         return replace(plan, aside=tuple(self._wanted(plan)))
 
     def _wanted(self, plan: Plan) -> Iterator[PlannedStep]:
-        """The steps aside without those that only layers need which are there."""
+        """Yield the steps aside, without those that are needed only for layers that are there."""
         found = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
         ahead, wanted = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
         while ahead:
@@ -374,7 +374,7 @@ class _Chain:
                 self._put(making.task_step(step, lambda: store.layer_tree(key), workdir))
 
     def _add_instruction(self, step: RunCommand | CopyFiles) -> None:
-        """Add a step of a Dockerfile, and what it needs of other stages."""
+        """Add a step of a Dockerfile, and the steps of other stages that it needs."""
         from minisandbox.images.dockerfile.planning import plan_step  # noqa: PLC0415 - loads a parser
 
         built, needs = plan_step(step, self.layers, self.planner.store, self)

@@ -283,24 +283,29 @@ def build_sandbox(
     *,
     environment: dict[str, str] | None = None,
     pretend_owners: bool = False,
+    keep_tmp: bool = False,
 ) -> Sandbox:
     """Make a sandbox that writes to the disk; of ``limits.disk`` only its /tmp and /dev/shm, in memory, take note.
 
     :meth:`.Sandbox.create` refuses the two together, because it could not keep what they promise.
 
     Args:
-        spec: what is inside.
+        spec: the image.
         limits: what it may use.
         network: what it reaches.
         mounts: host directories and files that it sees.
         upper: where its writes go.
-        environment: exactly what its commands find; None: the usual defaults, and what ``spec`` says.
+        environment: exactly what its commands find; None: the usual defaults, and the image's.
         pretend_owners: whether changes of owners answer success and do nothing.
+        keep_tmp: whether its /tmp is written to ``upper`` like the rest.
 
     Raises:
         SandboxCreationError: there could be no sandbox.
     """
-    core = Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners)
+    core = Core.create(
+        spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners,
+        keep_tmp=keep_tmp,
+    )  # fmt: skip
     if environment is not None:
         core.environment = environment
     return Sandbox(core)

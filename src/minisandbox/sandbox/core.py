@@ -90,6 +90,7 @@ class Core:
         environment: Mapping[str, str] | None = None,
         upper: Path | None = None,
         pretend_owners: bool = False,
+        keep_tmp: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> Self:
         """Make a sandbox and wait until it is ready; see :meth:`minisandbox.Sandbox.create`."""
@@ -102,7 +103,7 @@ class Core:
             controller.launcher.writable_usr, controller.launcher.layered_usr,
             controller.launcher.host_sockets if base.host_usr else (),
             enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
-            pretend_owners=pretend_owners,
+            pretend_owners=pretend_owners, keep_tmp=keep_tmp,
         )  # fmt: skip
         if upper is None and not controller.launcher.memory_upper:
             watched = {**request.enforcement, "disk": uppers.WATCHED}

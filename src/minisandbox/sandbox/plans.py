@@ -65,6 +65,7 @@ class Request:
             (:class:`.uppers.DiskUpper`).
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
         pretend_owners: whether changes of owners answer success and do nothing: of builds with one id.
+        keep_tmp: whether a build's /tmp is part of its layer.
     """
 
     image: ImageSpec
@@ -81,6 +82,7 @@ class Request:
     disk_upper: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)
     pretend_owners: bool = False
+    keep_tmp: bool = False
 
     @property
     def one_id(self) -> bool:
@@ -330,8 +332,8 @@ def _layers(image: ImageSpec) -> tuple[str, ...]:
 
 
 def _tmp(request: Request) -> Iterator[p.Operation]:
-    """A workspace keeps /tmp with the rest, and so in its snapshots; a container image's build in its layers."""
-    if request.upper is not None and request.image.host_usr:
+    """A workspace keeps /tmp with the rest, and so in its snapshots; a build's is kept only if asked for."""
+    if request.upper is not None and not request.keep_tmp:
         yield p.Directory("tmp", 0o1777)
         yield p.Attach("root/tmp", source="tmp")
 

@@ -6,4 +6,4 @@ COPY proj/ .
 ENV PYTHONDONTWRITEBYTECODE=1
 RUN python3 -m venv --without-pip /venv
 RUN echo /proj > $(/venv/bin/python -c "import site; print(site.getsitepackages()[0])")/proj.pth
-RUN cd / && /venv/bin/python -m unittest /proj/tests/test_proj.py
+RUN /venv/bin/python -m unittest tests/test_proj.py

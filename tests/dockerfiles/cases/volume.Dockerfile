@@ -1,4 +1,4 @@
 FROM minibase
 VOLUME /data /logs
 VOLUME ["/with space"]
-#: differs /data /logs "/with space" buildah makes the directories of volumes, docker does so when a container starts
+#: differs "/with space" buildah makes the directories of volumes, docker does so when a container starts

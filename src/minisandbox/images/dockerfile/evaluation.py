@@ -46,8 +46,8 @@ Bases = Callable[[OciBase], Config]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be built of a Dockerfile.
+class BuildOptions:
+    """What is built of a Dockerfile, and how.
 
     Attributes:
         target: the stage; None for the last one.
@@ -79,7 +79,7 @@ class _Block:
         return self.start.args[2].lower() if len(self.start.args) == 3 else ""
 
 
-def evaluate(parsed: Dockerfile, wanted: Wanted, bases: Bases, context: Context) -> Recipe:
+def evaluate(parsed: Dockerfile, wanted: BuildOptions, bases: Bases, context: Context) -> Recipe:
     """Evaluate a Dockerfile.
 
     Args:
@@ -130,7 +130,9 @@ def _until(blocks: tuple[_Block, ...], target: str | None) -> tuple[_Block, ...]
 class _Evaluation:
     """One evaluation: the arguments before the first FROM, and the stages that are needed."""
 
-    def __init__(self, escape: str, wanted: Wanted, bases: Bases, blocks: tuple[_Block, ...], context: Context) -> None:
+    def __init__(
+        self, escape: str, wanted: BuildOptions, bases: Bases, blocks: tuple[_Block, ...], context: Context
+    ) -> None:
         self.escape = escape
         self.wanted = wanted
         self.context = context

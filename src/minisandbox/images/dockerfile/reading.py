@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images.dockerfile.evaluation import Config, Wanted, evaluate
+from minisandbox.images.dockerfile.evaluation import BuildOptions, Config, evaluate
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.images.dockerfile.stages import Context
 from minisandbox.images.dockerfile.trees import open_context
@@ -16,14 +16,14 @@ from minisandbox.store import Store
 _MOST = 4 << 20
 
 
-def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, wanted: Wanted | None = None) -> Recipe:
+def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: BuildOptions | None = None) -> Recipe:
     """Read a Dockerfile as a recipe for :func:`minisandbox.images.build`. Base images that are missing are pulled.
 
     Args:
         dockerfile: its path.
         context: the directory that COPY and ADD take files from.
         store: where the base images are.
-        wanted: the stage, arguments, network and secrets.
+        options: the stage, arguments, network and secrets.
 
     Returns:
         The recipe; its base may be another recipe, for another stage.
@@ -45,7 +45,7 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, wanted: Wa
         rows = [f"{name}={value}" for name, value in image.environment]
         return {**image.config, "Env": rows, "WorkingDir": str(image.workdir)}
 
-    return evaluate(parse_dockerfile(text), wanted or Wanted(), config, files)
+    return evaluate(parse_dockerfile(text), options or BuildOptions(), config, files)
 
 
 def _text(path: Path) -> str:

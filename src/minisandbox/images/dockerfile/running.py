@@ -200,7 +200,14 @@ def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
     spec = ImageSpec(f"{place.place.image}: line {run.line}", place.place.layers, host_usr=False)
     limits = build_limits(place.place.session.memory)
     box = build_sandbox(
-        spec, limits, network, tuple(mounts), upper, environment=environment, pretend_owners=not place.keep_owners
+        spec,
+        limits,
+        network,
+        tuple(mounts),
+        upper,
+        environment=environment,
+        pretend_owners=not place.keep_owners,
+        keep_tmp=True,
     )
     user = named_user(run.user) if place.keep_owners else None
     with box, place.place.session.cancellation.running(box):
