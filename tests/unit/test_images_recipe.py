@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from minisandbox.errors import InvalidValue, PatchError, SourceError
+from minisandbox.errors import InvalidValue, MiniSandboxError, PatchError, SourceError
 from minisandbox.images import GitSource, LocalSource, PythonRecipe, SdistSource
 from minisandbox.images.localsource import Snapshot, take_snapshot
 from minisandbox.images.plan import Planner
+from minisandbox.images.recipe import (
+    CutHistory,
+    HiddenTests,
+    Install,
+    InstallPython,
+    InstallRequirements,
+    InstallSystem,
+    OciBase,
+    Recipe,
+    Run,
+)
 from minisandbox.images.request import PythonRequest
 from minisandbox.store import Store
 
@@ -170,3 +182,24 @@ def test_a_directory_of_many_images_is_read_once(tmp_path: Path, monkeypatch: py
     recipe = PythonRecipe(source=LocalSource(tmp_path / "source"))
     assert planner.plan("one", recipe).layers == planner.plan("two", recipe).layers
     assert taken == [LocalSource(tmp_path / "source")]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: InstallRequirements(("--index-url=http://other",)),
+        lambda: InstallPython("python"),
+        lambda: InstallSystem(("-o=x",)),
+        lambda: Install(("true",), network="moon"),
+        lambda: CutHistory(hidden=("../x",)),
+        lambda: HiddenTests(test_patch="--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-a\n+b\n"),
+        lambda: Run(()),
+        lambda: Recipe(steps=(InstallRequirements(("attrs",)),)),
+        lambda: Recipe(steps=(CutHistory(),)),
+        lambda: Recipe(OciBase("debian"), (InstallSystem(("gcc",)),)),
+        lambda: Recipe(workdir=PurePosixPath("testbed")),
+    ],
+)
+def test_steps_check_what_they_are_given(make: Callable[[], object]) -> None:
+    with pytest.raises(MiniSandboxError):
+        make()

@@ -157,6 +157,13 @@ class IndexView:
     torch_backend: str = ""
     locked: tuple[Package, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.exclude_newer:
+            parse_moment(self.exclude_newer)
+        if self.torch_backend not in BACKENDS:
+            raise InvalidValue(f"torch_backend is {self.torch_backend!r}", hint="write 'cpu', or leave it out")
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -182,8 +189,7 @@ class Run:
         """Check the fields."""
         if not self.argv:
             raise InvalidValue("a step runs no command", hint="give a program and its arguments")
-        if self.network not in NETWORKS:
-            raise InvalidValue(f"network is {self.network!r}", hint=f"write one of {', '.join(NETWORKS)}")
+        _check_network(self.network)
         check_environment(dict(self.environment))
 
 
@@ -197,6 +203,14 @@ class InstallSystem:
 
     packages: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for package in self.packages:
+            if _SYSTEM.fullmatch(package) is None:
+                raise InvalidValue(
+                    f"{package!r} is not a system package", hint="write it like 'gcc' or 'gcc=4:12.2.0-3'"
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class InstallPython:
@@ -209,6 +223,10 @@ class InstallPython:
 
     python: str
     index: IndexView = IndexView()
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        PythonRequest.parse(self.python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +244,11 @@ class InstallRequirements:
     complete: bool = False
     overrides: tuple[str, ...] = ()
     index: IndexView = IndexView()
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for line in self.requirements + self.overrides:
+            check_requirement(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +280,13 @@ class Install:
     version: str = ""
     index: IndexView = IndexView()
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        _check_network(self.network)
+        check_environment(dict(self.environment))
+        if _VERSION.fullmatch(self.version) is None:
+            raise InvalidValue(f"{self.version!r} is not a version", hint="write it like '5.4'")
+
 
 @dataclass(frozen=True, slots=True)
 class CutHistory:
@@ -270,6 +300,10 @@ class CutHistory:
     patch: str = ""
     hidden: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        _check_files(self.hidden, self.patch, "patch")
+
 
 @dataclass(frozen=True, slots=True)
 class HiddenTests:
@@ -282,6 +316,10 @@ class HiddenTests:
 
     hidden: tuple[str, ...] = ()
     test_patch: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        _check_files(self.hidden, self.test_patch, "test_patch")
 
 
 Step = (
@@ -383,30 +421,14 @@ class PythonRecipe:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without looking at this machine."""
-        if self.python is not None:
-            PythonRequest.parse(self.python)
-        elif self.requirements or self.overrides:
-            raise InvalidValue(
-                "requirements without an interpreter", hint="set PythonRecipe.python, for instance to '3.11'"
-            )
-        for line in self.requirements + self.overrides:
-            check_requirement(line)
         if self.source is None and (self.install or self.patch or self.hidden or self.test_patch):
             raise InvalidValue(
                 "install commands, patches and hidden files need a source", hint="set PythonRecipe.source"
             )
+        _check_network(self.network)
         check_environment(dict(self.environment))
-        for path in self.hidden:
-            check_repository_path(path)
-        parse_patch(self.patch, name="patch")
-        parse_patch(self.test_patch, name="test_patch")
-        if not self.step_timeout > 0:
-            raise InvalidValue(f"step_timeout is {self.step_timeout!r}", hint="give seconds, more than 0")
-        _check_access(self.network, self.exclude_newer, self.system)
-        if _VERSION.fullmatch(self.version) is None:
-            raise InvalidValue(f"{self.version!r} is not a version", hint="write it like '5.4'")
-        if self.torch_backend not in BACKENDS:
-            raise InvalidValue(f"torch_backend is {self.torch_backend!r}", hint="write 'cpu', or leave it out")
+        self._index("")
+        self.recipe()
 
     def recipe(self) -> Recipe:
         """Return the base and the steps."""
@@ -438,14 +460,15 @@ class PythonRecipe:
 Buildable = Recipe | PythonRecipe
 
 
-def _check_access(network: str, exclude_newer: str, system: tuple[str, ...]) -> None:
+def _check_network(network: str) -> None:
     if network not in NETWORKS:
         raise InvalidValue(f"network is {network!r}", hint=f"write one of {', '.join(NETWORKS)}")
-    if exclude_newer:
-        parse_moment(exclude_newer)
-    for package in system:
-        if _SYSTEM.fullmatch(package) is None:
-            raise InvalidValue(f"{package!r} is not a system package", hint="write it like 'gcc' or 'gcc=4:12.2.0-3'")
+
+
+def _check_files(hidden: tuple[str, ...], patch: str, name: str) -> None:
+    for path in hidden:
+        check_repository_path(path)
+    parse_patch(patch, name=name)
 
 
 def check_requirement(line: str) -> None:
