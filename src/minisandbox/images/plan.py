@@ -145,6 +145,7 @@ class Planner:
     _images: dict[r.OciBase, Image] = field(default_factory=dict)
     _snapshots: dict[r.LocalSource, Snapshot] = field(default_factory=dict)
     _contexts: dict[Context, ContextTree] = field(default_factory=dict)
+    _stages: dict[int, tuple[r.Recipe, _Chain]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def base(self) -> tuple[Entry, ...]:
@@ -255,6 +256,12 @@ class Planner:
         for step in recipe.steps:
             chain.add(step)
         return chain
+
+    def stage(self, recipe: r.Recipe) -> _Chain:
+        """Return the chain of a stage that others copy from; it is planned once, as its files are hashed for that."""
+        if id(recipe) not in self._stages:
+            self._stages[id(recipe)] = (recipe, self.chain("", recipe))
+        return self._stages[id(recipe)][1]
 
     def ground(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> Ground:
         """Return what a chain over a base starts from."""
@@ -390,7 +397,7 @@ class _Chain:
         if isinstance(base, r.OciBase):
             ground = self.planner.ground(base)
             return ground.known, ground.layers
-        other = self.planner.chain("", base.recipe)
+        other = self.planner.stage(base.recipe)
         known = {planned.key for planned in (*self.aside, *self.steps)}
         self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in known]
         return other.known, other.layers
