@@ -194,9 +194,8 @@ def test_owners_are_pretended(tmp_path: Path, store: Store) -> None:
     """What an ordinary user's builds have is asked for here, whoever runs the tests."""
     (tmp_path / "upper").mkdir()
     spec = load_image(store, "base").spec()
-    command = (
-        "touch /x && chown 5:6 /x && busybox mknod /device c 1 3 && busybox mkfifo /f; ls /device; stat -c %u:%g /x; ls /f"
-    )
+    made = "touch /x && chown 5:6 /x && busybox mknod /device c 1 3 && busybox mkfifo /f"
+    command = f"{made}; ls /device; stat -c %u:%g /x; ls /f"
     with build_sandbox(spec, build_limits(None), Network.off(), (), tmp_path / "upper", pretend_owners=True) as box:
         done = box.exec(["sh", "-c", command])
     assert done.stdout == "0:0\n/f\n", "neither the owner nor the device; a FIFO is no device"
