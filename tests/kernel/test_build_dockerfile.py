@@ -84,6 +84,7 @@ ENTRYPOINT ["run"]
     assert output(image, "cat /all; stat -c %a /bin/run") == "kept\nhello 2\n700\n"
     assert (image.config["Entrypoint"], image.config.get("Cmd"), image.own_root) == (["run"], None, True)
     assert {event.state for event in events} >= {StepState.STARTED, StepState.FINISHED}
+    assert (image.notes["base"].startswith("oci:"), "reference" in image.notes) == (True, False)
     again: list[BuildEvent] = []
     assert build(text, context, store, again, arguments={"V": "2"}).key == image.key
     assert all(event.state is StepState.CACHED for event in again)

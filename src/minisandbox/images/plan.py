@@ -275,9 +275,9 @@ class Planner:
                 "workdir": str(image.workdir),
             }  # fmt: skip
             known = step_key(None, {"kind": "container", **seen})
-            return Ground(
-                image.layers, known, image.environment, image.workdir, image.user, True, image.config, image.notes
-            )
+            notes = {name: text for name, text in image.notes.items() if name not in ("reference", "digest")}
+            notes["base"] = image.notes.get("reference", image.name)
+            return Ground(image.layers, known, image.environment, image.workdir, image.user, True, image.config, notes)
         from minisandbox.images.oci.pull import ensure_root  # noqa: PLC0415 - loads an HTTP client
 
         key = ensure_root(self.store).key
