@@ -12,10 +12,12 @@ from tests.unit.oci_tools import END, MadeImage
 from minisandbox import Sandbox
 from minisandbox.cli.main import main
 from minisandbox.errors import BuildError, DockerfileError
-from minisandbox.images import BuildOptions, Image, pull, read_dockerfile
+from minisandbox.images import BuildOptions, Image, load_image, pull, read_dockerfile
 from minisandbox.images.progress import BuildEvent, StepState
+from minisandbox.images.runner import build_limits, build_sandbox
 from minisandbox.images.schedule import build_all
 from minisandbox.store import Store
+from minisandbox.types import Network
 
 pytestmark = pytest.mark.kernel
 
@@ -82,6 +84,7 @@ ENTRYPOINT ["run"]
     assert output(image, "cat /all; stat -c %a /bin/run") == "kept\nhello 2\n700\n"
     assert (image.config["Entrypoint"], image.config.get("Cmd"), image.own_root) == (["run"], None, True)
     assert {event.state for event in events} >= {StepState.STARTED, StepState.FINISHED}
+    assert (image.notes["base"].startswith("oci:"), "reference" in image.notes) == (True, False)
     again: list[BuildEvent] = []
     assert build(text, context, store, again, arguments={"V": "2"}).key == image.key
     assert all(event.state is StepState.CACHED for event in again)
@@ -188,6 +191,18 @@ def test_devices_are_not_made(context: Path, store: Store) -> None:
     assert output(image, "ls /dev-x 2> /dev/null || echo none") == "none\n"
 
 
+def test_owners_are_pretended(tmp_path: Path, store: Store) -> None:
+    """What an ordinary user's builds have is asked for here, whoever runs the tests."""
+    (tmp_path / "upper").mkdir()
+    spec = load_image(store, "base").spec()
+    made = "touch /x && chown 5:6 /x && busybox mknod /device c 1 3 && busybox mkfifo /f"
+    command = f"{made}; ls /device; stat -c %u:%g /x; ls /f"
+    with build_sandbox(spec, build_limits(None), Network.off(), (), tmp_path / "upper", pretend_owners=True) as box:
+        done = box.exec(["sh", "-c", command])
+    assert done.stdout == "0:0\n/f\n", "neither the owner nor the device; a FIFO is no device"
+    assert done.exit_code == 0
+
+
 def test_a_stage_that_is_gone_is_not_made_again(context: Path, store: Store) -> None:
     """What a finished image no longer needs may be collected."""
     text = "FROM base AS one\nRUN echo 1 > /one\nFROM base\nCOPY --from=one /one /\n"
@@ -211,16 +226,9 @@ def test_the_command(
     more = ["--build-arg", "V=7", "--secret", f"id=s,src={context.parent}/secret", "--network", "off"]
     assert main([*arguments, *more]) == 0
     assert "mine" in capsys.readouterr().out
-    assert output(image_named(store, "mine"), "cat /out") == "sesame\n7\n"
+    assert output(load_image(store, "mine"), "cat /out") == "sesame\n7\n"
     path.write_text("FROM base\nRUN exit 3\n")
     assert main(["image", "build", "--file", str(path), str(context), "--name", "mine"]) == BuildError.exit_code
     path.write_text("FROM base\nCOPPY a b\n")
     assert main(["image", "build", "--file", str(path), str(context), "--name", "mine"]) == DockerfileError.exit_code
     assert "line 2" in capsys.readouterr().err
-
-
-def image_named(store: Store, name: str) -> Image:
-    """An image of the store."""
-    from minisandbox.images import load_image  # noqa: PLC0415
-
-    return load_image(store, name)

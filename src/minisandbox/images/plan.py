@@ -145,6 +145,7 @@ class Planner:
     _images: dict[r.OciBase, Image] = field(default_factory=dict)
     _snapshots: dict[r.LocalSource, Snapshot] = field(default_factory=dict)
     _contexts: dict[Context, ContextTree] = field(default_factory=dict)
+    _stages: dict[int, tuple[r.Recipe, _Chain]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def base(self) -> tuple[Entry, ...]:
@@ -256,6 +257,12 @@ class Planner:
             chain.add(step)
         return chain
 
+    def stage(self, recipe: r.Recipe) -> _Chain:
+        """Return the chain of a stage that others copy from; it is planned once, as its files are hashed for that."""
+        if id(recipe) not in self._stages:
+            self._stages[id(recipe)] = (recipe, self.chain("", recipe))
+        return self._stages[id(recipe)][1]
+
     def ground(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> Ground:
         """Return what a chain over a base starts from."""
         if isinstance(base, r.HostBase):
@@ -268,9 +275,9 @@ class Planner:
                 "workdir": str(image.workdir),
             }  # fmt: skip
             known = step_key(None, {"kind": "container", **seen})
-            return Ground(
-                image.layers, known, image.environment, image.workdir, image.user, True, image.config, image.notes
-            )
+            notes = {name: text for name, text in image.notes.items() if name not in ("reference", "digest")}
+            notes["base"] = image.notes.get("reference", image.name)
+            return Ground(image.layers, known, image.environment, image.workdir, image.user, True, image.config, notes)
         from minisandbox.images.oci.pull import ensure_root  # noqa: PLC0415 - loads an HTTP client
 
         key = ensure_root(self.store).key
@@ -390,7 +397,7 @@ class _Chain:
         if isinstance(base, r.OciBase):
             ground = self.planner.ground(base)
             return ground.known, ground.layers
-        other = self.planner.chain("", base.recipe)
+        other = self.planner.stage(base.recipe)
         known = {planned.key for planned in (*self.aside, *self.steps)}
         self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in known]
         return other.known, other.layers

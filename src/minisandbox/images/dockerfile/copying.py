@@ -51,7 +51,7 @@ def copy_layer(
         keep_owners: whether files get other owners than this process's.
 
     Raises:
-        DockerfileError: the destination or the owner cannot be what it says, or a file changed meanwhile.
+        DockerfileError: the destination or the owner does not exist or is unfit, or a file changed meanwhile.
         ImageRefused: an archive that is added is malformed or hostile.
         OSError: the kernel refused; ENOSPC where the disk is full.
     """

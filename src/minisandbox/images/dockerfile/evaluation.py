@@ -32,7 +32,7 @@ PIPES = "/dev/pipes"
 PROXIES = tuple(
     name for one in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY") for name in (one, one.lower())
 )
-"""Arguments that a RUN sees without an ARG, and that do not decide what it makes."""
+"""Arguments that a RUN sees without an ARG, and that do not decide its result."""
 TIMEOUT = 7200.0
 """Seconds that one RUN may take."""
 _SHELL = ("/bin/sh", "-c")
@@ -177,7 +177,7 @@ class _Evaluation:
         return self._lexed(lambda lexer: lexer.process_word(text), variables, one)
 
     def words(self, text: str, variables: Mapping[str, str], one: Instruction) -> list[str]:
-        """Expand variables; what they hold may be several words."""
+        """Expand variables, whose values may be several words."""
         return self._lexed(lambda lexer: lexer.process_words(text), variables, one)
 
     def document(self, text: str, variables: Mapping[str, str], one: Instruction) -> str:

@@ -114,7 +114,7 @@ def cache(store: Path, identity: str, owners: str, staging: Path, mode: int, own
         owner: the user and group of a new one.
 
     Yields:
-        Where it lies; whoever moves it moves it back.
+        Where it lies; the caller moves it back if it moves it.
     """
     store.mkdir(mode=0o700, exist_ok=True)
     kept = store / hashlib.sha256(f"{owners} {identity}".encode("utf-8", "surrogateescape")).hexdigest()

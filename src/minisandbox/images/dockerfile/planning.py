@@ -1,4 +1,4 @@
-"""The steps of a Dockerfile at their places in a chain: keys, what they need, and what makes them."""
+"""The steps of a Dockerfile at their places in a chain: keys, dependencies and makers."""
 
 from __future__ import annotations
 

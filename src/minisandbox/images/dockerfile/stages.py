@@ -50,7 +50,7 @@ class RunCommand:
         text: the instruction, for people.
         argv: the command.
         variables: what it sees, the image's own and arguments.
-        unkeyed: variables that do not decide what it makes: addresses of proxies.
+        unkeyed: variables that do not decide its result: addresses of proxies.
         workdir: where it starts.
         user: as whom it runs; "" for root.
         network: what it reaches.

@@ -147,7 +147,7 @@ def open_context(root: Path, dockerfile: Path) -> ContextTree:
 
     Args:
         root: the directory.
-        dockerfile: the Dockerfile, which may have a ``.dockerignore`` of its own (``NAME.dockerignore`` beside it).
+        dockerfile: the Dockerfile, which may have a ``.dockerignore`` of its own (``NAME.dockerignore`` next to it).
 
     Raises:
         DockerfileError: there is no such directory, or the ``.dockerignore`` is malformed.
