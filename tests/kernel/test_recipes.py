@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -131,6 +132,20 @@ def test_the_base_gives_workdir_environment_and_key(store: Store, small: OciBase
     other = build(Recipe(small, (Run(("/bin/sh", "-c", "true")),)), store=store, name="other")
     assert other.layers[:-1] == first.layers[:-1]
     assert other.key != first.key
+
+
+def test_a_layout_that_changed_is_another_base(store: Store, tmp_path: Path, source: LocalSource) -> None:
+    places = [tmp_path / "layout", tmp_path / "newer"]
+    for number, place in enumerate(places):
+        MadeImage([entry("version", b"%d" % number) + END]).write_layout(place)
+    recipe = Recipe(OciBase(f"oci:{places[0]}"), (CheckOut(source),), workdir=WORKDIR)
+    old = build(recipe, store=store, name="x")
+    shutil.rmtree(places[0])
+    places[1].rename(places[0])
+    new = build(recipe, store=store, name="x")
+    assert old.key != new.key
+    with Sandbox.create(new.spec()) as box:
+        assert box.files.read_text("/version") == "1"
 
 
 def test_stages_share_their_layers(store: Store, small: OciBase) -> None:

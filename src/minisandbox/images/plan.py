@@ -30,6 +30,7 @@ from minisandbox.store.store import check_name
 if TYPE_CHECKING:
     from minisandbox.images.dockerfile.trees import ContextTree
 
+_FILES = ("oci:", "oci-archive:", "docker-archive:")
 Variables = tuple[tuple[str, str], ...]
 
 
@@ -188,7 +189,7 @@ class Planner:
             return self._snapshots[source]
 
     def container(self, base: r.OciBase) -> Image:
-        """Return a container image, pulled unless the store has it.
+        """Return a container image: a registry's is pulled unless the store has it, a file's is looked at anew.
 
         Raises:
             MiniSandboxError: it cannot be had; see :func:`minisandbox.images.pull`.
@@ -198,6 +199,8 @@ class Planner:
         with self._lock:
             if base not in self._images:
                 try:
+                    if base.reference.startswith(_FILES):  # its content may be another one by now
+                        raise NotFound("not looked for")
                     image = load_image(self.store, base.reference.removesuffix(":latest"))
                     if base.platform and image.notes.get("platform", base.platform) != base.platform:
                         raise NotFound(f"{base.reference} for {base.platform}")
