@@ -267,6 +267,7 @@ class Mount:
 
     def __post_init__(self) -> None:  # not every caller is type-checked
         rows = [("source", self.source, Path), ("target", self.target, PurePosixPath)]
+        rows += [("upper", self.upper, Path)] if self.upper is not None else []
         if isinstance(self.below, tuple):
             rows += [(f"below[{number}]", path, Path) for number, path in enumerate(self.below)]
         for name, value, kind in (*rows, ("read_only", self.read_only, bool), ("below", self.below, tuple)):

@@ -154,7 +154,11 @@ def write_archives(context: Path) -> None:
     data = out.getvalue()
     (context / "archive.tar").write_bytes(data)
     (context / "archive.tar.zst").write_bytes(zstandard.ZstdCompressor().compress(data))
-    for suffix, compress in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
+    for suffix, compress in (
+        ("gz", lambda one: gzip.compress(one, mtime=0)),
+        ("bz2", bz2.compress),
+        ("xz", lzma.compress),
+    ):
         (context / f"archive.tar.{suffix}").write_bytes(compress(data))
 
 

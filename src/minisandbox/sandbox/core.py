@@ -109,8 +109,8 @@ class Core:
             watched = {**request.enforcement, "disk": uppers.WATCHED}
             request = replace(request, disk_upper=True, enforcement=watched)
         check_room(trees, request.limits.disk, f"a sandbox over {len(trees)} snapshots")
-        for kept in filter(None, (upper, *(mount.upper for mount in mounts))):
-            uppers.prepare(kept)
+        for given in request.given_uppers:
+            uppers.prepare(given)
         settings = Settings(dict(environment or {}), tuple((labels or {}).items()))
         return cls._made(controller, request, settings, trees)
 
@@ -143,12 +143,8 @@ class Core:
                 self._asked, self._began = time.monotonic(), time.time()
             elif self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
-            one_id = self._request.one_id  # what a build leaves on the disk must be the caller's own
             try:
-                self._run = SandboxRun(
-                    self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper,
-                    pretend_owners=self._request.pretend_owners,
-                )  # fmt: skip
+                self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, upper=upper)
             except BaseException:  # a Ctrl-C too: nothing half-made stays
                 if upper is not None:
                     upper.discard()
@@ -356,9 +352,10 @@ class Core:
             raise SandboxGone(f"sandbox {self.id} is stopped")
         if self._lifetime_left() <= 0:
             raise self._gone()
-        if self._request.upper is not None:
+        if self._request.given_uppers:
             raise InvalidValue(
-                f"{what} of a sandbox that writes to {self._request.upper}", hint="leave out upper= at creation"
+                f"{what} of a sandbox that writes to {self._request.given_uppers[0]}",
+                hint="leave out upper= at creation",
             )
         return run
 
@@ -412,8 +409,8 @@ class Core:
         del run
         self._controller.launcher.flush()
         uppers.sweep()
-        if self._request.upper is not None:
-            uppers.finish(self._request.upper)
+        for given in self._request.given_uppers:
+            uppers.finish(given)
 
 
 @dataclass(frozen=True, slots=True)

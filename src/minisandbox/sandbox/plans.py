@@ -85,10 +85,14 @@ class Request:
     keep_tmp: bool = False
 
     @property
+    def given_uppers(self) -> tuple[Path, ...]:
+        """The host directories that a build writes to: the root's, and those of mounts."""
+        return tuple(filter(None, (self.upper, *(mount.upper for mount in self.mounts))))
+
+    @property
     def one_id(self) -> bool:
         """Whether it has but one id: what a build leaves on the disk must be the caller's own, who may be root."""
-        kept = self.upper is not None or any(mount.upper is not None for mount in self.mounts)
-        return kept and os.geteuid() != 0
+        return bool(self.given_uppers) and os.geteuid() != 0
 
     @property
     def upper_kind(self) -> str:
@@ -127,6 +131,7 @@ def make_plan(request: Request) -> p.Plan:
         request.network.mode, tuple(_rlimits(request)), lifetime, watched, limits.inotify,
         limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
         disk=_left(request) if request.disk_upper else 0,
+        one_id=request.one_id, pretend_owners=request.pretend_owners,
     )  # fmt: skip
 
 
@@ -237,10 +242,10 @@ def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
             raise InvalidValue(f"mount target {mount.target} is not an absolute path below /")
         if not mount.source.is_absolute() or not (mount.source.is_dir() or mount.source.is_file()):
             raise InvalidValue(f"mount source {mount.source} is not an absolute path of a directory or file")
-        for path in (mount.source, *mount.below) if mount.below else ():
+        for path in (mount.source, *mount.below) if mount.below or mount.upper else ():
             if not path.is_absolute() or not path.is_dir():
                 raise InvalidValue(
-                    f"{path}, one of several of mount {mount.target}, is not a directory's absolute path"
+                    f"{path}, of mount {mount.target} with below= or upper=, is not a directory's absolute path"
                 )
     return tuple(mounts)
 
