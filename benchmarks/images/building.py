@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -103,6 +102,5 @@ def _prepare(project: Project, context: Path) -> list[str]:
         run("tar", "-xzf", archive, "-C", repository, "--strip-components", "1", "--no-same-owner")
         run(*git, "add", "--all")
         run(*git, "commit", "--quiet", "--message", f"Release {release}")
-        done = subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], text=True, capture_output=True, check=True)
-        commits.append(done.stdout.strip())
+        commits.append(run("git", "-C", repository, "rev-parse", "HEAD").strip())
     return commits

@@ -97,7 +97,9 @@ def _compare_image(
     status, text = at(user, f"store-{kinds[0]}").run(image, suite_of(image))
     found = outcomes(text)
     if found != suite or not found:
-        lines = [f"{key}: {suite[key]} in podman, {found[key]} here" for key in {*suite, *found} if suite[key] != found[key]]
+        lines = [
+            f"{key}: {suite[key]} in podman, {found[key]} here" for key in {*suite, *found} if suite[key] != found[key]
+        ]
         report.failures += [f"{image}, tests, {user.mode}: {line}" for line in (lines or [text[-500:]])[:20]]
         cells.append(f"{summary(found)}, not as in podman (exit status {status})")
     else:

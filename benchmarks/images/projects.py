@@ -63,7 +63,8 @@ PROJECTS = (
          "blinker==1.8.2", "flit-core==3.9.0", *_PYTEST),
     ),
     Project(
-        "networkx", BOOKWORM, ("3.2.1",), ("numpy==1.26.4", "scipy==1.13.1", "setuptools==70.1.0", "wheel==0.43.0", *_PYTEST),
+        "networkx", BOOKWORM, ("3.2.1",),
+        ("numpy==1.26.4", "scipy==1.13.1", "setuptools==70.1.0", "wheel==0.43.0", *_PYTEST),
         ("networkx/classes", "networkx/utils", "networkx/linalg"),
     ),
     Project(
@@ -71,7 +72,9 @@ PROJECTS = (
         ("hatchling==1.25.0", "pathspec==0.12.1", "trove-classifiers==2024.7.2", "editables==0.5", *_PYTEST),
         odd=True,
     ),
-    Project("click", TRIXIE, ("8.1.7", "8.1.8"), ("setuptools==75.6.0", "wheel==0.45.1", "flit-core==3.10.1", *_PYTEST)),
+    Project(
+        "click", TRIXIE, ("8.1.7", "8.1.8"), ("setuptools==75.6.0", "wheel==0.45.1", "flit-core==3.10.1", *_PYTEST),
+    ),
     Project(
         "marshmallow", TRIXIE, ("3.26.1",), ("simplejson==3.19.3", "flit-core==3.10.1", *_PYTEST), user="nonroot",
     ),

@@ -11,28 +11,30 @@ LONG = b"n" * 255
 DEEP = b"/".join([b"directory-%02d" % number for number in range(40)])
 
 
-def write(path, content=b"content\n", mode=0o644):
+def write(path: bytes, content: bytes = b"content\n", mode: int = 0o644) -> None:
+    """Write a file below ROOT."""
     with open(os.path.join(ROOT, path), "wb") as file:
         file.write(content)
     os.chmod(os.path.join(ROOT, path), mode)
 
 
-def path_of(name):
+def path_of(name: bytes) -> bytes:
+    """Return a path below ROOT."""
     return os.path.join(ROOT, name)
 
 
-def make():
+def make() -> None:
     """Every kind of file, owner, mode, name, link and attribute."""
-    for name in (b".", b"gone/deep", b"to-file", b"to-link", b"opaque/deep", b"moved", b"closed", b"shared", b"sticky", DEEP):
+    for name in (*b". gone/deep to-file to-link opaque/deep moved closed shared sticky".split(), DEEP):
         os.makedirs(path_of(name), exist_ok=True)
-    for name in (b"gone/deep/x", b"gone/y", b"to-file/x", b"to-link/x", b"opaque/deep/x", b"opaque/y", b"moved/x", b"changed"):
+    for name in b"gone/deep/x gone/y to-file/x to-link/x opaque/deep/x opaque/y moved/x changed".split():
         write(name)
-    for name in (b"from-file", b"removed", b"cut", b"grown", b"closed/x", b"owner", b"attributes", LONG, DEEP + b"/x"):
+    for name in (*b"from-file removed cut grown closed/x owner attributes".split(), LONG, DEEP + b"/x"):
         write(name)
     write(b"suid", mode=0o6755)
     write(b"closed-file", mode=0)
     write(b"capability", mode=0o755)
-    for name in (b"caf\xe9", b"\xff\xfe", "größe-漢字".encode(), b"with space", b"new\nline", b"-rf", b"back\\slash", b"\x01"):
+    for name in (b"caf\xe9", b"\xff\xfe", "größe-漢字".encode(), b"with space", b"new\nline", b"-rf", b"back\\slash"):
         write(name)
     os.symlink(b"moved", path_of(b"from-link"))
     os.symlink(b"../usr/bin/env", path_of(b"relative"))
@@ -64,7 +66,7 @@ def make():
     os.utime(path_of(b"cut"), (5_000_000_000, 5_000_000_000))
 
 
-def change():
+def change() -> None:
     """Change what the layer below has."""
     os.remove(path_of(b"removed"))
     os.chmod(path_of(b"changed"), 0o600)
@@ -80,7 +82,7 @@ def change():
     shutil.rmtree("/usr/share/doc/git", ignore_errors=True)
 
 
-def replace():
+def replace() -> None:
     """Put something of another kind in the place of what the layers below have."""
     for name in (b"to-file", b"to-link", b"opaque", b"gone", b"moved"):
         shutil.rmtree(path_of(name))
