@@ -6,8 +6,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.errors import HostError
 from minisandbox.host import doctor, probes
 from minisandbox.images import host_image

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from minisandbox.cli import exits
-from minisandbox.cli.image_store import chosen, parse_duration
-from minisandbox.cli.output import Progress, add_json_option, human_size, print_json, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Progress, add_json_option, human_size, print_json, put
+from minisandbox.cli.image.store import chosen, parse_duration
 from minisandbox.errors import InvalidValue
 from minisandbox.store import Store
 from minisandbox.store.collect import idle_images

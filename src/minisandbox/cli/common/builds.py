@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.cli.output import Progress, human_seconds, human_size
+from minisandbox.cli.common.output import Progress, human_seconds, human_size
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images import Budget, BuildEvent, Building, Estimate, Image, Recipe, StepState, build, build_all
 from minisandbox.store import Store

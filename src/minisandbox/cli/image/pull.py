@@ -5,8 +5,16 @@ from __future__ import annotations
 import argparse
 import time
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, add_json_option, clean_line, human_seconds, human_size, print_json, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import (
+    Progress,
+    add_json_option,
+    clean_line,
+    human_seconds,
+    human_size,
+    print_json,
+    put,
+)
 from minisandbox.images import pull, total_size
 from minisandbox.store import Store
 

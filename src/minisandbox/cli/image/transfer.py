@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.image_store import chosen
-from minisandbox.cli.output import Progress, add_json_option, human_size, print_json, put, say
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Progress, add_json_option, human_size, print_json, put, say
+from minisandbox.cli.image.store import chosen
 from minisandbox.errors import InvalidValue
 from minisandbox.images.travel import STANDARD, export_file, import_directory, import_file
 from minisandbox.store import Store

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import (
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import (
     Column,
     Progress,
     add_json_option,

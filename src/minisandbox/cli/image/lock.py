@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.images import Lock, compare_locks, load_image, lock_of, read_lock
 from minisandbox.store import Store
 

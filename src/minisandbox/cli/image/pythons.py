@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.errors import InvalidValue
 from minisandbox.images.pythons import Python, install_python, list_pythons
 from minisandbox.store import Store

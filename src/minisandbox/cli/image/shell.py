@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from minisandbox.cli.output import say
-from minisandbox.cli.streams import follow, has_terminal, window
+from minisandbox.cli.common.output import say
+from minisandbox.cli.common.streams import follow, has_terminal, window
 from minisandbox.errors import InvalidValue
 from minisandbox.images import repair
 from minisandbox.store import Store

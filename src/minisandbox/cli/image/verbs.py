@@ -9,18 +9,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minisandbox.cli import (
-    exits,
-    image_freeze,
-    image_lock,
-    image_pull,
-    image_pythons,
-    image_shell,
-    image_store,
-    image_transfer,
-)
-from minisandbox.cli.builds import Builder
-from minisandbox.cli.output import (
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.output import (
     Column,
     Progress,
     add_json_option,
@@ -33,7 +24,9 @@ from minisandbox.cli.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.task_sets import add_tasks_arguments, load
+from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.image import freeze, lock, pull, pythons, shell, transfer
+from minisandbox.cli.image import store as store_verbs
 from minisandbox.errors import InvalidValue
 from minisandbox.images import Budget, Image, Lock, Recipe, image_sizes, load_image, read_lock, total_size
 from minisandbox.store import LayerRecord, Store
@@ -52,17 +45,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         description="Build the image of a recipe (a .toml file) or the images of a task set.",
     )
     _add_build_options(make)
-    image_pull.configure(verbs)
-    image_lock.configure(verbs)
-    image_pythons.configure(verbs)
-    image_shell.configure(verbs)
+    pull.configure(verbs)
+    lock.configure(verbs)
+    pythons.configure(verbs)
+    shell.configure(verbs)
     show = verbs.add_parser("show", help="print an image's layers and environment variables")
     show.add_argument("name", metavar="NAME", help="the image")
     add_json_option(show)
     show.set_defaults(run=run_show)
-    image_store.configure(verbs)
-    image_freeze.configure(verbs)
-    image_transfer.configure(verbs)
+    store_verbs.configure(verbs)
+    freeze.configure(verbs)
+    transfer.configure(verbs)
 
 
 def _add_build_options(make: argparse.ArgumentParser) -> None:
