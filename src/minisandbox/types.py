@@ -255,12 +255,15 @@ class Mount:
         target: absolute path inside; created if missing.
         read_only: must be True: a writable mount is refused at creation.
         below: absolute host paths of directories stacked under the source directory as an overlay; bottom first.
+        upper: absolute host path of an empty directory that takes the writes, for sandboxes of builds alone; None:
+            nothing can be written.
     """
 
     source: Path
     target: PurePosixPath
     read_only: bool = True
     below: tuple[Path, ...] = ()
+    upper: Path | None = None
 
     def __post_init__(self) -> None:  # not every caller is type-checked
         rows = [("source", self.source, Path), ("target", self.target, PurePosixPath)]

@@ -341,12 +341,13 @@ RECIPES = {
 
 @pytest.mark.parametrize(("text", "complaint"), RECIPES.items())
 def test_recipe_files(text: str, complaint: str | None, tmp_path: Path) -> None:
+    from minisandbox.images import PythonRecipe  # noqa: PLC0415 - loads the sandbox
     from minisandbox.tasks import read_recipe  # noqa: PLC0415 - loads the sandbox
 
     path = tmp_path / "recipe.toml"
     path.write_text(text, encoding="utf-8")
     if complaint is None:
-        assert read_recipe(path).source is None
+        assert isinstance(read_recipe(path), PythonRecipe)
         return
     with pytest.raises(errors.InvalidValue, match=complaint) as caught:
         read_recipe(path)

@@ -20,7 +20,13 @@ from minisandbox.cli.main import main
 from minisandbox.errors import HostError, MissingExtra, PackageError
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {"inspect-ai": "inspect_ai", "mini-swe-agent": "minisweagent", "pyyaml": "yaml", "swe-rex": "swerex"}
+MODULES = {
+    "e2b-dockerfile-utils": "e2b_dockerfile_utils",
+    "inspect-ai": "inspect_ai",
+    "mini-swe-agent": "minisweagent",
+    "pyyaml": "yaml",
+    "swe-rex": "swerex",
+}
 """Distributions whose module is called otherwise."""
 SFT = "model: {tmp}\ndata: [rows.jsonl]\nout: {tmp}/run\n"
 RL = "model: {tmp}\ntasks: [quickstart]\nout: {tmp}/run\n"

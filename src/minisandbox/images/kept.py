@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import BuildError, StoreError
-from minisandbox.images.runner import Work
-from minisandbox.images.stepping import Step
+from minisandbox.images.runner import BuildStep, Work
 from minisandbox.store import Store
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import store_faults
@@ -75,7 +74,7 @@ def forget_kept(store: Store, image: str) -> bool:
     return there
 
 
-def kept_step(image: str, layer: str) -> Step:
+def kept_step(image: str, layer: str) -> BuildStep:
     """The step that stands for a layer made by hand; nobody can make it again."""
 
     def prepare(_: Path) -> Work:
@@ -85,7 +84,7 @@ def kept_step(image: str, layer: str) -> Step:
             hint=f"`minisandbox image shell --forget {image}` builds without it; make it again if the build then fails",
         )
 
-    return Step("by_hand", {"kind": "by_hand", "layer": layer}, prepare)
+    return BuildStep("by_hand", {"kind": "by_hand", "layer": layer}, prepare)
 
 
 def _path(store: Store, image: str) -> Path:

@@ -104,6 +104,7 @@ class Launcher:
         sealed: Sequence[int] = (),
         *,
         one_id: bool = False,
+        pretend_owners: bool = False,
     ) -> None:
         """Ask for a sandbox, without waiting for it.
 
@@ -116,6 +117,7 @@ class Launcher:
             door: listening socket at which other processes bring it jobs.
             sealed: numbers of the held trees that the plan names.
             one_id: whether it has but one uid where it would share more with the caller's other sandboxes.
+            pretend_owners: whether changes of owners in it answer success and do nothing.
 
         Raises:
             SandboxCreationError: the zygote is gone.
@@ -123,6 +125,8 @@ class Launcher:
         network = "host" if plan.network == "host" else "off"  # the way out of an allow-list is no matter of the kernel
         words = ["create", f"network={network}", f"ids={'one' if one_id else 'all'}", f"inotify={plan.inotify}"]
         words.append(f"sealed={','.join(map(str, sealed))}")
+        if pretend_owners:
+            words.append("owners=pretended")
         if self.enforcement["processes"] == BY_RLIMIT:
             words.append(f"nproc={plan.processes}")
         words += (f"{name}={amount}" for name, amount in plan.group_limits)

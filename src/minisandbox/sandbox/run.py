@@ -36,6 +36,7 @@ class SandboxRun:
         trees: the sealed trees that the plan names.
         name: the sandbox's id, for messages.
         one_id: whether it has but one uid even where a range could be had.
+        pretend_owners: whether changes of owners answer success and do nothing.
         upper: the directory on disk that its writes go to, if not to memory.
 
     Attributes:
@@ -56,6 +57,7 @@ class SandboxRun:
         name: str,
         *,
         one_id: bool = False,
+        pretend_owners: bool = False,
         upper: DiskUpper | None = None,
     ) -> None:
         self._name = name
@@ -70,7 +72,7 @@ class SandboxRun:
         self._awaited = True
         try:
             with theirs:
-                launcher.create(plan, theirs, door, numbers, one_id=one_id)
+                launcher.create(plan, theirs, door, numbers, one_id=one_id, pretend_owners=pretend_owners)
         except BaseException:  # a Ctrl-C included
             self.end()
             raise

@@ -131,6 +131,7 @@ _PURPOSES = {
     "index": ("what package indexes listed", "rm -r; the next build asks again"),
     "repositories": ("mirrors of repositories", "rm -r; the next build fetches again"),
     "cache": ("caches of installers", "rm -r; the next build fetches again"),
+    "caches": ("caches of RUN --mount=type=cache", "rm -r; the next build begins with empty ones"),
     "logs": ("output of build steps", "image gc, with their layers; image rm --status failed"),
     "failed": ("why builds failed", "image rm --status failed"),
     "packs": ("files of frozen layers, compressed", "image rm, image gc, with their layers"),

