@@ -17,6 +17,7 @@ from minisandbox.agents import actions, edits, session  # noqa: F401 - they defi
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Column, clean_line, human_seconds, human_size, plain, print_table
 from minisandbox.cli.common.sandbox_options import parse_limits
+from minisandbox.cli.image.verbs import VERBS
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.errors import clean
 from minisandbox.trajectories import styles  # noqa: F401 - the same
@@ -140,6 +141,21 @@ def test_a_noun_loads_its_own_module_only() -> None:
     assert "minisandbox.cli.tasks.verbs" in done.stdout
     assert "minisandbox.cli.sandbox" not in done.stdout
     assert "minisandbox.sandbox" not in done.stdout
+
+
+IMAGE_VERBS = {"pull", "build", "ls", "show", "pins", "verify", "rm", "gc", "freeze", "thaw", "export", "import"}
+
+
+def test_the_verbs_of_images() -> None:
+    assert set(VERBS) == IMAGE_VERBS
+
+
+def test_a_verb_of_images_loads_its_own_module_only() -> None:
+    script = "import sys; from minisandbox.cli.main import parser; parser(['image', 'gc']); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "minisandbox.cli.image.removal" in done.stdout
+    assert "minisandbox.cli.image.build" not in done.stdout
+    assert "minisandbox.images.builder" not in done.stdout
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

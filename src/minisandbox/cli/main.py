@@ -22,7 +22,7 @@ from minisandbox.errors import MiniSandboxError
 COMMANDS = {
     "doctor": "check what this machine supports, and show how to fix what it lacks",
     "quickstart": "build the bundled tasks, validate them, run agents on them, print a table",
-    "image": "build, list, verify, remove and move environment images",
+    "image": "pull, build, list, verify, remove and move images",
     "sandbox": "run commands in isolated workspaces; list, enter and end live ones",
     "tasks": "list, show, select and export the tasks of a set; merge the results of runs",
     "validate": "check that each task fails before and passes after its reference patch",
@@ -121,7 +121,8 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
         sub = nouns.add_parser(noun, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if noun == wanted:
             module = f"{noun}.verbs" if noun in _FOLDERS else noun
-            importlib.import_module(f"minisandbox.cli.{module}").configure(sub)
+            home = importlib.import_module(f"minisandbox.cli.{module}")
+            home.configure(sub, words) if noun == "image" else home.configure(sub)
     return top
 
 
