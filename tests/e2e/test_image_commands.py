@@ -28,9 +28,13 @@ def place(tmp_path: Path) -> Path:
 
 
 def image(place: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return minisandbox(place, "image", *words, stdin=stdin)
+
+
+def minisandbox(place: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "MINISANDBOX_STORE": str(place / "store")}
     return subprocess.run(
-        [sys.executable, "-m", "minisandbox", "image", *words],
+        [sys.executable, "-m", "minisandbox", *words],
         capture_output=True, text=True, timeout=300, check=False, env=environment, cwd=place, input=stdin,
     )  # fmt: skip
 
@@ -77,17 +81,18 @@ def test_a_failed_build_is_repaired(place: Path) -> None:
     assert failed.returncode == 24
     assert "what went wrong" in failed.stderr
     assert "/logs/" in failed.stderr
-    dropped = image(place, "shell", "bad", "--keep", stdin="echo by hand > by-hand; exit 5\n")
-    assert dropped.returncode == 5
-    assert "the changes were dropped" in dropped.stderr
-    kept = image(place, "shell", "bad", "--keep", stdin="ls; echo by hand > by-hand\n")
-    assert (kept.returncode, kept.stdout) == (0, "a.py\n")
+    dropped = image(place, "build", "bad.toml", "--shell", stdin="echo by hand > by-hand; exit 5\n")
+    assert dropped.returncode == 24
+    assert "its changes were dropped" in dropped.stderr
+    assert image(place, "build", "bad.toml", "--shell", stdin="echo nothing > other\n").returncode == 24
+    kept = image(place, "build", "bad.toml", "--shell", stdin="ls; echo by hand > by-hand\n")
+    assert kept.returncode == 0, kept.stderr
+    assert kept.stdout.startswith("a.py\nother\n")
     assert "kept as layer" in kept.stderr
-    assert image(place, "build", "bad.toml").returncode == 0
     shown = json.loads(image(place, "show", "bad", "--json").stdout)
     assert "by_hand" in [layer["step"]["kind"] for layer in shown["layers"]]
-    assert image(place, "shell", "bad").returncode == 6, "nothing failed"
-    assert image(place, "shell", "bad", "--forget").returncode == 0
+    assert image(place, "build", "bad.toml", "--shell").returncode == 0, "nothing fails"
+    assert "changes made by hand for bad" in image(place, "rm", "bad").stdout
     assert image(place, "build", "bad.toml").returncode == 24
 
 
@@ -109,14 +114,15 @@ def test_a_set_whose_failures_are_remembered(place: Path) -> None:
     again = image(place, "build", "set.jsonl")
     assert "was not tried again" in again.stderr
     assert "was not tried again" not in image(place, "build", "set.jsonl", "--retry-failed").stderr
-    assert image(place, "build", "set.jsonl", "--locked", "x.toml").returncode == 3
+    for one in (("--locked", "x.toml"), ("--shell",)):
+        assert image(place, "build", "set.jsonl", *one).returncode == 3
 
 
 def test_interpreters(place: Path) -> None:
-    listed = image(place, "pythons", "--json")
+    listed = minisandbox(place, "doctor", "--pythons", "--json")
     assert listed.returncode == 0
     rows = json.loads(listed.stdout)
     assert rows, "not even the one that runs this"
-    shown = image(place, "pythons").stdout
+    shown = minisandbox(place, "doctor", "--pythons").stdout
     assert f"{rows[0]['version']} *" in shown
     assert rows[0]["executable"] in shown

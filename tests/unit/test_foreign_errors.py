@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from minisandbox.cli import doctor, exits
-from minisandbox.cli.foreign_errors import EXTRAS, REQUIRED, raised_by, translate
+from minisandbox.cli import doctor
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.foreign_errors import EXTRAS, REQUIRED, raised_by, translate
 from minisandbox.cli.main import main
 from minisandbox.errors import HostError, MissingExtra, PackageError
 

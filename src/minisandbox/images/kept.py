@@ -49,7 +49,7 @@ def read_kept(store: Store, image: str) -> Kept:
         raise StoreError(
             f"record {path} is damaged",
             reason=str(error),
-            hint=f"`minisandbox image shell --forget {image}` removes it",
+            hint=f"`minisandbox image rm {image}` removes it",
         ) from error
 
 
@@ -74,6 +74,11 @@ def forget_kept(store: Store, image: str) -> bool:
     return there
 
 
+def images_by_hand(store: Store) -> list[str]:
+    """Return the names of the images for which something was made by hand."""
+    return sorted(path.stem for path in (store.root / "by-hand").glob("[!.]*.json"))
+
+
 def kept_step(image: str, layer: str) -> BuildStep:
     """The step that stands for a layer made by hand; nobody can make it again."""
 
@@ -81,7 +86,7 @@ def kept_step(image: str, layer: str) -> BuildStep:
         raise BuildError(
             f"layer {layer[:16]}, made by hand for image {image!r}, is no longer in the store",
             step="by_hand",
-            hint=f"`minisandbox image shell --forget {image}` builds without it; make it again if the build then fails",
+            hint=f"`minisandbox image rm {image}` forgets it, and the next build does without",
         )
 
     return BuildStep("by_hand", {"kind": "by_hand", "layer": layer}, prepare)

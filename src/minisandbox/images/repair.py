@@ -12,10 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from minisandbox.errors import NotFound
 from minisandbox.images.access import index_access
 from minisandbox.images.failures import Failures
-from minisandbox.images.kept import Kept, forget_kept, read_kept, write_kept
+from minisandbox.images.kept import Kept, read_kept, write_kept
 from minisandbox.images.lock import PACKAGES, packages_fact
 from minisandbox.images.packages import PackageIndex, Served
 from minisandbox.images.places import BUILD
@@ -94,15 +93,3 @@ def open_failed(store: Store, image: str) -> Iterator[Repair]:
         box = opened.enter_context(build_sandbox(spec, build_limits(None), access.network, mounts, upper))
         box.files.mkdir(BUILD)
         yield Repair(store, failure, box, access.environment, upper, served)
-
-
-def forget(store: Store, image: str) -> None:
-    """Build an image without what was kept for it by hand from now on.
-
-    Raises:
-        NotFound: nothing was kept for it.
-    """
-    if not forget_kept(store, image):
-        raise NotFound(
-            f"nothing was kept by hand for image {image!r}", hint="`minisandbox image shell --keep` keeps it"
-        )

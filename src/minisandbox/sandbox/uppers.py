@@ -48,7 +48,7 @@ class DiskUpper:
             raise HostError(
                 f"the store's disk has {free >> 20} MiB free, and sandboxes need {FLOOR >> 20}",
                 reason="on this kernel sandboxes write to that disk, not to memory",
-                hint=f"free some space at {place}; 'minisandbox image du' shows what the store takes",
+                hint=f"free some space at {place}; 'minisandbox image ls --sizes' shows what the store takes",
             )
         self.path = scratch.new_scratch(place)
         _made.add(self.path)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.cli.output import Progress, human_seconds, human_size
+from minisandbox.cli.common.output import Progress, human_seconds, human_size
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images import Budget, Buildable, BuildEvent, Building, Estimate, Image, StepState, build, build_all
 from minisandbox.store import Store

@@ -8,38 +8,36 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.image_store import chosen
-from minisandbox.cli.output import Progress, add_json_option, human_size, print_json, put, say
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Progress, add_json_option, human_size, print_json, put, say
+from minisandbox.cli.image.listing import add_names, chosen
 from minisandbox.errors import InvalidValue
 from minisandbox.images.travel import STANDARD, export_file, import_directory, import_file
 from minisandbox.store import Store
 from minisandbox.store.importing import Imported
 
 
-def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verbs."""
-    out = verbs.add_parser(
-        "export",
-        help="write images to one file",
-        description="Write images to one compressed file, every content once.",
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``export``."""
+    parser.description = "Write images to one compressed file, every content once."
+    add_names(parser, "+")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file; `-` for standard output")
+    add_json_option(parser)
+    parser.set_defaults(run=run_export, kept="no file was written")
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``import``."""
+    parser.description = (
+        "Import images from a file of `image export`, or from another store's directory, which is opened read-only. "
+        "Every content is checked against its hash; content already present is skipped. Import only from sources "
+        "whose programs you would run."
     )
-    out.add_argument("images", metavar="IMAGE", nargs="+", help="an image's name, or a glob")
-    out.add_argument("file", metavar="FILE", type=Path, help="the file; `-` for standard output")
-    add_json_option(out)
-    out.set_defaults(run=run_export, kept="no file was written")
-    take = verbs.add_parser(
-        "import",
-        help="import images from a file or another store",
-        description="Import images from a file of `image export`, or from another store's directory, which is opened "
-        "read-only. Every content is checked against its hash; content already present is skipped. Import only from "
-        "sources whose programs you would run.",
-    )
-    take.add_argument("source", metavar="FILE|STORE", type=Path, help="a file (`-`: standard input), or a directory")
-    take.add_argument("images", metavar="IMAGE", nargs="*", help="images to take from a store (default: all)")
-    take.add_argument("--replace", action="store_true", help="replace different images with the same names")
-    add_json_option(take)
-    take.set_defaults(run=run_import, kept="finished layers are kept; there are no partial images")
+    parser.add_argument("source", metavar="FILE|STORE", type=Path, help="a file (`-`: standard input), or a directory")
+    parser.add_argument("images", metavar="IMAGE", nargs="*", help="images to take from a store (default: all)")
+    parser.add_argument("--replace", action="store_true", help="replace different images with the same names")
+    add_json_option(parser)
+    parser.set_defaults(run=run_import, kept="finished layers are kept; there are no partial images")
 
 
 def run_export(args: argparse.Namespace) -> int:

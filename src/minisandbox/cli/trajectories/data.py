@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Column, Progress, add_json_option, print_json, print_table, say
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, Progress, add_json_option, print_json, print_table, say
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts.examples import ALL_STYLES, open_examples
 from minisandbox.trajectories.choosing import (

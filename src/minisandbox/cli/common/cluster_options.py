@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterable
 
-from minisandbox.cli.output import human_size, plain, put
+from minisandbox.cli.common.output import human_size, plain, put
 from minisandbox.rollouts.cluster import NodeReport
 
 

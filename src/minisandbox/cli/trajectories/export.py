@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.agents.actions import TOOLS
-from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, add_json_option, put, say
-from minisandbox.cli.trajectories_data import add_sources, examples_of, finish, refuse_to_overwrite, with_status
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Progress, add_json_option, put, say
+from minisandbox.cli.trajectories.data import add_sources, examples_of, finish, refuse_to_overwrite, with_status
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.rollouts import export_sweagent
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 
-from minisandbox.cli.output import clean_line, human_seconds, put_styled
+from minisandbox.cli.common.output import clean_line, human_seconds, put_styled
 from minisandbox.errors import clean
 from minisandbox.trajectories import StepRecord, Trajectory, TurnRecord
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put, say
-from minisandbox.cli.task_sets import add_tasks_arguments, load
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put, say
+from minisandbox.cli.common.task_sets import add_tasks_arguments, load
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import TaskSet, read_statuses
 from minisandbox.tasks.choosing import MISSING, merged, parts_of, shuffled, unique_images, with_status

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import BinaryIO
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import say
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import say
 from minisandbox.errors import MiniSandboxError
 from minisandbox.sandbox import Process
 from minisandbox.types import ExecResult, Outcome, Terminal

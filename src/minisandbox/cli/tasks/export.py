@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import add_json_option, print_json, say
-from minisandbox.cli.task_sets import add_tasks_arguments, load
-from minisandbox.cli.tasks_filter import parse_range
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import add_json_option, print_json, say
+from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.tasks.selection import parse_range
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import TaskSet
 from minisandbox.tasks.choosing import shuffled

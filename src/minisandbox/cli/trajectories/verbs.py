@@ -6,10 +6,11 @@ import argparse
 import re
 from pathlib import Path
 
-from minisandbox.cli import exits, trajectories_data, trajectories_export
-from minisandbox.cli.output import add_json_option, print_json, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import add_json_option, print_json, put
 from minisandbox.cli.rollout import plain_totals, print_summaries
-from minisandbox.cli.trajectory_text import Reader
+from minisandbox.cli.trajectories import data, export
+from minisandbox.cli.trajectories.text import Reader
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.rollouts import RunReader, Summary
 from minisandbox.trajectories import Trajectory
@@ -36,8 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--full", action="store_true", help=f"whole texts instead of {_LINES} lines of each")
     add_json_option(show)
     show.set_defaults(run=run_show, status=None)
-    trajectories_data.configure(verbs)
-    trajectories_export.configure(verbs)
+    data.configure(verbs)
+    export.configure(verbs)
 
 
 def run_ls(args: argparse.Namespace) -> int:

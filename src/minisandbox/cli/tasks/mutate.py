@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, add_json_option, print_json, require_positive, say
-from minisandbox.cli.task_sets import add_tasks_arguments, load
-from minisandbox.cli.tasks_filter import part_name, share
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Progress, add_json_option, print_json, require_positive, say
+from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.tasks.selection import part_name, share
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.tasks.mutations import place_of, share_of
@@ -43,7 +43,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(args: argparse.Namespace) -> int:
     """Make tasks."""
-    from minisandbox.cli.builds import Builder  # noqa: PLC0415 - listing tasks must not load it
+    from minisandbox.cli.common.builds import Builder  # noqa: PLC0415 - listing tasks must not load it
     from minisandbox.cli.validate import cpus  # noqa: PLC0415 - listing tasks must not load it
     from minisandbox.grade.mutants import Mutating, clean_task, mutated_tasks  # noqa: PLC0415 - listing tasks must not load it
     from minisandbox.store import Store  # noqa: PLC0415 - listing tasks must not load it

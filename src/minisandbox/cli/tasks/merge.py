@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table, say
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, say
 from minisandbox.tasks import STATUSES_NAME, read_statuses, write_statuses
 from minisandbox.tasks.choosing import merged
 

@@ -5,33 +5,35 @@ from __future__ import annotations
 import argparse
 import time
 
-from minisandbox.cli import exits
-from minisandbox.cli.image_store import chosen, parse_duration
-from minisandbox.cli.output import Progress, add_json_option, human_size, print_json, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Progress, add_json_option, human_size, print_json, put
+from minisandbox.cli.image.listing import add_names, chosen
+from minisandbox.cli.image.removal import parse_duration
 from minisandbox.errors import InvalidValue
 from minisandbox.store import Store
 from minisandbox.store.collect import idle_images
 from minisandbox.store.freezing import Frozen, freeze, thaw_images
 
 
-def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verbs."""
-    cold = verbs.add_parser(
-        "freeze",
-        help="compress images until their next use",
-        description="Compress the layers that only these images use. The next use unpacks them, in seconds. Layers in "
-        "use are left alone.",
+def add_freeze_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``freeze``."""
+    parser.description = (
+        "Compress the layers that only these images use. The next use unpacks them, in seconds. Layers in use are "
+        "left alone."
     )
-    cold.add_argument("images", metavar="IMAGE", nargs="*", help="an image's name, or a glob")
-    cold.add_argument("--unused-for", metavar="TIME", help="images unused for this time, such as 30d or 12h")
-    cold.add_argument("--all", action="store_true", help="all images that are not in use")
-    cold.add_argument("--dry-run", action="store_true", help="freeze nothing, only print what would be frozen")
-    add_json_option(cold)
-    cold.set_defaults(run=run_freeze, kept="all images remain usable; the next freeze compresses the rest")
-    warm = verbs.add_parser("thaw", help="unpack frozen images now instead of at their next use")
-    warm.add_argument("images", metavar="IMAGE", nargs="+", help="an image's name, or a glob")
-    add_json_option(warm)
-    warm.set_defaults(run=run_thaw, kept="all images remain usable; thawed layers stay thawed")
+    add_names(parser, "*")
+    parser.add_argument("--unused-for", metavar="TIME", help="images unused for this time, such as 30d or 12h")
+    parser.add_argument("--all", action="store_true", help="all images that are not in use")
+    parser.add_argument("--dry-run", action="store_true", help="freeze nothing, only print what would be frozen")
+    add_json_option(parser)
+    parser.set_defaults(run=run_freeze, kept="all images remain usable; the next freeze compresses the rest")
+
+
+def add_thaw_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``thaw``."""
+    add_names(parser, "+")
+    add_json_option(parser)
+    parser.set_defaults(run=run_thaw, kept="all images remain usable; thawed layers stay thawed")
 
 
 def run_freeze(args: argparse.Namespace) -> int:

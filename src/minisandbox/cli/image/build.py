@@ -1,31 +1,19 @@
-"""``minisandbox image build|show``; other verbs have modules of their own."""
+"""``minisandbox image build``: build images, and repair a failed build by hand."""
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minisandbox.cli import (
-    exits,
-    image_dockerfile,
-    image_freeze,
-    image_pins,
-    image_pull,
-    image_pythons,
-    image_shell,
-    image_store,
-    image_transfer,
-)
-from minisandbox.cli.builds import Builder
-from minisandbox.cli.output import (
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.output import (
     Column,
     Progress,
     add_json_option,
-    clean_line,
     human_seconds,
     human_size,
     print_json,
@@ -34,8 +22,10 @@ from minisandbox.cli.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.task_sets import add_tasks_arguments, load
-from minisandbox.errors import InvalidValue
+from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.image import dockerfile
+from minisandbox.cli.image.listing import image_facts
+from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.images import (
     Budget,
     Buildable,
@@ -43,40 +33,19 @@ from minisandbox.images import (
     Lock,
     PythonRecipe,
     image_sizes,
-    load_image,
     read_lock,
     total_size,
 )
-from minisandbox.store import LayerRecord, Store
+from minisandbox.store import Store
 from minisandbox.tasks import read_recipe
 from minisandbox.types import parse_size
 
 KEPT = "finished layers are kept; the same command resumes"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs."""
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    make = verbs.add_parser(
-        "build",
-        help="build the image of a recipe or a Dockerfile, or the images of tasks",
-        description="Build the image of a recipe (a .toml file) or of a Dockerfile (--file), or the images of tasks.",
-    )
-    _add_build_options(make)
-    image_pull.configure(verbs)
-    image_pins.configure(verbs)
-    image_pythons.configure(verbs)
-    image_shell.configure(verbs)
-    show = verbs.add_parser("show", help="print an image's layers and environment variables")
-    show.add_argument("name", metavar="NAME", help="the image")
-    add_json_option(show)
-    show.set_defaults(run=run_show)
-    image_store.configure(verbs)
-    image_freeze.configure(verbs)
-    image_transfer.configure(verbs)
-
-
-def _add_build_options(make: argparse.ArgumentParser) -> None:
+def add_build_options(make: argparse.ArgumentParser) -> None:
+    """Declare the options of ``build``."""
+    make.description = "Build the images of tasks, of a recipe (a .toml file) or of a Dockerfile (--file)."
     add_tasks_arguments(make)
     make.add_argument("--name", help="the name of the recipe's image (default: the file's name)")
     make.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
@@ -87,12 +56,18 @@ def _add_build_options(make: argparse.ArgumentParser) -> None:
         "--retry-failed", action="store_true", help="retry steps of tasks that failed in an earlier build"
     )
     make.add_argument(
+        "--shell",
+        action="store_true",
+        help="open a shell where the build fails; if its exit status is 0, its changes become a layer and the build "
+        "continues. Without a terminal, commands are read from stdin",
+    )
+    make.add_argument(
         "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image pins --lock`)"
     )
     make.add_argument(
         "--exclude-newer", metavar="DATE", help="ignore packages uploaded on this day or later, such as 2024-03-01"
     )
-    image_dockerfile.add_options(make)
+    dockerfile.add_options(make)
     add_json_option(make)
     make.set_defaults(run=run_build, kept=KEPT)
 
@@ -101,31 +76,52 @@ def run_build(args: argparse.Namespace) -> int:
     """Build images. A failure does not stop the others; the first one sets the exit status."""
     require_positive(args, "jobs")
     is_recipe = args.file is not None or args.tasks.endswith(".toml")
-    if is_recipe and args.only:
-        raise InvalidValue("--only selects tasks, and a recipe has none", hint="leave it out")
-    if args.name and not is_recipe:
-        raise InvalidValue("--name is for a recipe's image", hint="images of tasks are named after their ids")
-    recipes: Mapping[str, Callable[[], Buildable]]
-    if args.file is not None:
-        recipes = image_dockerfile.recipes(args, Store.open())
-    else:
-        recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
+    recipes = _recipes(args, is_recipe=is_recipe)
     mirrors = None if args.repo_mirrors is None else _directory(args.repo_mirrors)
+    store = Store.open()
     with Progress() as progress:
-        builder = Builder(Store.open(), progress, mirrors)
-        images = list(
-            builder.build_recipes(recipes, _budget(args), retry_failed=is_recipe or args.retry_failed).values()
-        )
+        builder = Builder(store, progress, mirrors)
+        images = builder.build_recipes(recipes, _budget(args), retry_failed=is_recipe or args.retry_failed)
+    if args.shell and builder.failures and _repaired(store, builder.failures):
+        with Progress() as progress:
+            builder = Builder(store, progress, mirrors)
+            images = builder.build_recipes(recipes, _budget(args))
     if args.json:
-        print_json([{**_facts(image), "built_in": builder.seconds.get(image.name, 0.0)} for image in images])
+        built = builder.seconds
+        print_json([{**image_facts(image), "built_in": built.get(name, 0.0)} for name, image in images.items()])
     elif images:
-        _print_images(images, builder.seconds)
+        _print_images(list(images.values()), builder.seconds)
     for error in list(builder.failures.values())[1:]:
         say(f"minisandbox: {error.what}")
     if builder.failures:
         error = next(iter(builder.failures.values()))
         raise error.about(args.tasks) if is_recipe else error
     return exits.OK
+
+
+def _recipes(args: argparse.Namespace, *, is_recipe: bool) -> Mapping[str, Callable[[], Buildable]]:
+    """Return what the command line names, by the names of the images."""
+    if is_recipe and args.only:
+        raise InvalidValue("--only selects tasks, and a recipe has none", hint="leave it out")
+    if args.name and not is_recipe:
+        raise InvalidValue("--name is for a recipe's image", hint="images of tasks are named after their ids")
+    if args.file is not None:
+        return dockerfile.recipes(args, Store.open())
+    recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
+    if args.shell and len(recipes) != 1:
+        raise InvalidValue(f"--shell is for one image, not {len(recipes)}", hint="choose one with --only")
+    return recipes
+
+
+def _repaired(store: Store, failures: Mapping[str, MiniSandboxError]) -> bool:
+    """Open a shell in the failed build; return whether to build again. Only a failed step leaves one."""
+    from minisandbox.cli.image.repair_shell import repair_by_hand  # noqa: PLC0415 - loads the sandbox and the index
+
+    [(image, error)] = failures.items()
+    if image not in {failure.image for failure in store.failures()}:
+        return False
+    say(f"minisandbox: {error.what}")
+    return repair_by_hand(store, image)
 
 
 def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
@@ -168,7 +164,7 @@ def _dated(recipe: Callable[[], Buildable], date: str) -> PythonRecipe:
 
 
 def _python(recipe: Buildable) -> PythonRecipe:
-    """The recipe, if the package index decides what comes of it."""
+    """The recipe, if the package index decides the result."""
     if not isinstance(recipe, PythonRecipe):
         raise InvalidValue(
             "the recipe has a base, whose steps choose their packages themselves",
@@ -186,57 +182,6 @@ def _directory(path: Path) -> Path:
     if not path.is_dir():
         raise InvalidValue(f"{path} is not a directory", hint="give one with clones: OWNER/NAME or OWNER__NAME")
     return path.absolute()
-
-
-def run_show(args: argparse.Namespace) -> int:
-    """Print one image."""
-    image = load_image(Store.open(), args.name)
-    if args.json:
-        frozen = [layer.key for layer in image.records() if image.store.is_frozen(layer.key)]
-        facts = {**_facts(image), "layers": image.records(), "frozen": frozen}
-        print_json({**facts, "environment": dict(image.environment)})
-        return exits.OK
-    put(clean_line(f"{image.name}   {image.key}"))
-    for note, text in image.notes.items():
-        put(f"{note}: {text}")
-    put(clean_line(f"workdir: {image.workdir}   commit: {image.commit or 'no repository'}"))
-    for name, value in image.environment:
-        put(clean_line(f"{name}={value}"))
-    put()
-    columns = ("layer", "key", "size", "files", "made in", "made")
-    print_table(
-        [Column(title, number=title in ("size", "files", "made in"), whole=True) for title in columns],
-        [
-            (
-                _what(image, layer),
-                layer.key[:16],
-                human_size(layer.bytes),
-                str(layer.files),
-                human_seconds(layer.seconds),
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(layer.created)),
-            )
-            for layer in image.records()
-        ],
-    )
-    return exits.OK
-
-
-def _what(image: Image, layer: LayerRecord) -> str:
-    tests = " (tests)" if layer.key == image.tests_layer else ""
-    return str(layer.step.get("kind", "?")) + tests + (", frozen" if image.store.is_frozen(layer.key) else "")
-
-
-def _facts(image: Image) -> dict[str, object]:
-    return {
-        "name": image.name,
-        "key": image.key,
-        "created": image.created,
-        "commit": image.commit,
-        "workdir": image.workdir,
-        "notes": image.notes,
-        "own_root": image.own_root,
-        "config": image.config,
-    }
 
 
 def _print_images(images: list[Image], built: dict[str, float]) -> None:

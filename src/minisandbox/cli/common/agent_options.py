@@ -8,7 +8,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 
 from minisandbox.agents import AGENTS, AgentLimits, AgentOptions
-from minisandbox.cli.sandbox_options import parse_pairs
+from minisandbox.cli.common.sandbox_options import parse_pairs
 
 # field of AgentLimits -> name on the command line
 _LIMITS = {

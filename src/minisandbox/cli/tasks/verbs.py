@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from minisandbox.cli import exits, tasks_export, tasks_filter, tasks_merge, tasks_mutate
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
-from minisandbox.cli.task_sets import add_source_options, add_tasks_arguments, load
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.cli.common.task_sets import add_source_options, add_tasks_arguments, load
+from minisandbox.cli.tasks import export, merge, mutate, selection
 from minisandbox.errors import clean
 from minisandbox.tasks import BuildSpec, Task
 
@@ -25,10 +26,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.add_argument("id", metavar="ID", help="the task's instance_id")
     add_json_option(show)
     show.set_defaults(run=run_show)
-    tasks_filter.configure(verbs)
-    tasks_merge.configure(verbs)
-    tasks_export.configure(verbs)
-    tasks_mutate.configure(verbs)
+    selection.configure(verbs)
+    merge.configure(verbs)
+    export.configure(verbs)
+    mutate.configure(verbs)
 
 
 def run_ls(args: argparse.Namespace) -> int:

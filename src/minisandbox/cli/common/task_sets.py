@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from minisandbox.cli.output import say
+from minisandbox.cli.common.output import say
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import DIALECTS, TaskSet
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from minisandbox.cli.sandbox_options import parse_pair
+from minisandbox.cli.common.sandbox_options import parse_pair
 from minisandbox.errors import InvalidValue
 from minisandbox.models import ModelOptions, Prices, Sampling
 from minisandbox.models.dialect import TokensWanted

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import argparse
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, add_json_option, print_json, put, say
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Progress, add_json_option, print_json, put, say
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.images import Image, load_image, lock_of, pull, python_environments
 from minisandbox.images.installed import choose
 from minisandbox.store import Store
 
 
-def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    pins = verbs.add_parser(
-        "pins",
-        help="print what is installed in an image, for --pins and requirements_file",
-        description="Print the interpreter and the distributions of a Python environment of an image, in the format of "
-        "`conda env export`. Nothing of the image runs. A container image that is not in the store is pulled.",
+def add_pins_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``pins``."""
+    parser.description = (
+        "Print the interpreter and the distributions of a Python environment of an image, in the format of `conda env "
+        "export`. Nothing of the image runs. A container image that is not in the store is pulled."
     )
-    pins.add_argument("image", metavar="IMAGE", help="a name in the store, or a reference as for `image pull`")
-    pins.add_argument(
+    parser.add_argument("image", metavar="IMAGE", help="a name in the store, or a reference as for `image pull`")
+    parser.add_argument(
         "--environment",
         metavar="PATH",
         default="",
         help="the environment's path in the image, or its last part (default: the one that its commands use)",
     )
-    pins.add_argument("--lock", action="store_true", help="print the lock of an image built here: files with hashes")
-    add_json_option(pins)
-    pins.set_defaults(run=run_pins)
+    parser.add_argument("--lock", action="store_true", help="print the lock of an image built here: files with hashes")
+    add_json_option(parser)
+    parser.set_defaults(run=run_pins)
 
 
 def run_pins(args: argparse.Namespace) -> int:

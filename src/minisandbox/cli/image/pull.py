@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 import time
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, add_json_option, clean_line, human_seconds, human_size, print_json, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import (
+    Progress,
+    add_json_option,
+    clean_line,
+    human_seconds,
+    human_size,
+    print_json,
+    put,
+)
 from minisandbox.images import pull, total_size
 from minisandbox.store import Store
 
 
-def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the verb."""
-    take = verbs.add_parser(
-        "pull",
-        help="take a container image from a registry, an OCI layout or an archive",
-        description="Take a container image into the store, without a container engine. Layers already present are "
-        "not fetched. Credentials are those of `podman login` and `docker login`; mirrors and prefixes are those of "
-        "registries.conf.",
+def add_pull_options(take: argparse.ArgumentParser) -> None:
+    """Declare the options of ``pull``."""
+    take.description = (
+        "Take a container image into the store, without a container engine. Layers already present are not fetched. "
+        "Credentials are those of `podman login` and `docker login`; mirrors and prefixes are those of registries.conf."
     )
     take.add_argument(
         "reference",
