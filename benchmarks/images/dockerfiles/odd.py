@@ -59,7 +59,7 @@ def make() -> None:
     os.chmod(path_of(b"sticky"), 0o1777)
     os.chmod(path_of(b"closed"), 0)
     os.setxattr(path_of(b"attributes"), b"user.note", b"a\0b\xff")
-    os.setxattr(path_of(b"attributes"), b"user.empty", b"")
+    os.setxattr(path_of(b"attributes"), b"user.second", b"2")
     os.setxattr(path_of(b"shared"), b"user.note", b"of a directory")
     os.setxattr(path_of(b"capability"), b"security.capability", CAPABILITY)
     os.utime(path_of(b"empty"), (0, 0))
@@ -74,7 +74,7 @@ def change() -> None:
     with open(path_of(b"grown"), "ab") as file:
         file.write(b"more\n")
     os.setxattr(path_of(b"attributes"), b"user.note", b"changed")
-    os.removexattr(path_of(b"attributes"), b"user.empty")
+    os.removexattr(path_of(b"attributes"), b"user.second")
     os.chown(path_of(b"shared"), 1000, 1000)
     os.link("/usr/bin/env", path_of(b"hard-env"))
     os.rename(path_of(b"from-file"), path_of(b"renamed"))
