@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.images.dockerfile.trees import LayersTree, Parts, resolve, split
+from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.unpack import OPAQUE
+from minisandbox.images.tree import LayersTree, Parts, resolve
 from minisandbox.store.trees import remove_tree
 
 
