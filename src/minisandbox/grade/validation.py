@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.grading import grade_reference, grade_untouched
 from minisandbox.grade.leaks import Leak, find_leaks
+from minisandbox.grade.options import FLAGGED
 from minisandbox.grade.report import MISSING, UNCOLLECTED
 from minisandbox.grade.verdict import Grade, Reason
 from minisandbox.tasks import Task
@@ -90,7 +91,13 @@ class _Finding:
 
 
 def validate(
-    task: Task, image: Image, *, runs: int = 1, timeout: float | None = None, limits: Limits | None = None
+    task: Task,
+    image: Image,
+    *,
+    runs: int = 1,
+    timeout: float | None = None,
+    limits: Limits | None = None,
+    confirm: str = FLAGGED,
 ) -> Validation:
     """Check that a task tells a solution from none: several times, to find tests that waver.
 
@@ -105,6 +112,7 @@ def validate(
         runs: how often both are run, at least once.
         timeout: seconds the tests may take; the task's own if None.
         limits: what each sandbox may use.
+        confirm: whether the reference's passes are confirmed, as for :func:`.grade_reference`.
 
     Raises:
         InvalidValue: ``runs`` is less than 1, or nothing of ours can run the task's tests.
@@ -112,7 +120,9 @@ def validate(
     """
     if runs < 1:
         raise InvalidValue(f"runs is {runs}", hint="give 1 or more")
-    reference = tuple(grade_reference(task, image, timeout=timeout, limits=limits) for _ in range(runs))
+    reference = tuple(
+        grade_reference(task, image, timeout=timeout, limits=limits, confirm=confirm) for _ in range(runs)
+    )
     empty = tuple(grade_untouched(task, image, timeout=timeout, limits=limits) for _ in range(runs))
     flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
     broken = next((one for one in reference + empty if one.resolved is None), None)
