@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench bench-engines clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster soak-cluster cluster-scaling test-skyrl test-vllm test-kernels test-cpython dockerfile-conformance fuzz adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity validation-page lint format lock docs bench bench-engines clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -46,6 +46,7 @@ help:
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make test-kernels  what depends on the kernel, on Debian's 6.1 and 6.12 in QEMU; as root; 45 minutes; KERNELS='6.1', KERNELS_CACHE=DIR"
 	@echo "make test-cpython  CPython's own tests of system calls, in a sandbox and on the host; CPYTHON='--suite DIR'; minutes"
+	@echo "make dockerfile-conformance  109 Dockerfiles by buildah and by us, compared; as root; 15 minutes; CASES='--cache DIR NAME...'"
 	@echo "make test-vllm    a real vLLM on processors: server, proxy, decoder, training; Python 3.11, 3.5 GB; eight minutes"
 	@echo "make fuzz         2,000 random sequences of operations on sandboxes, compared with a model; ten minutes"
 	@echo "make adversarial  275 attacks from inside, without a sandbox and in one; as root, as an ordinary user too"
@@ -167,6 +168,9 @@ test-kernels: $(VENV)/.dev
 # CPYTHON: --suite DIR, --modules NAME...; needs Debian's python3.11 and libpython3.11-testsuite
 test-cpython: $(VENV)/.dev
 	@"$(BIN)/python" tests/foreign/cpython.py $(CPYTHON)
+
+dockerfile-conformance: $(VENV)/.dev
+	@"$(BIN)/python" tests/foreign/dockerfiles.py $(CASES)
 
 # vLLM's build for processors, with torch in the one version that it takes: an environment of its own, too.
 VLLM_VENV ?= .venv-vllm-$(shell id -u)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minisandbox.images import Budget, GitSource, Recipe, build, build_all, find_interpreter
+from minisandbox.images import Budget, GitSource, PythonRecipe, build, build_all, find_interpreter
 from minisandbox.images.hostgit import run_git
 from minisandbox.store import Store
 
@@ -64,14 +64,14 @@ def measure_environments(directory: Path, rounds: int) -> None:
     print(f"{'all':<14} {totals[0]:8.2f} {totals[1]:11.2f} {totals[0] / totals[1]:6.2f}")
     for name in ENVIRONMENTS:
         forget(store, name)
-    recipes = {name: partial(Recipe, python=PYTHON, requirements=pins) for name, pins in ENVIRONMENTS.items()}
+    recipes = {name: partial(PythonRecipe, python=PYTHON, requirements=pins) for name, pins in ENVIRONMENTS.items()}
     together = timed(lambda: build_all(recipes, store=store, budget=Budget()))
     print(f"all at once    {together:8.2f}   {together / totals[1]:.2f} of venv + pip one after the other")
 
 
 def build_ours(store: Store, name: str, pins: tuple[str, ...]) -> None:
     """Build an image with packages."""
-    build(Recipe(python=PYTHON, requirements=pins), store=store, name=name)
+    build(PythonRecipe(python=PYTHON, requirements=pins), store=store, name=name)
 
 
 def forget(store: Store, name: str) -> None:
@@ -105,7 +105,7 @@ def measure_tasks(directory: Path) -> None:
     """Build tasks of one repository and print what each takes on disk, every inode once."""
     repository, commits, size = make_repository(directory)
     tree = sum(info.st_blocks * 512 for path, info in walk(repository) if path.suffix == ".py")
-    places = [Recipe(source=GitSource(str(repository), commit)) for commit in commits]
+    places = [PythonRecipe(source=GitSource(str(repository), commit)) for commit in commits]
     bugs = [replace(places[0], patch=bug(number)) for number in range(TASKS)]
     print(f"\ntasks of one repository, every inode once; its tree has {size:,} bytes, and takes {tree:,} on disk")
     print(f"{'task':<34} {'on disk':>11} {'changed':>9} {'rest':>10} {'of the tree, on disk':>21}")

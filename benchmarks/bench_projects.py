@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from minisandbox.images import GitSource, Image, Recipe, build
+from minisandbox.images import GitSource, Image, PythonRecipe, build
 from minisandbox.images.hostgit import run_git
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
@@ -58,11 +58,11 @@ class Project:
     tags: tuple[str, ...]
     requirements: tuple[str, ...]
 
-    def recipe(self, commit: str) -> Recipe:
+    def recipe(self, commit: str) -> PythonRecipe:
         """The recipe of a task at a commit."""
         source = GitSource(f"https://github.com/{self.repository}", commit)
         install = ("python -m pip install --quiet --no-deps --editable .",)
-        return Recipe(source=source, python=PYTHON, requirements=self.requirements, install=install)
+        return PythonRecipe(source=source, python=PYTHON, requirements=self.requirements, install=install)
 
 
 def main() -> None:

@@ -116,7 +116,8 @@ def _help() -> Iterator[str]:
     os.environ["COLUMNS"] = "80"
     yield _block("minisandbox", parser([]), 2)
     for noun in COMMANDS:
-        yield from _tree(f"minisandbox {noun}", _below(parser([noun]))[noun], 2)
+        verbs = _below(_below(parser([noun]))[noun])  # a noun may load the options of those in the command line only
+        yield from _tree(f"minisandbox {noun}", _below(parser([noun, *verbs]))[noun], 2)
 
 
 def _tree(name: str, command: argparse.ArgumentParser, level: int) -> Iterator[str]:

@@ -123,7 +123,7 @@ class Index:
 
 @cache
 def _project_files(name: str, settings: IndexSettings) -> list[Link]:
-    return listed_files(name, settings).files
+    return listed_files(name, Web(settings))[0]
 
 
 def _decoded(data: bytes) -> Contents:
@@ -190,7 +190,7 @@ class _Ranges(Web):
         headers = {"User-Agent": "minisandbox"} | ({} if tail is None else {"Range": f"bytes=-{tail}"})
         request = urllib.request.Request(without_credentials(url), headers=headers)
         try:
-            with self._opener(url).open(request, timeout=self.settings.timeout) as answer:
+            with self.opener(url).open(request, timeout=self.settings.timeout) as answer:
                 data = answer.read()
                 span = answer.headers.get("Content-Range", "")
         except HTTPError as error:

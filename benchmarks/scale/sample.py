@@ -15,7 +15,7 @@ from benchmarks.scale.measured import RECORDED, Measured
 from benchmarks.scale.pins import Environment, Pin
 
 from minisandbox.errors import InterpreterNotFound, MiniSandboxError
-from minisandbox.images import Recipe, build
+from minisandbox.images import PythonRecipe, build
 from minisandbox.store import Store
 from minisandbox.store.entries import FILE, Entry, read_entries
 from minisandbox.store.records import LayerRecord
@@ -97,7 +97,7 @@ def sample(folder: Path, environments: Sequence[Environment], index: Index, say:
 
 def _build(store: Store, one: Environment, contents: Mapping[Pin, Contents], say: Say) -> bool:
     name = one.owners[0].replace("/", "-").replace(".", "-").lower()[:60]
-    recipe = Recipe(python=one.python, requirements=_lines(contents), complete=bool(contents))
+    recipe = PythonRecipe(python=one.python, requirements=_lines(contents), complete=bool(contents))
     try:
         build(recipe, store=store, name=name)
     except InterpreterNotFound:

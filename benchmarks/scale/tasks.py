@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.scale.blocks import BLOCK, Ledger, directory_bytes
@@ -66,17 +66,13 @@ def find_mirror(mirrors: Path, repo: str) -> Path | None:
 def add_rows(
     ledger: Ledger, rows: Sequence[Row], mirrors: Path, cache: Path, progress: Callable[[str], None]
 ) -> Iterator[bool]:
-    """Count the layers of tasks: source, repository, hidden tests; yield for each whether its commit is there.
-
-    The commit in the middle of a repository's rows is the anchor of the others, as where they are built at once.
-    """
+    """Count the layers of tasks: source, repository, hidden tests; yield for each whether its commit is there."""
     found: dict[str, _Commits | None] = {}
     for number, row in enumerate(rows, 1):
         if row.repo not in found:
             path = find_mirror(mirrors, row.repo)
             kept = cache / f"{row.repo.replace('/', '__')}.json.gz"
-            wanted = [one.commit for one in rows if one.repo == row.repo]
-            found[row.repo] = None if path is None else _Commits.over_the_middle(Repository(path, kept), wanted, ledger)
+            found[row.repo] = None if path is None else _Commits(Repository(path, kept))
         commits = found[row.repo]
         progress(f"sources: {row.repo} {number} of {len(rows)}")
         objects = commits.add(ledger, row) if commits is not None else None
@@ -91,25 +87,11 @@ class _Commits:
 
     Attributes:
         repository: where their objects are.
-        anchor: the tree of the one that the others are stored over.
-        sources: the names of those whose source has been counted.
+        sources: the names of those whose source and objects have been counted.
     """
 
     repository: Repository
-    anchor: list[Object]
-    sources: set[str]
-
-    @classmethod
-    def over_the_middle(cls, repository: Repository, wanted: Sequence[str], ledger: Ledger) -> _Commits | None:
-        """Count the anchor of commits, the one in the middle; None if none of them is there."""
-        there = [commit for one in dict.fromkeys(wanted) if (commit := repository.resolve(one)) is not None]
-        if not there:
-            return None
-        middle = there[len(there) // 2]
-        anchor = repository.tree(middle)
-        add_source(ledger, anchor)
-        add_objects(ledger, repository, anchor)
-        return cls(repository, anchor, {middle})
+    sources: set[str] = field(default_factory=set)
 
     def add(self, ledger: Ledger, row: Row) -> list[Object] | None:
         """Count a task; return its tree, or None if its commit is not there."""
@@ -118,9 +100,10 @@ class _Commits:
             return None
         objects = self.repository.tree(commit)
         if commit not in self.sources:
-            add_source(ledger, objects, self.anchor)
+            add_source(ledger, objects)
+            add_objects(ledger, self.repository, objects)
         self.sources.add(commit)
-        add_task(ledger, self.repository, objects, self.anchor, row.name)
+        add_task(ledger, self.repository, objects, objects, row.name)
         return objects
 
 
@@ -138,7 +121,7 @@ def bug_bytes(repository: Repository, objects: list[Object], seed: int) -> float
 
     Args:
         repository: where the objects are.
-        objects: of the clean tree, which is the anchor.
+        objects: of the clean tree.
         seed: decides which files.
     """
     sources = [one for one in objects if one.path.endswith(".py") and one.size > _SMALL and "test" not in one.path]

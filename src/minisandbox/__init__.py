@@ -30,6 +30,7 @@ _HOME = {
     "Outcome": "types",
     "Output": "types",
     "Process": "sandbox",
+    "PythonRecipe": "images",
     "Recipe": "images",
     "Refusals": "types",
     "Sandbox": "sandbox",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from minisandbox.grade import Grade as Grade
     from minisandbox.grade import Verdict as Verdict
     from minisandbox.images import Image as Image
+    from minisandbox.images import PythonRecipe as PythonRecipe
     from minisandbox.images import Recipe as Recipe
     from minisandbox.images import build as build
     from minisandbox.images import host_image as host_image

@@ -105,6 +105,22 @@ class NotFound(MiniSandboxError, LookupError):
     exit_code = 6
 
 
+class DockerfileError(MiniSandboxError, ValueError):
+    """A Dockerfile is malformed, names what does not exist in its context, or wants what is not supported.
+
+    Attributes:
+        line: the line of the instruction, from 1; None if the error concerns the whole file.
+    """
+
+    exit_code = 7
+
+    def __init__(
+        self, what: str, *, line: int | None = None, reason: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(what if line is None else f"line {line}: {what}", reason=reason, hint=hint)
+        self.line = line
+
+
 # --- this machine (10 to 19) -----------------------------------------------------------------------------------------
 
 

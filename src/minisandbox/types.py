@@ -255,15 +255,19 @@ class Mount:
         target: absolute path inside; created if missing.
         read_only: must be True: a writable mount is refused at creation.
         below: absolute host paths of directories stacked under the source directory as an overlay; bottom first.
+        upper: absolute host path of an empty directory that takes the writes, for sandboxes of builds alone; None:
+            nothing can be written.
     """
 
     source: Path
     target: PurePosixPath
     read_only: bool = True
     below: tuple[Path, ...] = ()
+    upper: Path | None = None
 
     def __post_init__(self) -> None:  # not every caller is type-checked
         rows = [("source", self.source, Path), ("target", self.target, PurePosixPath)]
+        rows += [("upper", self.upper, Path)] if self.upper is not None else []
         if isinstance(self.below, tuple):
             rows += [(f"below[{number}]", path, Path) for number, path in enumerate(self.below)]
         for name, value, kind in (*rows, ("read_only", self.read_only, bool), ("below", self.below, tuple)):

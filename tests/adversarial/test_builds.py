@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError
-from minisandbox.images import LocalSource, Recipe, build
+from minisandbox.images import LocalSource, PythonRecipe, build
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 
@@ -27,11 +27,11 @@ def store(tmp_path: Path) -> Store:
     return Store.open(tmp_path / "store")
 
 
-def recipe(tmp_path: Path, *install: str) -> Recipe:
+def recipe(tmp_path: Path, *install: str) -> PythonRecipe:
     source = tmp_path / "source"
     source.mkdir()
     (source / "code.py").write_text("x = 1\n")
-    return Recipe(python=None, requirements=(), source=LocalSource(source), install=install)
+    return PythonRecipe(python=None, requirements=(), source=LocalSource(source), install=install)
 
 
 @pytest.mark.parametrize(

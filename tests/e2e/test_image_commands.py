@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.oci_tools import END, MadeImage, entry
+
+from minisandbox.images import read_pins
 
 pytestmark = pytest.mark.kernel
 
@@ -25,9 +28,13 @@ def place(tmp_path: Path) -> Path:
 
 
 def image(place: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return minisandbox(place, "image", *words, stdin=stdin)
+
+
+def minisandbox(place: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "MINISANDBOX_STORE": str(place / "store")}
     return subprocess.run(
-        [sys.executable, "-m", "minisandbox", "image", *words],
+        [sys.executable, "-m", "minisandbox", *words],
         capture_output=True, text=True, timeout=300, check=False, env=environment, cwd=place, input=stdin,
     )  # fmt: skip
 
@@ -35,23 +42,37 @@ def image(place: Path, *words: str, stdin: str = "") -> subprocess.CompletedProc
 @pytest.mark.slow
 def test_locks(place: Path) -> None:
     assert image(place, "build", "good.toml").returncode == 0
-    shown = image(place, "lock", "show", "good")
+    shown = image(place, "pins", "good", "--lock")
     assert shown.returncode == 0
     assert shown.stdout.startswith('format = 1\nimage = "good"\nbase = "')
     (place / "good.lock.toml").write_text(shown.stdout)
-    same = image(place, "lock", "diff", "good", "good.lock.toml")
-    assert (same.returncode, same.stdout) == (0, "the locks are the same\n")
     (place / "other.toml").write_text(shown.stdout.replace("[installed]", '[installed]\n"six" = "1.0"'))
-    differs = image(place, "lock", "diff", "good", "other.toml")
-    assert differs.returncode == 1
-    assert "six" in differs.stdout
-    rows = json.loads(image(place, "lock", "diff", "good", "other.toml", "--json").stdout)
-    assert rows == [{"part": "installed", "name": "six", "old": "", "new": "1.0"}]
     locked = image(place, "build", "good.toml", "--locked", "other.toml")
     assert locked.returncode == 24
     assert "six: 1.0 in the lock, not there now" in locked.stderr
     assert image(place, "build", "good.toml", "--locked", "good.lock.toml").returncode == 0
     assert image(place, "build", "good.toml", "--locked", "nothing.toml").returncode == 6
+
+
+def test_pins_of_a_container_image(place: Path) -> None:
+    """It is pulled first; what is printed is read by --pins and by requirements_file."""
+    site = "opt/venv/lib/python3.9/site-packages"
+    made = {"opt/venv/pyvenv.cfg": b"version = 3.9.20", f"{site}/six-1.16.0.dist-info/METADATA": SIX, "x/lib": b""}
+    tar = b"".join(entry(name, data) for name, data in made.items())
+    layout = MadeImage([tar + END], {"Env": ["PATH=/bin"]}).write_layout(place / "layout")
+    shown = image(place, "pins", f"oci:{layout}")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == "# /opt/venv\ndependencies:\n  - python=3.9.20\n  - pip:\n    - six==1.16.0\n"
+    (place / "environment.yml").write_text(shown.stdout)
+    assert read_pins(place / "environment.yml").requirements == ("six==1.16.0",)
+    facts = json.loads(image(place, "pins", "layout", "--json", "--environment", "venv").stdout)
+    assert (facts["python"], facts["pins"]) == ("3.9.20", ["six==1.16.0"])
+    for words, status in ((("--environment", "/x"), 6), (("--lock",), 3)):
+        assert image(place, "pins", "layout", *words).returncode == status
+    assert image(place, "pins", "nothing").returncode == 6
+
+
+SIX = b"Metadata-Version: 2.1\nName: six\nVersion: 1.16.0\n"
 
 
 @pytest.mark.slow
@@ -60,17 +81,18 @@ def test_a_failed_build_is_repaired(place: Path) -> None:
     assert failed.returncode == 24
     assert "what went wrong" in failed.stderr
     assert "/logs/" in failed.stderr
-    dropped = image(place, "shell", "bad", "--keep", stdin="echo by hand > by-hand; exit 5\n")
-    assert dropped.returncode == 5
-    assert "the changes were dropped" in dropped.stderr
-    kept = image(place, "shell", "bad", "--keep", stdin="ls; echo by hand > by-hand\n")
-    assert (kept.returncode, kept.stdout) == (0, "a.py\n")
+    dropped = image(place, "build", "bad.toml", "--shell", stdin="echo by hand > by-hand; exit 5\n")
+    assert dropped.returncode == 24
+    assert "its changes were dropped" in dropped.stderr
+    assert image(place, "build", "bad.toml", "--shell", stdin="echo nothing > other\n").returncode == 24
+    kept = image(place, "build", "bad.toml", "--shell", stdin="ls; echo by hand > by-hand\n")
+    assert kept.returncode == 0, kept.stderr
+    assert kept.stdout.startswith("a.py\nother\n")
     assert "kept as layer" in kept.stderr
-    assert image(place, "build", "bad.toml").returncode == 0
     shown = json.loads(image(place, "show", "bad", "--json").stdout)
     assert "by_hand" in [layer["step"]["kind"] for layer in shown["layers"]]
-    assert image(place, "shell", "bad").returncode == 6, "nothing failed"
-    assert image(place, "shell", "bad", "--forget").returncode == 0
+    assert image(place, "build", "bad.toml", "--shell").returncode == 0, "nothing fails"
+    assert "changes made by hand for bad" in image(place, "rm", "bad").stdout
     assert image(place, "build", "bad.toml").returncode == 24
 
 
@@ -92,24 +114,15 @@ def test_a_set_whose_failures_are_remembered(place: Path) -> None:
     again = image(place, "build", "set.jsonl")
     assert "was not tried again" in again.stderr
     assert "was not tried again" not in image(place, "build", "set.jsonl", "--retry-failed").stderr
-    assert image(place, "build", "set.jsonl", "--locked", "x.toml").returncode == 3
+    for one in (("--locked", "x.toml"), ("--shell",)):
+        assert image(place, "build", "set.jsonl", *one).returncode == 3
 
 
-@pytest.mark.slow
 def test_interpreters(place: Path) -> None:
-    listed = image(place, "pythons", "--json")
+    listed = minisandbox(place, "doctor", "--pythons", "--json")
     assert listed.returncode == 0
     rows = json.loads(listed.stdout)
     assert rows, "not even the one that runs this"
-    assert {row["kind"] for row in rows} <= {"pyenv", "uv", "conda", "system", "other"}
-    assert {row["works"] for row in rows} == {"untried"}
-    assert {row["readers"] for row in rows} <= {"everybody", "this user"}
-    assert rows[0]["interpreter"]["version"] in image(place, "pythons").stdout
-    there = image(place, "pythons", "install", rows[0]["interpreter"]["version"])
-    if rows[0]["kind"] != "system":
-        assert rows[0]["interpreter"]["executable"] in there.stdout
-    missing = image(place, "pythons", "install", "2.6")
-    assert missing.returncode == 22
-    assert "pyenv install 2.6" in missing.stderr
-    assert image(place, "pythons", "install", ">=3.11").returncode == 3
-    assert image(place, "pythons", "install").returncode == 3
+    shown = minisandbox(place, "doctor", "--pythons").stdout
+    assert f"{rows[0]['version']} *" in shown
+    assert rows[0]["executable"] in shown

@@ -45,31 +45,32 @@ def test_ls_says_what_there_is(store: Store) -> None:
     }  # fmt: skip
     assert rows["one"]["unique_bytes"] > 0
     assert rows["one"]["shared_bytes"] > 0
-    assert (rows["one"]["uses"], rows["one"]["in_use"], rows["two"]["pinned"]) == (0, False, True)
+    assert (rows["one"]["uses"], rows["one"]["in_use"], rows["two"]["kept"]) == (0, False, True)
     text = run(store, "ls")
-    assert "ready, pinned" in text
+    assert "ready, kept" in text
     assert "three: step install: exit status 1" in text
     assert "just now" in text
     assert [row["name"] for row in read(store, "ls", "--status", "failed")] == ["three"]
+    assert [row["name"] for row in read(store, "ls", "t*")] == ["three", "two"]
 
 
-def test_du_adds_up(store: Store) -> None:
+def test_sizes_add_up(store: Store) -> None:
     (store.root / "downloads" / ("0" * 64)).write_bytes(bytes(10_000))
-    found = read(store, "du")
+    found = read(store, "ls", "--sizes")
     parts = {part["name"]: part for part in found["parts"]}
     assert found["bytes"] == sum(part["bytes"] for part in parts.values())
     assert parts["downloads"]["bytes"] >= 10_000
     assert parts["layers"]["count"] == 3
-    assert "removed by" in run(store, "du")
+    assert "removed by" in run(store, "ls", "--sizes")
 
 
 def test_tree_shows_what_is_shared(store: Store) -> None:
-    lines = run(store, "tree").splitlines()
+    lines = run(store, "ls", "--tree").splitlines()
     assert lines[0].startswith(key_of("base")[:12])
     assert lines[0].endswith("in 2 images")
     assert [line.strip() for line in lines if "*" in line] == ["* one", "* two"]
     assert len(lines) == 5
-    found = read(store, "tree", "o*")
+    found = read(store, "ls", "--tree", "o*")
     assert found["images"] == {"one": [key_of("base"), key_of("one")]}
     assert found["layers"][key_of("base")]["images"] == 2
 
@@ -97,19 +98,20 @@ def test_gc_says_before_it_does(store: Store) -> None:
     run(store, "gc", "--grace", "0s")
     assert not store.has_layer(alone)
     assert read(store, "gc", "--grace", "0s", "--budget", "0", "--keep", "o*", "--dry-run")["images"] == ["two"]
-    store.pin("two")
+    assert store.pins() == set(), "a dry run keeps nothing"
+    run(store, "gc", "--keep", "two")
     text = run(store, "gc", "--grace", "0s", "--budget", "1K", "--keep", "one")
     assert "above --budget" in text
     assert store.image_names() == ["one", "two"]
-    run(store, "unpin", "two")
-    assert read(store, "gc", "--grace", "0s", "--unused-for", "0s")["images"] == ["one", "two"]
+    assert read(store, "gc", "--grace", "0s", "--unused-for", "0s", "--no-keep", "*")["images"] == ["one", "two"]
 
 
 WRONG = (
     ("gc", "--grace", "soon"),
     ("gc", "--budget", "much"),
     ("rm",),
-    ("rm", "one", "--status", "failed"),
+    ("rm", "one", "--failed"),
+    ("ls", "one", "--sizes"),
     ("export", "one", "-", "--json"),
 )
 
@@ -124,7 +126,9 @@ def test_rm_removes_images_and_failures(store: Store) -> None:
     assert read(store, "rm", "one", "--dry-run")["images"] == ["one"]
     assert "image one" in run(store, "rm", "one")
     assert store.image_names() == ["two"]
-    assert "failed build of three" in run(store, "rm", "--status", "failed")
+    assert "failed build of three" in run(store, "rm", "--failed")
+    store.put_failure(FailureRecord("three", "install", "3" * 64, (), (), "/testbed", 1.0))
+    assert read(store, "rm", "t*")["images"] == ["two"]
     assert store.failures() == []
     run(store, "rm", "nothing", status=NotFound.exit_code)
 

@@ -81,7 +81,7 @@ PAGES: Mapping[str, Journey] = {
     "swe-bench-verified.md": Journey(
         (
             INSTALLED,
-            StandIn(r"for version in .*", "minisandbox image pythons", "uv fetches interpreters from GitHub"),
+            StandIn(r"for version in .*", "minisandbox doctor --pythons", "uv fetches interpreters from GitHub"),
             StandIn(r"git clone .*", "mkdir -p SWE-bench/swebench/resources/swebench-og", "GitHub"),
             StandIn(
                 r"minisandbox tasks filter hub:\S+ --pins pins (.*)",

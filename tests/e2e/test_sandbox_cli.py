@@ -24,7 +24,7 @@ import pytest
 from tests.waiting import until
 
 from minisandbox import errors
-from minisandbox.cli import exits
+from minisandbox.cli.common import exits
 from minisandbox.host import registry
 from minisandbox.launch.kernel import cgroups
 from minisandbox.sandbox import Sandbox

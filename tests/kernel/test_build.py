@@ -22,7 +22,7 @@ from minisandbox.images import (
     BuildEvent,
     GitSource,
     LocalSource,
-    Recipe,
+    PythonRecipe,
     SdistSource,
     StepState,
     build,
@@ -95,8 +95,8 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-def _recipe(project: Path, **changes: object) -> Recipe:
-    return replace(Recipe(source=LocalSource(project)), **changes)  # type: ignore[arg-type]
+def _recipe(project: Path, **changes: object) -> PythonRecipe:
+    return replace(PythonRecipe(source=LocalSource(project)), **changes)  # type: ignore[arg-type]
 
 
 def _run(image: Image, command: str, mounts: Sequence[Mount] = ()) -> str:
@@ -433,7 +433,7 @@ def _repository(root: Path, project: Path) -> str:
 
 def test_git_source(store: Store, project: Path, tmp_path: Path) -> None:
     commit = _repository(tmp_path / "repo", project)
-    image = build(Recipe(source=GitSource(str(tmp_path / "repo"), commit)), store=store, name="git")
+    image = build(PythonRecipe(source=GitSource(str(tmp_path / "repo"), commit)), store=store, name="git")
     output = _run(
         image, "cat calc/core.py; git log --all --format=%s; git ls-files | wc -l; ls -A / | grep -c build || true"
     )
@@ -442,25 +442,25 @@ def test_git_source(store: Store, project: Path, tmp_path: Path) -> None:
     )  # shipped.log is ignored there
     events: list[BuildEvent] = []
     url = f"{tmp_path}/repo/"
-    build(Recipe(source=GitSource(url, commit)), store=store, name="git", progress=events.append)
+    build(PythonRecipe(source=GitSource(url, commit)), store=store, name="git", progress=events.append)
     assert {event.state for event in events} == {StepState.CACHED}
 
 
 def test_who_knows_a_commit_alone_gets_nothing_of_it(store: Store, project: Path, tmp_path: Path) -> None:
     """A row may name any address; what the store has from elsewhere may be private."""
     commit = _repository(tmp_path / "private", project)
-    build(Recipe(source=GitSource(str(tmp_path / "private"), commit)), store=store, name="mine")
+    build(PythonRecipe(source=GitSource(str(tmp_path / "private"), commit)), store=store, name="mine")
     for url in ("https://127.0.0.1:1/owner/name", (tmp_path / "other").as_uri()):
         with pytest.raises(SourceError):
-            build(Recipe(source=GitSource(url, commit)), store=store, name="theirs")
+            build(PythonRecipe(source=GitSource(url, commit)), store=store, name="theirs")
 
 
 def test_git_source_that_is_not_there(store: Store, project: Path, tmp_path: Path) -> None:
     _repository(tmp_path / "repo", project)
     with pytest.raises(SourceError, match="no commit 0123"):
-        build(Recipe(source=GitSource(str(tmp_path / "repo"), "0123" * 10)), store=store, name="bad")
+        build(PythonRecipe(source=GitSource(str(tmp_path / "repo"), "0123" * 10)), store=store, name="bad")
     with pytest.raises(SourceError, match="cannot fetch"):
-        build(Recipe(source=GitSource(str(tmp_path / "nowhere"), "0123" * 10)), store=store, name="bad")
+        build(PythonRecipe(source=GitSource(str(tmp_path / "nowhere"), "0123" * 10)), store=store, name="bad")
 
 
 def test_local_source_heeds_git(store: Store, project: Path) -> None:
@@ -487,7 +487,7 @@ def test_local_source_that_is_none(store: Store, tmp_path: Path, kind: str) -> N
     elif kind == "file":
         path.touch()
     with pytest.raises(SourceError):
-        build(Recipe(source=LocalSource(path)), store=store, name="bad")
+        build(PythonRecipe(source=LocalSource(path)), store=store, name="bad")
 
 
 def _archive(files: dict[str, bytes], path: Path) -> None:
@@ -515,7 +515,7 @@ def test_sdist_source(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         {"sdist_demo-1.0/a.py": b"a\n", "sdist_demo-1.0/.git/config": b"[evil]\n", "sdist_demo-1.0/b/c": b""}, path
     )
     digest = _serve(path, "sdist-demo", monkeypatch)
-    image = build(Recipe(source=SdistSource("Sdist.Demo", "1", digest)), store=store, name="sdist")
+    image = build(PythonRecipe(source=SdistSource("Sdist.Demo", "1", digest)), store=store, name="sdist")
     assert (
         _run(image, "git ls-files; stat -c '%a %U' a.py; grep -c evil .git/config || true")
         == "a.py\nb/c\n644 root\n0\n"
@@ -527,7 +527,7 @@ def test_sdist_that_reaches_outside(store: Store, tmp_path: Path, monkeypatch: p
     _archive({"escape-1.0/a.py": b"a\n", "escape-1.0/../../../../etc/evil": b"x\n"}, path)
     digest = _serve(path, "escape", monkeypatch)
     with pytest.raises(BuildError) as caught:
-        build(Recipe(source=SdistSource("escape", "1.0", digest)), store=store, name="escape")
+        build(PythonRecipe(source=SdistSource("escape", "1.0", digest)), store=store, name="escape")
     assert caught.value.step == "source"
     assert not Path("/etc/evil").exists()
 
@@ -538,7 +538,7 @@ def test_zipped_sdist(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         archive.writestr("zipped-1.0/a.py", "a\n")
         archive.writestr("zipped-1.0/.hidden", "h\n")
     digest = _serve(path, "zipped", monkeypatch)
-    image = build(Recipe(source=SdistSource("zipped", "1.0", digest)), store=store, name="zipped")
+    image = build(PythonRecipe(source=SdistSource("zipped", "1.0", digest)), store=store, name="zipped")
     assert _run(image, "git ls-files") == ".hidden\na.py\n"
 
 
@@ -555,7 +555,7 @@ def test_sizes_tell_shared_from_unique(store: Store, project: Path) -> None:
 
 def test_a_name_must_be_usable(store: Store) -> None:
     with pytest.raises(InvalidValue):
-        build(Recipe(), store=store, name="../x")
+        build(PythonRecipe(), store=store, name="../x")
 
 
 def test_an_image_whose_layer_is_gone_says_so(store: Store, project: Path) -> None:
@@ -588,5 +588,5 @@ def test_git_source_from_a_server_that_gives_out_only_tips(
     commit = _repository(tmp_path / "repo", project)
     for name, value in {"COUNT": "1", "KEY_0": "protocol.version", "VALUE_0": "0"}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
-    image = build(Recipe(source=GitSource((tmp_path / "repo").as_uri(), commit)), store=store, name="old-git")
+    image = build(PythonRecipe(source=GitSource((tmp_path / "repo").as_uri(), commit)), store=store, name="old-git")
     assert _run(image, "cat calc/core.py") == FILES["calc/core.py"]

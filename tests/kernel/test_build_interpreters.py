@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import InterpreterNotFound
-from minisandbox.images import Recipe, SdistSource, build, find_interpreter, lock_of
+from minisandbox.images import PythonRecipe, SdistSource, build, find_interpreter, lock_of
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 
@@ -56,12 +56,12 @@ def test_a_project_of_its_time(
     store: Store, python: str, source: SdistSource, pins: Sequence[str], tests: str, least: int
 ) -> None:
     try:
-        interpreter = find_interpreter(python, store)
+        interpreter = find_interpreter(python)
     except InterpreterNotFound as error:
         pytest.skip(str(error))
     how = "." if python in ("2.7", "3.6") else "--editable ."
     install = (f"python -m pip install --no-deps --no-build-isolation {how}",)
-    recipe = Recipe(python=python, requirements=tuple(pins), source=source, install=install)
+    recipe = PythonRecipe(python=python, requirements=tuple(pins), source=source, install=install)
     image = build(recipe, store=store, name=f"{source.name}-{python}")
     with Sandbox.create(image.spec()) as box:
         result = box.exec(f"python -m pytest -q -p no:cacheprovider {tests}", timeout=600)

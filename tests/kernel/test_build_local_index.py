@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import DiskFull, IndexUnavailable
-from minisandbox.images import Recipe, build, build_all, installed_interpreters
+from minisandbox.images import PythonRecipe, build, build_all, installed_interpreters
 from minisandbox.images.failures import Failures
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
@@ -50,7 +50,7 @@ def test_packages_from_an_index_of_files(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", _make_index(tmp_path / "mirror"))
     store = Store.open(tmp_path / "store")
-    recipe = Recipe(python=chosen[0].version, requirements=("tiny-demo==1.0",))
+    recipe = PythonRecipe(python=chosen[0].version, requirements=("tiny-demo==1.0",))
     image = build(recipe, store=store, name="tiny")
     with Sandbox.create(image.spec()) as box:
         result = box.exec("python -c 'import tiny_demo; print(tiny_demo.x)'; ls -A /run").check()
@@ -98,7 +98,7 @@ def test_a_download_that_finds_the_disk_full_is_no_failure_of_the_step(
     monkeypatch.setenv("MINISANDBOX_STORE_FAULT", "downloaded:ENOSPC")
     store = Store.open(tmp_path / "store")
     with pytest.raises(DiskFull, match="tiny_demo"):
-        build(Recipe(python=python, requirements=("tiny-demo==1.0",)), store=store, name="tiny")
+        build(PythonRecipe(python=python, requirements=("tiny-demo==1.0",)), store=store, name="tiny")
     assert Failures(store).by_step() == {}
 
 
@@ -107,7 +107,7 @@ def test_an_index_that_is_down_is_no_fault_of_the_recipe(
 ) -> None:
     python = python_with_index("http://127.0.0.1:9/simple", monkeypatch)
     store = Store.open(tmp_path / "store")
-    recipe = Recipe(python=python, requirements=("tiny-demo==1.0",))
+    recipe = PythonRecipe(python=python, requirements=("tiny-demo==1.0",))
     found = build_all({"tiny": lambda: recipe}, store=store, retry_failed=False)
     assert isinstance(found.failures["tiny"], IndexUnavailable)
     assert "cannot read http://127.0.0.1:9/simple/tiny-demo/" in (found.failures["tiny"].reason or "")

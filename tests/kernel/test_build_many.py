@@ -21,13 +21,14 @@ from minisandbox.images import (
     Estimate,
     Failures,
     LocalSource,
-    Recipe,
+    PythonRecipe,
     StepState,
     build,
     build_all,
     list_images,
     repair,
 )
+from minisandbox.images.kept import forget_kept, images_by_hand
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.types import GiB
@@ -52,9 +53,9 @@ def _patch(value: int) -> str:
     return f"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = {value}\n"
 
 
-def _recipes(project: Path, count: int, *install: str) -> dict[str, Callable[[], Recipe]]:
-    def recipe(number: int) -> Callable[[], Recipe]:
-        return lambda: Recipe(source=LocalSource(project), install=install, patch=_patch(number + 10))
+def _recipes(project: Path, count: int, *install: str) -> dict[str, Callable[[], PythonRecipe]]:
+    def recipe(number: int) -> Callable[[], PythonRecipe]:
+        return lambda: PythonRecipe(source=LocalSource(project), install=install, patch=_patch(number + 10))
 
     return {f"task-{number}": recipe(number) for number in range(count)}
 
@@ -86,7 +87,7 @@ def test_shared_steps_are_made_once(store: Store, project: Path) -> None:
 
 def test_independent_steps_run_side_by_side(store: Store, project: Path, tmp_path: Path) -> None:
     """Each install waits until the other has begun: one after the other they would hang."""
-    recipes: dict[str, Callable[[], Recipe]] = {}
+    recipes: dict[str, Callable[[], PythonRecipe]] = {}
     began: set[str] = set()
     both = threading.Event()
 
@@ -98,7 +99,7 @@ def test_independent_steps_run_side_by_side(store: Store, project: Path, tmp_pat
             assert both.wait(30), "the other install does not begin"
 
     for name in ("one", "two"):
-        recipes[name] = lambda name=name: Recipe(source=LocalSource(project), install=(f"echo {name}",))  # type: ignore[misc]
+        recipes[name] = lambda name=name: PythonRecipe(source=LocalSource(project), install=(f"echo {name}",))  # type: ignore[misc]
     built = build_all(recipes, store=store, budget=Budget(jobs=2), progress=tell)
     assert set(built.images) == {"one", "two"}
 
@@ -125,10 +126,12 @@ def test_a_step_beyond_its_memory_ends_and_says_so(store: Store, project: Path) 
 def test_one_that_fails_costs_the_others_nothing(store: Store, project: Path, tmp_path: Path) -> None:
     recipes = {
         **_recipes(project, 1),
-        "bad-install": lambda: Recipe(source=LocalSource(project), install=("echo so it goes; exit 3",)),
-        "bad-source": lambda: Recipe(source=LocalSource(tmp_path / "nothing")),
-        "bad-too": lambda: Recipe(source=LocalSource(project), install=("echo so it goes; exit 3",), patch=_patch(2)),
-        "last": lambda: Recipe(source=LocalSource(project), patch=_patch(3)),
+        "bad-install": lambda: PythonRecipe(source=LocalSource(project), install=("echo so it goes; exit 3",)),
+        "bad-source": lambda: PythonRecipe(source=LocalSource(tmp_path / "nothing")),
+        "bad-too": lambda: PythonRecipe(
+            source=LocalSource(project), install=("echo so it goes; exit 3",), patch=_patch(2)
+        ),
+        "last": lambda: PythonRecipe(source=LocalSource(project), patch=_patch(3)),
     }
     built = build_all(recipes, store=store)
     assert list(built.images) == ["task-0", "last"]
@@ -166,12 +169,14 @@ def test_failures_are_kept_and_tried_again_when_asked(store: Store, project: Pat
 INTERRUPTED = """
     import sys
     from pathlib import Path
-    from minisandbox.images import Budget, LocalSource, Recipe, build_all
+    from minisandbox.images import Budget, LocalSource, PythonRecipe, build_all
     from minisandbox.store import Store
     store = Store.open(sys.argv[1])
     source = LocalSource(Path(sys.argv[2]))
     command = f"touch /testbed/started; sleep {sys.argv[3]}; echo"
-    recipes = {name: lambda name=name: Recipe(source=source, install=(f"{command} {name}",)) for name in ("a", "b")}
+    recipes = {
+        name: lambda name=name: PythonRecipe(source=source, install=(f"{command} {name}",)) for name in ("a", "b")
+    }
     try:
         built = build_all(recipes, store=store, budget=Budget(jobs=2))
         print(*built.images)
@@ -203,12 +208,14 @@ def test_an_interrupt_ends_the_steps_and_the_next_call_goes_on(tmp_path: Path, s
 MANY = """
     import sys
     from pathlib import Path
-    from minisandbox.images import Budget, LocalSource, Recipe, StepState, build_all
+    from minisandbox.images import Budget, LocalSource, PythonRecipe, StepState, build_all
     from minisandbox.store import Store
     store, source = Store.open(sys.argv[1]), LocalSource(Path(sys.argv[2]))
     patch = "--- a/a.py\\n+++ b/a.py\\n@@ -1 +1 @@\\n-x = 1\\n+x = {}\\n"
     recipes = {
-        f"i{n}": lambda n=n: Recipe(source=source, install=("sleep 0.2; date +%N > when",), patch=patch.format(n + 2))
+        f"i{n}": lambda n=n: PythonRecipe(
+            source=source, install=("sleep 0.2; date +%N > when",), patch=patch.format(n + 2)
+        )
         for n in range(4)
     }
     made = []
@@ -246,7 +253,7 @@ def test_processes_that_want_the_same_images_make_each_layer_once_though_some_ar
 
 
 def test_a_failed_build_is_repaired_by_hand(store: Store, project: Path) -> None:
-    recipe = Recipe(source=LocalSource(project), install=("cat made-by-hand > installed",))
+    recipe = PythonRecipe(source=LocalSource(project), install=("cat made-by-hand > installed",))
     with pytest.raises(BuildError):
         build(recipe, store=store, name="broken")
     with repair.open_failed(store, "broken") as work:
@@ -262,13 +269,14 @@ def test_a_failed_build_is_repaired_by_hand(store: Store, project: Path) -> None
     assert build(recipe, store=store, name="broken", progress=events.append) == image
     with pytest.raises(BuildError):
         build(recipe, store=store, name="another")  # what was done is this image's alone
-    repair.forget(store, "broken")
+    assert images_by_hand(store) == ["broken"]
+    assert forget_kept(store, "broken")
     with pytest.raises(BuildError):
         build(recipe, store=store, name="broken")
 
 
 def test_a_shell_without_keep_leaves_nothing(store: Store, project: Path) -> None:
-    recipe = Recipe(source=LocalSource(project), install=("cat made-by-hand > installed",))
+    recipe = PythonRecipe(source=LocalSource(project), install=("cat made-by-hand > installed",))
     with pytest.raises(BuildError):
         build(recipe, store=store, name="broken")
     before = {record.key for record in store.layers()}
@@ -281,7 +289,7 @@ def test_a_shell_without_keep_leaves_nothing(store: Store, project: Path) -> Non
 
 
 def test_a_layer_made_by_hand_that_is_gone_is_named(store: Store, project: Path) -> None:
-    recipe = Recipe(source=LocalSource(project), install=("test -e made-by-hand",))
+    recipe = PythonRecipe(source=LocalSource(project), install=("test -e made-by-hand",))
     with pytest.raises(BuildError):
         build(recipe, store=store, name="broken")
     with repair.open_failed(store, "broken") as work:
@@ -289,11 +297,10 @@ def test_a_layer_made_by_hand_that_is_gone_is_named(store: Store, project: Path)
         store.remove_layer(work.keep().key)
     with pytest.raises(BuildError, match="no longer in the store") as caught:
         build(recipe, store=store, name="broken")
-    assert "--forget" in (caught.value.hint or "")
+    assert "image rm broken" in (caught.value.hint or "")
 
 
 def test_nothing_to_repair(store: Store) -> None:
     with pytest.raises(NotFound, match="no failed build of"), repair.open_failed(store, "fine"):
         pass
-    with pytest.raises(NotFound, match="nothing was kept"):
-        repair.forget(store, "fine")
+    assert not forget_kept(store, "fine")

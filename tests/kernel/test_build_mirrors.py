@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minisandbox.errors import SourceError
-from minisandbox.images import GitSource, Recipe, build
+from minisandbox.images import GitSource, PythonRecipe, build
 from minisandbox.images.hostgit import run_git
 from minisandbox.images.mirrors import Mirrors, mirror_name
 from minisandbox.images.plan import Planner
@@ -74,7 +74,7 @@ def test_a_commit_is_fetched_once_and_the_next_brings_what_is_new(upstream: Path
 
 def test_the_repository_inside_has_one_commit_and_no_other_object(upstream: Path, store: Store) -> None:
     first, _ = _commits(upstream)
-    image = build(Recipe(source=GitSource(upstream.as_uri(), first)), store=store, name="one")
+    image = build(PythonRecipe(source=GitSource(upstream.as_uri(), first)), store=store, name="one")
     check = (
         "git rev-list --all --count; git for-each-ref; git remote; git tag; git reflog; git stash list; git notes list;"
         "ls .git/logs .git/objects/info/alternates .git/shallow 2>/dev/null; wc -l < .git/packed-refs;"
@@ -97,18 +97,18 @@ def test_mirrors_made_elsewhere_need_no_network(upstream: Path, store: Store, tm
     _git(tmp_path, "clone", "-q", *bare, str(upstream), str(given / place))
     first, _ = _commits(upstream)
     source = GitSource("https://unreachable.invalid/owner/name.git", first)
-    image = build(Recipe(source=source), store=store, name="offline", mirrors=given)
+    image = build(PythonRecipe(source=source), store=store, name="offline", mirrors=given)
     with Sandbox.create(image.spec()) as box:
         assert box.exec("head -1 file0.txt").stdout == "file 0\n"
     missing = GitSource("https://unreachable.invalid/owner/name.git", "0" * 40)
     with pytest.raises(SourceError) as caught:
-        build(Recipe(source=missing), store=store, name="missing", mirrors=given)
+        build(PythonRecipe(source=missing), store=store, name="missing", mirrors=given)
     assert "has no commit" in (caught.value.reason or "")
 
 
 def test_a_repository_that_cannot_be_reached_names_the_way_out(store: Store) -> None:
     with pytest.raises(SourceError) as caught:
-        build(Recipe(source=GitSource("https://unreachable.invalid/o/n", "0" * 40)), store=store, name="x")
+        build(PythonRecipe(source=GitSource("https://unreachable.invalid/o/n", "0" * 40)), store=store, name="x")
     assert "--repo-mirrors" in (caught.value.hint or "")
 
 
@@ -177,7 +177,7 @@ def test_the_tags_that_an_installation_is_told_of_are_in_its_key(upstream: Path,
     shutil.copytree(upstream, tmp_path / "given/upstream")
     _git(upstream, "tag", "-d", "v1")
     install = ("echo $LAST_TAG > version",)
-    recipe = Recipe(source=GitSource(upstream.as_uri(), tagged), install=install)
+    recipe = PythonRecipe(source=GitSource(upstream.as_uri(), tagged), install=install)
     planner = Planner(store, tmp_path / "given")
     planned = planner.plan("one", recipe)
     image = build(recipe, store=store, name="one", mirrors=tmp_path / "given")
@@ -206,7 +206,7 @@ def test_submodules_and_pointers_are_told(upstream: Path, store: Store, tmp_path
     _git(project, "add", "-A")
     _git(project, "commit", "-q", "-m", "first")
     source = GitSource(str(project), _git(project, "rev-parse", "HEAD"))
-    image = build(Recipe(source=source), store=store, name="modules")
+    image = build(PythonRecipe(source=source), store=store, name="modules")
     assert image.notes["submodules, left empty"] == "vendor/lib"
     assert image.notes["Git LFS pointers, left as they are"] == "big.bin"
     with Sandbox.create(image.spec()) as box:

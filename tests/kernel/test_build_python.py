@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError, InterpreterNotFound, SourceError
-from minisandbox.images import BuildEvent, Interpreter, LocalSource, Recipe, SdistSource, StepState, build
+from minisandbox.images import BuildEvent, Interpreter, LocalSource, PythonRecipe, SdistSource, StepState, build
 from minisandbox.images.image import Image
 from minisandbox.images.interpreters import find_interpreter, installed_interpreters
 from minisandbox.sandbox import Sandbox
@@ -30,7 +30,7 @@ def store(shared_store: Store) -> Store:
 @pytest.fixture(scope="module")
 def image(store: Store) -> Image:
     """A real project, built as a task would be: pinned packages, source archive, editable install."""
-    recipe = Recipe(
+    recipe = PythonRecipe(
         python=">=3.11",
         requirements=PINS,
         source=INICONFIG,
@@ -97,14 +97,14 @@ def test_no_host_path_in_text_files(image: Image, store: Store) -> None:
 def test_images_share_what_they_have_in_common(image: Image, store: Store, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
     events: list[BuildEvent] = []
-    recipe = Recipe(python=">=3.11", requirements=PINS, source=LocalSource(tmp_path))
+    recipe = PythonRecipe(python=">=3.11", requirements=PINS, source=LocalSource(tmp_path))
     other = build(recipe, store=store, name="other", progress=events.append)
     assert other.layers[:3] == image.layers[:3]
     assert [event.step for event in events if event.state is StepState.CACHED] == ["base", "python", "requirements"]
 
 
 def test_a_package_that_does_not_exist(store: Store) -> None:
-    recipe = Recipe(python=">=3.11", requirements=("minisandbox-no-such-package==1.0",))
+    recipe = PythonRecipe(python=">=3.11", requirements=("minisandbox-no-such-package==1.0",))
     with pytest.raises(BuildError, match="requirements") as caught:
         build(recipe, store=store, name="bad")
     assert "no such version" in (caught.value.reason or "")
@@ -113,17 +113,17 @@ def test_a_package_that_does_not_exist(store: Store) -> None:
 
 def test_sdists_that_are_not_there(store: Store) -> None:
     with pytest.raises(SourceError, match="does not have the sha256"):
-        build(Recipe(source=SdistSource("iniconfig", "2.0.0", "0" * 64)), store=store, name="bad")
+        build(PythonRecipe(source=SdistSource("iniconfig", "2.0.0", "0" * 64)), store=store, name="bad")
     with pytest.raises(SourceError, match=r"no source archive of iniconfig 99") as caught:
-        build(Recipe(source=SdistSource("iniconfig", "99", "0" * 64)), store=store, name="bad")
+        build(PythonRecipe(source=SdistSource("iniconfig", "99", "0" * 64)), store=store, name="bad")
     assert "2.0.0" in (caught.value.reason or "")
     with pytest.raises(SourceError, match="no index has"):
-        build(Recipe(source=SdistSource("minisandbox-no-such-project", "1", "0" * 64)), store=store, name="bad")
+        build(PythonRecipe(source=SdistSource("minisandbox-no-such-project", "1", "0" * 64)), store=store, name="bad")
 
 
 def test_an_interpreter_that_is_not_there(store: Store) -> None:
     with pytest.raises(InterpreterNotFound, match=r"no Python 3\.99"):
-        build(Recipe(python="3.99"), store=store, name="bad")
+        build(PythonRecipe(python="3.99"), store=store, name="bad")
 
 
 def _one_of(own_prefix: bool) -> Interpreter:
@@ -140,7 +140,7 @@ def test_other_interpreters_work(store: Store, own_prefix: bool) -> None:
     interpreter = _one_of(own_prefix)
     if find_interpreter(interpreter.version).executable != interpreter.executable:
         pytest.skip("another interpreter of the same version comes first")
-    image = build(Recipe(python=interpreter.version), store=store, name=f"python-{interpreter.version}")
+    image = build(PythonRecipe(python=interpreter.version), store=store, name=f"python-{interpreter.version}")
     question = "import sys, ssl, zlib; print(sys.prefix); print('%d.%d.%d' % sys.version_info[:3])"
     output = _run(image, f'python -c "{question}"; pip --version')
     assert output.splitlines()[:2] == [HOME, interpreter.version]

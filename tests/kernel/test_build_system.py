@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import BuildError, HostError, InvalidValue
-from minisandbox.images import LocalSource, Recipe, build, lock_of
+from minisandbox.images import LocalSource, PythonRecipe, build, lock_of
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import current_controller
 from minisandbox.store import Store
@@ -36,7 +36,7 @@ def test_system_packages_are_a_layer_at_the_bottom(store: Store, source: LocalSo
     if shutil.which("apt-get") is None or not current_controller().launcher.writable_usr:
         pytest.skip("no apt-get, or this user's sandboxes cannot write below /usr")
     try:
-        image = build(Recipe(system=(PACKAGE,), source=source), store=store, name="hello")
+        image = build(PythonRecipe(system=(PACKAGE,), source=source), store=store, name="hello")
     except BuildError as error:
         if "package index cannot be reached" in str(error) or "Unable to fetch" in str(error):
             pytest.skip(f"the distribution's packages cannot be reached: {error.what}")
@@ -57,12 +57,12 @@ def test_where_they_cannot_be_installed_the_error_says_what_else_to_do(
         assert git is not None
         monkeypatch.setenv("PATH", str(tmp_path))  # no apt-get here either
     with pytest.raises(HostError, match="system packages") as caught:
-        build(Recipe(system=(PACKAGE,)), store=store, name="hello")
+        build(PythonRecipe(system=(PACKAGE,)), store=store, name="hello")
     assert "the machine itself" in (caught.value.hint or "")
 
 
 def test_what_install_commands_write_below_usr_is_kept_or_refused(store: Store, source: LocalSource) -> None:
-    recipe = Recipe(source=source, install=("echo made > /usr/local/made",))
+    recipe = PythonRecipe(source=source, install=("echo made > /usr/local/made",))
     if not current_controller().launcher.writable_usr:
         with pytest.raises(BuildError) as caught:
             build(recipe, store=store, name="usr")
@@ -76,4 +76,4 @@ def test_what_install_commands_write_below_usr_is_kept_or_refused(store: Store, 
 @pytest.mark.parametrize("name", ["gcc; rm -rf /", "-y", "Gcc", "a b", ""])
 def test_names_that_are_no_packages(name: str) -> None:
     with pytest.raises(InvalidValue, match="not a system package"):
-        Recipe(system=(name,))
+        PythonRecipe(system=(name,))

@@ -15,7 +15,7 @@ import pytest
 from tests.waiting import PATIENCE, until
 
 from minisandbox.errors import BuildError, DiskFull
-from minisandbox.images import LocalSource, Recipe, build
+from minisandbox.images import LocalSource, PythonRecipe, build
 from minisandbox.images.failures import Failures
 from minisandbox.store import Store
 
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.kernel
 BUILD = """
     import sys
     from pathlib import Path
-    from minisandbox.images import LocalSource, Recipe, build
+    from minisandbox.images import LocalSource, PythonRecipe, build
     from minisandbox.store import Store
     store = Store.open(sys.argv[1])
-    recipe = Recipe(source=LocalSource(Path(sys.argv[2])), install=tuple(sys.argv[3:]))
+    recipe = PythonRecipe(source=LocalSource(Path(sys.argv[2])), install=tuple(sys.argv[3:]))
     events = []
     image = build(recipe, store=store, name="image", progress=events.append)
     print(image.commit, *sorted(event.step for event in events if event.state.value == "finished"))
@@ -89,12 +89,12 @@ FULL = """
     subprocess.run(["mount", "-t", "tmpfs", "-o", sys.argv[3], "tmpfs", sys.argv[1]], check=True)
     from pathlib import Path
     from minisandbox.errors import DiskFull, HostError
-    from minisandbox.images import LocalSource, Recipe, build
+    from minisandbox.images import LocalSource, PythonRecipe, build
     from minisandbox.images.failures import Failures
     from minisandbox.sandbox.controller import shut_down
     from minisandbox.store import Store
     store = Store.open(sys.argv[1] + "/store")
-    recipe = Recipe(source=LocalSource(Path(sys.argv[2])), install=(sys.argv[4],))
+    recipe = PythonRecipe(source=LocalSource(Path(sys.argv[2])), install=(sys.argv[4],))
     try:
         build(recipe, store=store, name="image")
     except DiskFull as error:
@@ -151,7 +151,7 @@ def test_a_disk_that_fills_loses_nothing_that_was_finished(
 )
 def test_what_a_step_left_holds_up_nobody(tmp_path: Path, source: Path, command: str, reason: str) -> None:
     store = Store.open(tmp_path / "store")
-    recipe = Recipe(source=LocalSource(source), install=(command,), step_timeout=20.0)
+    recipe = PythonRecipe(source=LocalSource(source), install=(command,), step_timeout=20.0)
     begun = time.monotonic()
     with pytest.raises(BuildError, match=reason) as caught:
         build(recipe, store=store, name="left")

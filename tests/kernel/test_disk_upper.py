@@ -203,7 +203,7 @@ def test_sealed_states_count(box: Sandbox) -> None:
 
 def test_a_disk_that_is_nearly_full_makes_no_sandbox(layered: ImageSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uppers, "FLOOR", 1 << 60)
-    with pytest.raises(HostError, match=r"the store's disk has \d+ MiB free.*image du"):
+    with pytest.raises(HostError, match=r"the store's disk has \d+ MiB free.*image ls --sizes"):
         Sandbox.create(layered)
     assert mine() == []
 

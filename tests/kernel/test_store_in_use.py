@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.images import LocalSource, Recipe, build, host_image, load_image
+from minisandbox.images import LocalSource, PythonRecipe, build, host_image, load_image
 from minisandbox.images.travel import export_file, import_directory, import_file
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
@@ -127,7 +127,7 @@ def outcome(store: Store, name: str) -> str:
 
 @pytest.mark.slow
 def test_an_image_behaves_the_same_wherever_it_travels(store: Store, project: Path, tmp_path: Path) -> None:
-    build(Recipe(source=LocalSource(project)), store=store, name="mine")
+    build(PythonRecipe(source=LocalSource(project)), store=store, name="mine")
     before = outcome(store, "mine")
     assert "\n3\nright\n" in before
     export_file(store, ["mine"], tmp_path / "mine.msb")
@@ -138,13 +138,13 @@ def test_an_image_behaves_the_same_wherever_it_travels(store: Store, project: Pa
     for each in (other, third):
         assert outcome(each, "mine") == before
         assert verify(each, full=True).damaged == ()
-        build(Recipe(source=LocalSource(project)), store=each, name="again")
+        build(PythonRecipe(source=LocalSource(project)), store=each, name="again")
         assert [row.status for row in image_rows(each)] == [Status.READY, Status.READY]
         assert len(each.layer_keys()) == len(store.layer_keys()), "what was imported is what a build would make"
 
 
 def test_a_damaged_layer_is_built_again_by_its_next_use(store: Store, project: Path) -> None:
-    recipe = Recipe(source=LocalSource(project))
+    recipe = PythonRecipe(source=LocalSource(project))
     image = build(recipe, store=store, name="mine")
     answer = next(path for key in image.layers if (path := store.layer_tree(key) / "testbed/data/answer").exists())
     answer.chmod(0o644)
@@ -173,7 +173,7 @@ with Sandbox.create(load_image(Store.open(sys.argv[1]), "mine").spec()) as box:
 
 @pytest.mark.slow
 def test_a_sandbox_of_a_frozen_image_thaws_it(store: Store, project: Path) -> None:
-    build(Recipe(source=LocalSource(project)), store=store, name="mine")
+    build(PythonRecipe(source=LocalSource(project)), store=store, name="mine")
     before = outcome(store, "mine")
     spec = load_image(store, "mine").spec()
     with Sandbox.create(spec):
@@ -188,17 +188,17 @@ def test_a_sandbox_of_a_frozen_image_thaws_it(store: Store, project: Path) -> No
 
 
 def test_what_is_built_over_frozen_layers_thaws_them(store: Store, project: Path) -> None:
-    build(Recipe(source=LocalSource(project)), store=store, name="mine")
+    build(PythonRecipe(source=LocalSource(project)), store=store, name="mine")
     freeze(store, ["mine"])
-    build(Recipe(source=LocalSource(project)), store=store, name="again")
+    build(PythonRecipe(source=LocalSource(project)), store=store, name="again")
     assert len(frozen_keys(store)) == len(store.layer_keys()), "all of it is there"
-    build(Recipe(source=LocalSource(project), install=("touch made",)), store=store, name="more")
+    build(PythonRecipe(source=LocalSource(project), install=("touch made",)), store=store, name="more")
     assert "./made" in outcome(store, "more")
     assert verify(store, full=True).damaged == ()
 
 
 def test_several_processes_want_a_frozen_image(store: Store, project: Path) -> None:
-    build(Recipe(source=LocalSource(project)), store=store, name="mine")
+    build(PythonRecipe(source=LocalSource(project)), store=store, name="mine")
     freeze(store, ["mine"])
     command = [sys.executable, "-c", RUN, str(store.root)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
@@ -209,7 +209,7 @@ def test_several_processes_want_a_frozen_image(store: Store, project: Path) -> N
 
 
 def test_a_damaged_pack_costs_a_build(store: Store, project: Path) -> None:
-    recipe = Recipe(source=LocalSource(project))
+    recipe = PythonRecipe(source=LocalSource(project))
     build(recipe, store=store, name="mine")
     before = outcome(store, "mine")
     freeze(store, ["mine"])
@@ -227,7 +227,7 @@ def test_a_damaged_pack_costs_a_build(store: Store, project: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_freezes_and_thaws(store: Store, project: Path) -> None:
-    build(Recipe(source=LocalSource(project)), store=store, name="mine")
+    build(PythonRecipe(source=LocalSource(project)), store=store, name="mine")
 
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "minisandbox", "image", *arguments]
@@ -241,7 +241,7 @@ def test_the_command_line_freezes_and_thaws(store: Store, project: Path) -> None
     assert "frozen, " in run("freeze", "mine")
     assert "ready, frozen" in run("ls")
     assert ", frozen" in run("show", "mine")
-    assert "packs" in run("du")
+    assert "frozen" in run("ls", "--sizes")
     assert "thawed in" in run("thaw", "m*")
     assert "frozen: image mine" in run("gc", "--unused-for", "0s", "--grace", "0s", "--freeze")
     assert "0 layers damaged" in run("verify", "--full")

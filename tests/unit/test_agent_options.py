@@ -28,7 +28,7 @@ from minisandbox.agents import (
 from minisandbox.agents.options import from_mapping, to_mapping
 from minisandbox.agents.prompts import PLACEHOLDERS, Prompts, Template
 from minisandbox.agents.word_edit import WordEditAgent
-from minisandbox.cli.agent_options import add_agent_arguments, agent_limits, agent_options, name_of
+from minisandbox.cli.common.agent_options import add_agent_arguments, agent_limits, agent_options, name_of
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.models import Message
 

@@ -14,10 +14,11 @@ import pytest
 
 from minisandbox import errors
 from minisandbox.agents import actions, edits, session  # noqa: F401 - they define errors
-from minisandbox.cli import exits
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, clean_line, human_seconds, human_size, plain, print_table
+from minisandbox.cli.common.sandbox_options import parse_limits
+from minisandbox.cli.image.verbs import VERBS
 from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
-from minisandbox.cli.output import Column, clean_line, human_seconds, human_size, plain, print_table
-from minisandbox.cli.sandbox_options import parse_limits
 from minisandbox.errors import clean
 from minisandbox.trajectories import styles  # noqa: F401 - the same
 from minisandbox.types import Outcome
@@ -137,9 +138,24 @@ def test_help_and_version_load_no_command() -> None:
 def test_a_noun_loads_its_own_module_only() -> None:
     script = "import sys; from minisandbox.cli.main import parser; parser(['tasks']); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert "minisandbox.cli.tasks" in done.stdout
+    assert "minisandbox.cli.tasks.verbs" in done.stdout
     assert "minisandbox.cli.sandbox" not in done.stdout
     assert "minisandbox.sandbox" not in done.stdout
+
+
+IMAGE_VERBS = {"pull", "build", "ls", "show", "pins", "verify", "rm", "gc", "freeze", "thaw", "export", "import"}
+
+
+def test_the_verbs_of_images() -> None:
+    assert set(VERBS) == IMAGE_VERBS
+
+
+def test_a_verb_of_images_loads_its_own_module_only() -> None:
+    script = "import sys; from minisandbox.cli.main import parser; parser(['image', 'gc']); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "minisandbox.cli.image.removal" in done.stdout
+    assert "minisandbox.cli.image.build" not in done.stdout
+    assert "minisandbox.images.builder" not in done.stdout
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
@@ -162,7 +178,7 @@ def test_closed_and_full_outputs() -> None:
 
 def test_progress_survives_its_reader() -> None:
     script = (
-        "import sys\nfrom minisandbox.cli.output import Progress, say\n"
+        "import sys\nfrom minisandbox.cli.common.output import Progress, say\n"
         "sys.stdin.readline()\nwith Progress() as progress: progress.note('x'); say('y')\nprint('done')"
     )
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -188,7 +204,7 @@ def test_what_cannot_be_encoded_is_printed_all_the_same(tmp_path: Path) -> None:
 def test_an_interrupted_command_says_what_was_kept(number: int, status: int, word: str) -> None:
     # stands for any command: it waits in main, with a noun's own words about what is kept
     script = (
-        "import sys, time, minisandbox.cli.tasks as t\n"
+        "import sys, time, minisandbox.cli.tasks.verbs as t\n"
         "def wait(args):\n"
         "    args.kept = 'all is kept'; print('up', flush=True); time.sleep(60)\n"
         "t.run_ls = wait\n"
@@ -341,12 +357,13 @@ RECIPES = {
 
 @pytest.mark.parametrize(("text", "complaint"), RECIPES.items())
 def test_recipe_files(text: str, complaint: str | None, tmp_path: Path) -> None:
+    from minisandbox.images import PythonRecipe  # noqa: PLC0415 - loads the sandbox
     from minisandbox.tasks import read_recipe  # noqa: PLC0415 - loads the sandbox
 
     path = tmp_path / "recipe.toml"
     path.write_text(text, encoding="utf-8")
     if complaint is None:
-        assert read_recipe(path).source is None
+        assert isinstance(read_recipe(path), PythonRecipe)
         return
     with pytest.raises(errors.InvalidValue, match=complaint) as caught:
         read_recipe(path)

@@ -13,13 +13,20 @@ from typing import Any
 
 import pytest
 
-from minisandbox.cli import doctor, exits
-from minisandbox.cli.foreign_errors import EXTRAS, REQUIRED, raised_by, translate
+from minisandbox.cli import doctor
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.foreign_errors import EXTRAS, REQUIRED, raised_by, translate
 from minisandbox.cli.main import main
 from minisandbox.errors import HostError, MissingExtra, PackageError
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {"inspect-ai": "inspect_ai", "mini-swe-agent": "minisweagent", "pyyaml": "yaml", "swe-rex": "swerex"}
+MODULES = {
+    "e2b-dockerfile-utils": "e2b_dockerfile_utils",
+    "inspect-ai": "inspect_ai",
+    "mini-swe-agent": "minisweagent",
+    "pyyaml": "yaml",
+    "swe-rex": "swerex",
+}
 """Distributions whose module is called otherwise."""
 SFT = "model: {tmp}\ndata: [rows.jsonl]\nout: {tmp}/run\n"
 RL = "model: {tmp}\ntasks: [quickstart]\nout: {tmp}/run\n"

@@ -378,7 +378,7 @@ def test_exceptions_to_the_rules_carry_their_reason() -> None:
 
 
 def test_commands_print_by_one_function_which_cleans() -> None:
-    for path in sorted((PACKAGE / "cli").glob("*.py")):
+    for path in sorted((PACKAGE / "cli").rglob("*.py")):
         if path.name != "output.py":
             calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
             named = [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"]

@@ -83,8 +83,9 @@ def test_the_default_index_is_a_url() -> None:
     assert default_index_url().startswith("https://")
 
 
-def test_credentials_are_not_shown() -> None:
-    assert without_credentials("https://a:b@host:8/x?y") == "https://host:8/x?y"
+def test_servers_are_asked_without_credentials_in_the_address() -> None:
+    assert without_credentials("https://a:b@host:8/x?y@z") == "https://host:8/x?y@z"
+    assert without_credentials("https://host?y@z") == "https://host?y@z"
     assert without_credentials("/a@b/c") == "/a@b/c"
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
-from minisandbox.images import Difference, Lock, Package, compare_locks, lock_of, read_lock, read_pins
+from minisandbox.images import Lock, Package, lock_of, read_lock, read_pins
 from minisandbox.images.lock import PACKAGES, packages_fact
 from minisandbox.store import LayerRecord
 from minisandbox.store.keys import JSONValue
@@ -52,22 +51,6 @@ def test_a_lock_is_put_together_from_the_layers() -> None:
     assert lock.system == {"gcc": "4:12.2.0-3"}
     assert lock.installed == {"attrs": "23.1.0", "demo-pkg": "2"}
     assert lock.steps == {"requirements": (wheel,), "install": (backend,)}
-
-
-def test_differences_are_named() -> None:
-    other = replace(
-        LOCK,
-        image="other",
-        python={**LOCK.python, "version": "3.11.8"},
-        installed={"attrs": "23.1.0", "six": "1.0"},
-        steps={},
-    )
-    assert compare_locks(LOCK, replace(LOCK, image="other")) == []
-    assert compare_locks(LOCK, other) == [
-        Difference("python", "version", "3.11.7", "3.11.8"),
-        Difference("installed", "six", "", "1.0"),
-        Difference("package", "requirements: attrs-23.1.0-py3-none-any.whl", "a" * 16, ""),
-    ]
 
 
 @pytest.mark.parametrize(

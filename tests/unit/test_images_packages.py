@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minisandbox.errors import InvalidValue, SourceError
-from minisandbox.images.download import fetch_file
-from minisandbox.images.index import IndexSettings
-from minisandbox.images.listing import FRESH, parse_moment
+from minisandbox.errors import InvalidValue
+from minisandbox.images.index import IndexSettings, parse_moment
 from minisandbox.images.lock import Package
 from minisandbox.images.packages import PackageIndex, Served
+from minisandbox.images.simple_api import FRESH
+from minisandbox.images.uvtool import find_uv
 from minisandbox.images.web import Web
 from minisandbox.store import Store
 
@@ -111,17 +114,28 @@ def _status(url: str) -> int:
     return 200
 
 
-def test_pages_in_both_forms_and_files(upstream: Upstream, store: Store) -> None:
+def test_a_page_and_its_files(upstream: Upstream, store: Store) -> None:
+    upstream.list_json(**{"core-metadata": {"sha256": _sha(b"metadata")}, "yanked": "a <reason>"})
+    upstream.answers["/files/demo_pkg-1.0-py3-none-any.whl.metadata"] = ("text/plain", b"metadata")
     served = Served()
     with PackageIndex(store, upstream.settings) as index, index.serve(served) as url:
-        page = json.loads(_get(f"{url}demo-pkg/", JSON_TYPE))
-        assert {row["filename"]: row["hashes"]["sha256"] for row in page["files"]} == {
-            name: _sha(data) for name, data in NAMES.items()
+        page = _get(f"{url}demo-pkg/").decode()
+        for name, data in NAMES.items():
+            assert f'href="{name}#sha256={_sha(data)}"' in page
+        assert 'data-requires-python="&gt;=3.6"' in page
+        assert 'data-yanked="a &lt;reason&gt;"' in page
+        assert f'data-dist-info-metadata="sha256={_sha(b"metadata")}"' in page
+        first = json.loads(_get(f"{url}demo-pkg/", JSON_TYPE))["files"][0]
+        assert first == {
+            "filename": "demo_pkg-1.0-py3-none-any.whl",
+            "url": "demo_pkg-1.0-py3-none-any.whl",
+            "hashes": {"sha256": _sha(WHEEL)},
+            "requires-python": ">=3.6",
+            "yanked": "a <reason>",
+            "core-metadata": {"sha256": _sha(b"metadata")},
+            "upload-time": "2020-06-01T00:00:00.000000Z",
         }
-        assert page["files"][0]["requires-python"] == ">=3.6"
-        html = _get(f"{url}demo-pkg/").decode()
-        assert f'href="demo-pkg-0.9.tar.gz#sha256={_sha(SDIST)}"' in html
-        assert 'data-requires-python="&gt;=3.6"' in html
+        assert _get(f"{url}demo-pkg/demo_pkg-1.0-py3-none-any.whl.metadata") == b"metadata"
         assert _get(f"{url}demo-pkg/demo_pkg-1.0-py3-none-any.whl") == WHEEL
     assert served.packages == {
         "demo_pkg-1.0-py3-none-any.whl": Package("demo-pkg", "1.0", "demo_pkg-1.0-py3-none-any.whl", _sha(WHEEL))
@@ -135,13 +149,6 @@ def test_what_is_kept_is_not_asked_for_again(upstream: Upstream, store: Store) -
             _get(f"{url}demo-pkg/")
             _get(f"{url}demo-pkg/demo-pkg-0.9.tar.gz")
     assert upstream.asked == ["/simple/demo-pkg/", "/files/demo-pkg-0.9.tar.gz"]
-
-
-def test_a_local_file_of_a_terabyte_is_not_read(store: Store, tmp_path: Path) -> None:
-    with (tmp_path / "huge.whl").open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(SourceError, match="too large"):
-        fetch_file((tmp_path / "huge.whl").as_uri(), "0" * 64, store, IndexSettings())
 
 
 def test_only_the_steps_own_address_answers(upstream: Upstream, store: Store) -> None:
@@ -174,10 +181,26 @@ def test_a_file_that_is_not_what_the_index_says_is_not_kept(upstream: Upstream, 
 
 def test_uploads_after_a_date_are_not_there(upstream: Upstream, store: Store) -> None:
     with PackageIndex(store, upstream.settings) as index, index.serve(Served(before=parse_moment("2021-01-01"))) as url:
-        assert [row["filename"] for row in json.loads(_get(f"{url}demo-pkg/", JSON_TYPE))["files"]] == [
-            "demo_pkg-1.0-py3-none-any.whl"
-        ]
+        page = _get(f"{url}demo-pkg/")
+        assert page.count(b"<a ") == 1
+        assert b"demo_pkg-1.0-py3-none-any.whl" in page
         assert _status(f"{url}demo-pkg/demo-pkg-0.9.tar.gz") == 404, "a file that is not listed can be had"
+
+
+@pytest.mark.parametrize(("date", "found"), [("2021-01-01", True), ("2020-01-01", False)])
+def test_uvs_own_dates_work(date: str, found: bool, upstream: Upstream, store: Store) -> None:
+    """As in the install commands of rows."""
+    metadata = b"Metadata-Version: 2.1\nName: demo-pkg\nVersion: 1.0\n"
+    upstream.list_json(**{"core-metadata": {"sha256": _sha(metadata)}})
+    upstream.answers["/files/demo_pkg-1.0-py3-none-any.whl.metadata"] = ("text/plain", metadata)
+    with PackageIndex(store, upstream.settings) as index, index.serve(Served()) as url:
+        command = [str(find_uv()), "pip", "compile", "-", "--no-config", "--no-cache", "--default-index", url]
+        done = subprocess.run(
+            [*command, "--exclude-newer", date, "--python", sys.executable],
+            input="demo-pkg", capture_output=True, text=True, check=False, timeout=60,
+            env={"PATH": os.environ["PATH"], "no_proxy": "127.0.0.1"},
+        )  # fmt: skip
+    assert (done.returncode == 0 and "demo-pkg==1.0" in done.stdout) == found, done.stderr
 
 
 def test_an_index_that_tells_no_dates_says_so(upstream: Upstream, store: Store) -> None:
@@ -205,7 +228,8 @@ def test_a_lock_whose_file_the_index_has_no_more(upstream: Upstream, store: Stor
     gone = Package("demo-pkg", "3.0", "demo_pkg-3.0-py3-none-any.whl", "0" * 64)
     served = Served(only={gone.file: gone})
     with PackageIndex(store, upstream.settings) as index, index.serve(served) as url:
-        assert _status(f"{url}demo-pkg/") == 404
+        assert _status(f"{url}demo-pkg/{gone.file}") == 404
+    assert served.failed is None, "no fault of the index"
     assert served.complaints == ["the lock's demo_pkg-3.0-py3-none-any.whl is not on the package index any more"]
 
 
@@ -234,6 +258,38 @@ def test_an_unreachable_index_and_an_earlier_answer(upstream: Upstream, store: S
         assert _get(f"{url}demo-pkg/").count(b"<a ") == 2
     assert "an earlier answer is used" in served.complaints[0]
     assert served.failed is None
+
+
+def test_one_index_down_that_had_files_before(upstream: Upstream, tmp_path: Path, store: Store) -> None:
+    """A second build needs no network for what the first one had."""
+    local = tmp_path / "links"
+    local.mkdir()
+    (local / "demo_pkg-2.0-py3-none-any.whl").write_bytes(WHEEL)
+    settings = replace(upstream.settings, find_links=(str(local),))
+    with PackageIndex(store, settings) as index, index.serve(Served()) as url:
+        assert _get(f"{url}demo-pkg/").count(b"<a ") == 3
+        _get(f"{url}demo-pkg/demo-pkg-0.9.tar.gz")
+    for page in store.root.glob("index/*"):
+        page.write_text(page.read_text().replace('"fetched": ', '"fetched": 1, "before": '))
+    upstream.answers.clear()
+    upstream.answers["/simple/demo-pkg/"] = (JSON_TYPE, b"[]")  # what a broken server answers
+    served = Served()
+    with PackageIndex(store, settings) as index, index.serve(served) as url:
+        assert _get(f"{url}demo-pkg/").count(b"<a ") == 3
+        assert _get(f"{url}demo-pkg/demo-pkg-0.9.tar.gz") == SDIST
+    assert "is not an index page" in served.complaints[0]
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_one_index_down_and_what_is_wanted_on_no_other(tells: bool, upstream: Upstream, store: Store) -> None:
+    """It may be there: the recipe is not to blame, and the index is asked again by the next build."""
+    settings = IndexSettings(f"{upstream.url}/simple", ("http://127.0.0.1:9/simple",), timeout=1.0)
+    served = Served(before=None if tells else parse_moment("2001-01-01"))
+    with PackageIndex(store, settings) as index, index.serve(served) as url:
+        assert _status(f"{url}demo-pkg/") == (200 if tells else 404)
+    assert "cannot read http://127.0.0.1:9/simple/demo-pkg/" in served.complaints[0]
+    assert (served.failed is None) == tells
+    assert not list(store.root.glob("index/*")), "an answer without one of the indexes is not kept"
 
 
 def test_a_connection_that_is_refused_is_tried_again(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from minisandbox.errors import InvalidValue, PatchError, SourceError
-from minisandbox.images import GitSource, LocalSource, Recipe, SdistSource
+from minisandbox.errors import InvalidValue, MiniSandboxError, PatchError, SourceError
+from minisandbox.images import GitSource, LocalSource, PythonRecipe, SdistSource
 from minisandbox.images.localsource import Snapshot, take_snapshot
 from minisandbox.images.plan import Planner
+from minisandbox.images.recipe import (
+    CutHistory,
+    HiddenTests,
+    Install,
+    InstallPython,
+    InstallRequirements,
+    InstallSystem,
+    OciBase,
+    Recipe,
+    Run,
+)
 from minisandbox.images.request import PythonRequest
 from minisandbox.store import Store
 
@@ -20,7 +32,7 @@ PATCH = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
 @pytest.mark.parametrize("text", ["", "three", "3", "3.11.x", ">=", "3.11;", "py3.11", "../3.11"])
 def test_versions_that_are_none(text: str) -> None:
     with pytest.raises(InvalidValue, match="not a Python version"):
-        Recipe(python=text)
+        PythonRecipe(python=text)
 
 
 @pytest.mark.parametrize(
@@ -48,15 +60,15 @@ def test_what_is_no_request(text: str) -> None:
 @pytest.mark.parametrize("line", ["-e .", "--index-url x", "-r file", "/etc/passwd", "a b", "a==", "a\nb", ""])
 def test_requirements_that_are_none(line: str) -> None:
     with pytest.raises(InvalidValue, match="not a requirement"):
-        Recipe(python="3.11", requirements=(line,))
+        PythonRecipe(python="3.11", requirements=(line,))
 
 
 def test_parts_that_need_each_other() -> None:
     with pytest.raises(InvalidValue, match="without an interpreter"):
-        Recipe(requirements=("attrs==1",))
+        PythonRecipe(requirements=("attrs==1",))
     for changes in ({"install": ("x",)}, {"patch": PATCH}, {"hidden": ("a",)}, {"test_patch": PATCH}):
         with pytest.raises(InvalidValue, match="need a source"):
-            Recipe(**changes)
+            PythonRecipe(**changes)
 
 
 @pytest.mark.parametrize(("name", "version"), [("a b", "1"), ("", "1"), ("attrs", ""), ("attrs", "1 0")])
@@ -68,19 +80,19 @@ def test_archives_that_are_none_say_how_to_name_one(name: str, version: str) -> 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../b", ".git/config", "a\0b", "a\nb"])
 def test_hidden_paths_stay_inside(path: str) -> None:
     with pytest.raises(InvalidValue, match="not a path in the repository"):
-        Recipe(source=HERE, hidden=(path,))
+        PythonRecipe(source=HERE, hidden=(path,))
 
 
 @pytest.mark.parametrize("pair", [("A=B", "x"), ("", "x"), ("1A", "x"), ("A", "x\0y")])
 def test_variables_that_are_none(pair: tuple[str, str]) -> None:
     with pytest.raises(InvalidValue, match="environment variable"):
-        Recipe(environment=(pair,))
+        PythonRecipe(environment=(pair,))
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
 def test_timeouts_are_positive(timeout: float) -> None:
     with pytest.raises(InvalidValue, match="step_timeout"):
-        Recipe(step_timeout=timeout)
+        PythonRecipe(step_timeout=timeout)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +111,14 @@ def test_timeouts_are_positive(timeout: float) -> None:
 )
 def test_patches_that_are_refused(patch: str, message: str) -> None:
     with pytest.raises(PatchError, match=message):
-        Recipe(source=HERE, patch=patch)
+        PythonRecipe(source=HERE, patch=patch)
     with pytest.raises(PatchError, match=f"test_patch.*{message}"):
-        Recipe(source=HERE, test_patch=patch)
+        PythonRecipe(source=HERE, test_patch=patch)
 
 
 def test_a_patch_of_a_file_with_crlf_is_left_alone() -> None:
     patch = PATCH.replace("-a\n+b\n", "-a\r\n+b\r\n")
-    assert Recipe(source=HERE, patch=patch).patch == patch
+    assert PythonRecipe(source=HERE, patch=patch).patch == patch
 
 
 @pytest.mark.parametrize("sha256", ["", "0" * 63, "g" * 64, "A" * 64])
@@ -167,6 +179,27 @@ def test_a_directory_of_many_images_is_read_once(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("minisandbox.images.plan.take_snapshot", counted)
     planner = Planner(Store.open(tmp_path / "store"))
-    recipe = Recipe(source=LocalSource(tmp_path / "source"))
+    recipe = PythonRecipe(source=LocalSource(tmp_path / "source"))
     assert planner.plan("one", recipe).layers == planner.plan("two", recipe).layers
     assert taken == [LocalSource(tmp_path / "source")]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: InstallRequirements(("--index-url=http://other",)),
+        lambda: InstallPython("python"),
+        lambda: InstallSystem(("-o=x",)),
+        lambda: Install(("true",), network="moon"),
+        lambda: CutHistory(hidden=("../x",)),
+        lambda: HiddenTests(test_patch="--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-a\n+b\n"),
+        lambda: Run(()),
+        lambda: Recipe(steps=(InstallRequirements(("attrs",)),)),
+        lambda: Recipe(steps=(CutHistory(),)),
+        lambda: Recipe(OciBase("debian"), (InstallSystem(("gcc",)),)),
+        lambda: Recipe(workdir=PurePosixPath("testbed")),
+    ],
+)
+def test_steps_check_what_they_are_given(make: Callable[[], object]) -> None:
+    with pytest.raises(MiniSandboxError):
+        make()

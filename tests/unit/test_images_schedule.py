@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +12,9 @@ import pytest
 
 from minisandbox.errors import SourceError
 from minisandbox.images.builder import Maker
-from minisandbox.images.plan import Plan, PlannedStep
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.plan import Ground, Plan, PlannedStep
+from minisandbox.images.runner import BuildStep
 from minisandbox.images.schedule import _Work
-from minisandbox.images.stepping import Step
 from minisandbox.store import Store, step_key
 
 
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def _step(name: str) -> PlannedStep:
-    return PlannedStep(Step(name, {"kind": name}, cast("Any", None)), step_key(None, {"name": name}), (), (), 60.0)
+    return PlannedStep(BuildStep(name, {"kind": name}, cast("Any", None)), step_key(None, {"name": name}), (), (), 60.0)
 
 
 def _work(store: Store, plans: list[Plan]) -> _Work:
@@ -33,7 +33,7 @@ def _work(store: Store, plans: list[Plan]) -> _Work:
 
 
 def _plan(name: str, *steps: PlannedStep) -> Plan:
-    return Plan(name, Recipe(), "base", steps, None, (), "content")
+    return Plan(name, Ground(("base",), ""), steps)
 
 
 def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None:
@@ -46,6 +46,15 @@ def test_a_failure_leaves_out_what_only_failed_images_need(store: Store) -> None
     assert set(work.failures) == {"one", "two"}
     assert work._open == set()
     assert work._take() is None
+
+
+def test_a_step_waits_for_what_it_needs_and_is_not_made_over(store: Store) -> None:
+    stage = _step("stage")
+    copy = replace(_step("copy"), needs=(stage.key,))
+    work = _work(store, [Plan("one", Ground((), ""), (copy,), (stage,))])
+    assert work._take() == stage.key
+    work._succeed(stage.key)
+    assert work._take() == copy.key
 
 
 def test_a_failure_costs_the_same_in_a_larger_set(store: Store) -> None:

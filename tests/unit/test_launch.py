@@ -9,6 +9,7 @@ import resource
 import socket
 import threading
 from collections import deque
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
@@ -43,7 +44,7 @@ def request(**changes: object) -> Request:
 @pytest.mark.parametrize("writable_usr", [True, False])
 @pytest.mark.parametrize("upper", [None, Path("/upper")])
 def test_a_plan_survives_serialisation(writable_usr: bool, upper: Path | None) -> None:
-    plan = make_plan(request(writable_usr=writable_usr, upper=upper))
+    plan = replace(make_plan(request(writable_usr=writable_usr, upper=upper)), one_id=False)  # for the zygote alone
     assert p.Plan.from_json(plan.to_json()) == plan
     assert hash(plan) == hash(p.Plan.from_json(plan.to_json()))
 

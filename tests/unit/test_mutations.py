@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minisandbox.cli.tasks_mutate import collect, write_parts
+from minisandbox.cli.tasks.mutate import collect, write_parts
 from minisandbox.errors import DiskFull, GradingError, SandboxCreationError, SandboxGone
 from minisandbox.grade import Grade, Reason, Verdict
 from minisandbox.grade import mutants as grade_mutants

@@ -292,7 +292,7 @@ def test_a_layer_may_have_a_sha512_digest_of_its_tar(store: Store, tmp_path: Pat
 
 @pytest.mark.parametrize("user", ["0:0", "root:root", "root", "0:root"])
 def test_root_is_no_lost_user(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str) -> None:
-    monkeypatch.setattr("minisandbox.images.oci.pull._keeps_owners", lambda: False)
+    monkeypatch.setattr("minisandbox.images.oci.pull.keeps_owners", lambda: False)
     taken = pull(f"oci:{MadeImage([FIRST], {'User': user}).write_layout(tmp_path / 'layout')}", store=store)
     assert (taken.user, taken.notes.get("not as in the image")) == ("", None)
 

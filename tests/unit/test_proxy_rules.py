@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from minisandbox.cli.common.sandbox_options import parse_network
 from minisandbox.cli.main import parser
-from minisandbox.cli.sandbox_options import parse_network
 from minisandbox.egress.rules import (
     MOST_HEAD,
     Hop,

@@ -15,7 +15,7 @@ from tests.unit.store_tools import add_image, add_layer, key_of, names_below, on
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import FailureRecord, Store, leases, measure_tree
-from minisandbox.store.collect import collect, last_use, remove_failures, remove_images
+from minisandbox.store.collect import collect, last_use, remove_images
 from minisandbox.store.leases import Holder, in_use, layer_of, stamp, use_of
 from minisandbox.store.sizes import StoreSizes
 
@@ -307,8 +307,8 @@ def test_failed_builds_keep_their_layers_until_they_are_removed(store: Store) ->
     assert store.failures() == [failed] == [store.failure("three")]
     assert collect(store, grace=0).layers == []
     assert (store.root / f"logs/{'3' * 64}.log").exists()
-    assert remove_failures(store, dry_run=True).layers == [made]
-    done = remove_failures(store)
+    assert remove_images(store, [], failures=["three"], dry_run=True).layers == [made]
+    done = remove_images(store, [], failures=["three"])
     assert done.layers == [made]
     assert store.has_layer(base)
     assert store.failures() == []

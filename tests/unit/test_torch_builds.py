@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from minisandbox.errors import InvalidValue
-from minisandbox.images import Interpreter, Recipe, find_interpreter
+from minisandbox.images import Interpreter, PythonRecipe, find_interpreter
+from minisandbox.images.recipe import Install, InstallPython, InstallRequirements, LocalSource
 from minisandbox.images.steps import install_step, python_step, requirements_step
 from minisandbox.images.torch_builds import is_for_cpu, without_cuda
+from minisandbox.types import WORKDIR
 
 
 def test_libraries_of_cuda_go_and_what_only_sounds_alike_stays() -> None:
@@ -43,18 +46,28 @@ def interpreter() -> Interpreter:
 
 
 def test_it_is_part_of_the_hash_where_it_can_matter(interpreter: Interpreter) -> None:
-    def definitions(recipe: Recipe) -> list[object]:
-        steps = python_step(interpreter, recipe), requirements_step(recipe, interpreter)
-        return [one.definition for one in (*steps, install_step(recipe, interpreter, ""))]
+    def definitions(recipe: PythonRecipe) -> list[object]:
+        python, requirements, install = (
+            one for one in recipe.recipe().steps if isinstance(one, InstallPython | InstallRequirements | Install)
+        )
+        assert isinstance(python, InstallPython)
+        assert isinstance(requirements, InstallRequirements)
+        assert isinstance(install, Install)
+        return [
+            python_step(python, interpreter).definition,
+            requirements_step(requirements, interpreter).definition,
+            install_step(install, interpreter, "", WORKDIR).definition,
+        ]
 
-    plain = Recipe(python="3.11", requirements=("torch==2.3.1",))
+    source = LocalSource(Path("/src"))
+    plain = PythonRecipe(python="3.11", requirements=("torch==2.3.1",), source=source, install=("x",))
     one, other = definitions(plain), definitions(replace(plain, torch_backend="cpu"))
     assert [mine == theirs for mine, theirs in zip(one, other, strict=True)] == [True, False, False]
-    pinned = Recipe(python="3.11", requirements=("numpy==1.26.4",), complete=True)
+    pinned = PythonRecipe(python="3.11", requirements=("numpy==1.26.4",), complete=True, source=source, install=("x",))
     one, other = definitions(pinned), definitions(replace(pinned, torch_backend="cpu"))
     assert [mine == theirs for mine, theirs in zip(one, other, strict=True)] == [True, True, False]
 
 
 def test_another_backend_is_refused() -> None:
     with pytest.raises(InvalidValue, match="'cu121'"):
-        Recipe(torch_backend="cu121")
+        PythonRecipe(torch_backend="cu121")

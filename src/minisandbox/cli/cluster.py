@@ -9,8 +9,8 @@ import os
 import subprocess
 import sys
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts.cluster.node import Status
 from minisandbox.rollouts.cluster.on_ray import BUILDS, IO, SANDBOXES, Row, connect, import_ray, offered, statuses

@@ -6,11 +6,11 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Column, add_json_option, print_json, print_table, put
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Column, add_json_option, print_json, print_table, put
 from minisandbox.errors import HostError
 from minisandbox.host import doctor, probes
-from minisandbox.images import host_image
+from minisandbox.images import host_image, installed_interpreters
 from minisandbox.launch.kernel import seccomp
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
@@ -31,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("", *seccomp.AUDIT_ARCHITECTURES),
         help="instead, print the sandboxes' system-call filter, with a reason for every call",
     )
+    parser.add_argument(
+        "--pythons", action="store_true", help="instead, list the Python interpreters that recipes and tasks can name"
+    )
     parser.set_defaults(run=run)
 
 
@@ -38,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     """Run all checks and print the results; exit status 10 where sandboxes cannot work."""
     if args.seccomp is not None:
         return _print_filter(args.seccomp, as_json=args.json)
+    if args.pythons:
+        return _print_pythons(as_json=args.json)
     checks = doctor.run_checks(default_root(), _make_sandbox)
     ready = doctor.is_ready(checks)
     if args.json:
@@ -74,6 +79,18 @@ def _print_filter(architecture: str, *, as_json: bool) -> int:
         print_json(lines)
     else:
         put("\n".join(lines))
+    return exits.OK
+
+
+def _print_pythons(*, as_json: bool) -> int:
+    found = installed_interpreters()
+    if as_json:
+        print_json(found)
+        return exits.OK
+    first = {one.minor: one for one in reversed(found)}
+    rows = [(f"{one.version}{' *' * (first[one.minor] is one)}", str(one.executable)) for one in found]
+    print_table([Column("version", whole=True), Column("path")], rows)
+    put("\n* the default for its minor version; `uv python install` and `pyenv install` add others")
     return exits.OK
 
 

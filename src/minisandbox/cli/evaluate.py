@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.builds import Builder
-from minisandbox.cli.cluster_options import print_nodes
-from minisandbox.cli.grading_options import add_grading_arguments, grading_options
-from minisandbox.cli.output import (
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.cluster_options import print_nodes
+from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
+from minisandbox.cli.common.output import (
     Column,
     Progress,
     add_json_option,
@@ -20,7 +20,7 @@ from minisandbox.cli.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.task_sets import add_tasks_arguments
+from minisandbox.cli.common.task_sets import add_tasks_arguments
 from minisandbox.cli.validate import add_work_arguments, cluster_checks, cpus, estimate, load_both
 from minisandbox.errors import GradingError, NotFound
 from minisandbox.grade import (

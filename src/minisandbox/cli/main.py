@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from types import FrameType
 
 from minisandbox import __version__
-from minisandbox.cli import exits
-from minisandbox.cli.output import clean_line, ray_output_to_stderr, say
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import clean_line, ray_output_to_stderr, say
 from minisandbox.errors import MiniSandboxError
 
-# noun -> its help line; each noun is a module of this package with `configure(parser)`
+# noun -> its help line; each noun is a module of this package, or a folder's `verbs`, with `configure(parser)`
 COMMANDS = {
     "doctor": "check what this machine supports, and show how to fix what it lacks",
     "quickstart": "build the bundled tasks, validate them, run agents on them, print a table",
-    "image": "build, list, verify, remove and move environment images",
+    "image": "pull, build, list, verify, remove and move images",
     "sandbox": "run commands in isolated workspaces; list, enter and end live ones",
     "tasks": "list, show, select and export the tasks of a set; merge the results of runs",
     "validate": "check that each task fails before and passes after its reference patch",
@@ -34,6 +34,7 @@ COMMANDS = {
     "sweagent": "run SWE-agent with sandboxes as its deployment",
     "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",
 }
+_FOLDERS = ("image", "tasks", "trajectories")
 _UNCHANGED = contextlib.nullcontext()
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. Interrupted commands report what was saved."
 
@@ -119,7 +120,9 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     for noun, summary in COMMANDS.items():
         sub = nouns.add_parser(noun, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if noun == wanted:
-            importlib.import_module(f"minisandbox.cli.{noun}").configure(sub)
+            module = f"{noun}.verbs" if noun in _FOLDERS else noun
+            home = importlib.import_module(f"minisandbox.cli.{module}")
+            home.configure(sub, words) if noun == "image" else home.configure(sub)
     return top
 
 
@@ -184,7 +187,7 @@ def _refused(error: OSError, debug: bool) -> int:
 
 
 def _unexpected(error: Exception, debug: bool) -> int:
-    from minisandbox.cli.foreign_errors import translate  # noqa: PLC0415 - only after a failure
+    from minisandbox.cli.common.foreign_errors import translate  # noqa: PLC0415 - only after a failure
 
     foreign = translate(error)
     if foreign is not None:

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.output import Progress, put, require_positive, say
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import Progress, put, require_positive, say
 from minisandbox.errors import InvalidValue
 from minisandbox.models.capture import CaptureProxy, CaptureSession
 from minisandbox.models.engine import EngineServer, TransformersEngine, fetch_model

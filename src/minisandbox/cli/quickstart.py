@@ -14,9 +14,9 @@ from pathlib import Path
 
 import minisandbox
 from minisandbox.agents import Agent, EmptyAgent, OracleAgent
-from minisandbox.cli import exits
-from minisandbox.cli.builds import Builder
-from minisandbox.cli.output import (
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.output import (
     Column,
     Progress,
     add_json_option,
@@ -29,7 +29,7 @@ from minisandbox.cli.output import (
     say,
 )
 from minisandbox.cli.rollout import note_rollout
-from minisandbox.cli.tasks import DEFAULT
+from minisandbox.cli.tasks.verbs import DEFAULT
 from minisandbox.cli.validate import detail, validate_all
 from minisandbox.errors import HostError
 from minisandbox.grade import Validated, Verdict

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from minisandbox.agents import Agent, AgentLimits, open_agent
 from minisandbox.agents.options import to_mapping
-from minisandbox.cli import exits
-from minisandbox.cli.agent_options import add_agent_arguments, agent_limits, agent_options
-from minisandbox.cli.builds import Builder
-from minisandbox.cli.cluster_options import add_cluster_argument, print_nodes
-from minisandbox.cli.grading_options import add_grading_arguments, grading_options
-from minisandbox.cli.model_options import add_model_arguments, model_options
-from minisandbox.cli.output import (
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.agent_options import add_agent_arguments, agent_limits, agent_options
+from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.cluster_options import add_cluster_argument, print_nodes
+from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
+from minisandbox.cli.common.model_options import add_model_arguments, model_options
+from minisandbox.cli.common.output import (
     Column,
     add_json_option,
     human_seconds,
@@ -28,10 +28,10 @@ from minisandbox.cli.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.output import Progress as Output
+from minisandbox.cli.common.output import Progress as Output
+from minisandbox.cli.common.task_sets import add_tasks_arguments, load
 from minisandbox.cli.rollout_display import BackgroundReporter, Display
-from minisandbox.cli.task_sets import add_tasks_arguments, load
-from minisandbox.cli.tasks_filter import found, parse_range
+from minisandbox.cli.tasks.selection import found, parse_range
 from minisandbox.errors import GradingError, InvalidValue, RunError
 from minisandbox.grade import Verdict
 from minisandbox.models import Budget, ModelOptions, Sampling, open_model

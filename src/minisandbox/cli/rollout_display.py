@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from minisandbox.cli.output import Progress as Output
-from minisandbox.cli.output import human_seconds
+from minisandbox.cli.common.output import Progress as Output
+from minisandbox.cli.common.output import human_seconds
 from minisandbox.grade import Verdict
 from minisandbox.pool import Threads
 from minisandbox.rollouts import Batch, Progress

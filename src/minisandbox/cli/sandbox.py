@@ -8,9 +8,9 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 
-from minisandbox.cli import exits
-from minisandbox.cli import sandbox_options as options
-from minisandbox.cli.output import (
+from minisandbox.cli.common import exits
+from minisandbox.cli.common import sandbox_options as options
+from minisandbox.cli.common.output import (
     Column,
     add_json_option,
     clean_line,
@@ -21,8 +21,8 @@ from minisandbox.cli.output import (
     put,
     say,
 )
-from minisandbox.cli.sandbox_options import Start
-from minisandbox.cli.streams import follow, has_terminal, window
+from minisandbox.cli.common.sandbox_options import Start
+from minisandbox.cli.common.streams import follow, has_terminal, window
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.host import reaper, registry
 from minisandbox.images import host_image, load_image

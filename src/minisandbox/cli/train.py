@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.builds import Builder
-from minisandbox.cli.cluster_options import add_cluster_argument, print_nodes
-from minisandbox.cli.output import Progress, add_json_option, print_json, put
-from minisandbox.cli.task_sets import add_local_sources_option
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.cluster_options import add_cluster_argument, print_nodes
+from minisandbox.cli.common.output import Progress, add_json_option, print_json, put
+from minisandbox.cli.common.task_sets import add_local_sources_option
 from minisandbox.errors import InvalidValue
 from minisandbox.rollouts import ImageOf
 from minisandbox.rollouts.cluster import Cluster

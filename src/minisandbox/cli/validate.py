@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from minisandbox.cli import exits
-from minisandbox.cli.builds import Builder
-from minisandbox.cli.cluster_options import add_cluster_argument, print_nodes
-from minisandbox.cli.grading_options import add_grading_arguments, grading_options
-from minisandbox.cli.output import (
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.cluster_options import add_cluster_argument, print_nodes
+from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
+from minisandbox.cli.common.output import (
     Column,
     Progress,
     add_json_option,
@@ -21,7 +21,7 @@ from minisandbox.cli.output import (
     put,
     require_positive,
 )
-from minisandbox.cli.task_sets import add_tasks_arguments, load
+from minisandbox.cli.common.task_sets import add_tasks_arguments, load
 from minisandbox.errors import GradingError, InvalidValue
 from minisandbox.grade import DATABASE, Status, Validated, run_validations, validation_report, write_validation_reports
 from minisandbox.grade import Progress as News

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 _HOME = {
     "Budget": "schedule",
+    "BuildOptions": "dockerfile.evaluation",
     "BuildEvent": "progress",
+    "Buildable": "recipe",
     "Building": "background",
     "Built": "schedule",
-    "Difference": "lock",
     "Estimate": "estimate",
     "Failures": "failures",
     "GitSource": "recipe",
@@ -24,13 +25,14 @@ _HOME = {
     "Package": "lock",
     "Pins": "pins",
     "Progress": "progress",
+    "PythonEnvironment": "installed",
+    "PythonRecipe": "recipe",
     "Recipe": "recipe",
     "SdistSource": "recipe",
     "Source": "recipe",
     "StepState": "progress",
     "build": "builder",
     "build_all": "schedule",
-    "compare_locks": "lock",
     "find_interpreter": "interpreters",
     "host_image": "image",
     "image_sizes": "image",
@@ -39,6 +41,8 @@ _HOME = {
     "load_image": "image",
     "lock_of": "lock",
     "pull": "oci.pull",
+    "python_environments": "installed",
+    "read_dockerfile": "dockerfile.reading",
     "read_lock": "lock",
     "read_pins": "pins",
     "total_size": "image",
@@ -49,6 +53,8 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 if TYPE_CHECKING:
     from minisandbox.images.background import Building as Building
     from minisandbox.images.builder import build as build
+    from minisandbox.images.dockerfile.evaluation import BuildOptions as BuildOptions
+    from minisandbox.images.dockerfile.reading import read_dockerfile as read_dockerfile
     from minisandbox.images.estimate import Estimate as Estimate
     from minisandbox.images.failures import Failures as Failures
     from minisandbox.images.image import Image as Image
@@ -58,12 +64,12 @@ if TYPE_CHECKING:
     from minisandbox.images.image import list_images as list_images
     from minisandbox.images.image import load_image as load_image
     from minisandbox.images.image import total_size as total_size
+    from minisandbox.images.installed import PythonEnvironment as PythonEnvironment
+    from minisandbox.images.installed import python_environments as python_environments
     from minisandbox.images.interpreters import find_interpreter as find_interpreter
     from minisandbox.images.interpreters import installed_interpreters as installed_interpreters
-    from minisandbox.images.lock import Difference as Difference
     from minisandbox.images.lock import Lock as Lock
     from minisandbox.images.lock import Package as Package
-    from minisandbox.images.lock import compare_locks as compare_locks
     from minisandbox.images.lock import lock_of as lock_of
     from minisandbox.images.lock import read_lock as read_lock
     from minisandbox.images.oci.pull import pull as pull
@@ -73,8 +79,10 @@ if TYPE_CHECKING:
     from minisandbox.images.progress import BuildEvent as BuildEvent
     from minisandbox.images.progress import Progress as Progress
     from minisandbox.images.progress import StepState as StepState
+    from minisandbox.images.recipe import Buildable as Buildable
     from minisandbox.images.recipe import GitSource as GitSource
     from minisandbox.images.recipe import LocalSource as LocalSource
+    from minisandbox.images.recipe import PythonRecipe as PythonRecipe
     from minisandbox.images.recipe import Recipe as Recipe
     from minisandbox.images.recipe import SdistSource as SdistSource
     from minisandbox.images.recipe import Source as Source

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from minisandbox.errors import BuildError
-from minisandbox.images.index import IndexSettings, has_credentials, shown
+from minisandbox.images.index import IndexSettings, shown
 from minisandbox.images.places import MOUNTS
 from minisandbox.types import Mount, Network
 
@@ -48,11 +48,11 @@ def index_access(url: str) -> Access:
     return Access(Network.allow(urlsplit(url).netloc, private=True), {**_index_variables(url), **direct})
 
 
-def host_access(url: str, settings: IndexSettings, step: str) -> Access:
+def host_access(url: str | None, settings: IndexSettings, step: str) -> Access:
     """The host's own network, with its proxies and certificates; packages come from our own index all the same.
 
     Args:
-        url: our own index's address on the host's loopback.
+        url: our own index's address on the host's loopback; None for no index of ours.
         settings: the host's.
         step: the step's name, for errors.
 
@@ -60,7 +60,7 @@ def host_access(url: str, settings: IndexSettings, step: str) -> Access:
         BuildError: a proxy's address holds credentials, which must not get into a sandbox.
     """
     for name, value in settings.proxies:
-        if name != "no_proxy" and has_credentials(value):
+        if name != "no_proxy" and "@" in value:
             raise BuildError(
                 f"build step {step!r}: the address of the proxy {shown(value)!r} holds credentials",
                 step=step,
@@ -69,7 +69,7 @@ def host_access(url: str, settings: IndexSettings, step: str) -> Access:
             )
     proxies = dict(settings.proxies)
     proxies["no_proxy"] = ",".join(filter(None, (proxies.get("no_proxy", ""), "127.0.0.1")))
-    variables = {**_index_variables(url), **proxies}
+    variables = {**({} if url is None else _index_variables(url)), **proxies}
     if settings.cert is None:
         return Access(Network.host(), variables)
     bundle = MOUNTS / "certificates.pem"

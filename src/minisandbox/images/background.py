@@ -10,7 +10,7 @@ from pathlib import Path
 from minisandbox.images.estimate import Estimate
 from minisandbox.images.image import Image
 from minisandbox.images.progress import Progress
-from minisandbox.images.recipe import Recipe
+from minisandbox.images.recipe import Buildable
 from minisandbox.images.schedule import Budget, Built, build_all
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.store import Store
@@ -30,7 +30,7 @@ class Building:
 
     def __init__(
         self,
-        recipes: Mapping[str, Callable[[], Recipe]],
+        recipes: Mapping[str, Callable[[], Buildable]],
         *,
         store: Store,
         budget: Budget | None = None,

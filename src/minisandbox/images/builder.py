@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import BuildError, MiniSandboxError, UnfitTree
+from minisandbox.images.base import base_key
 from minisandbox.images.failures import Failures
 from minisandbox.images.image import Image, image_of, make_base, put_if_new
-from minisandbox.images.lock import Lock, compare_locks, lock_of
+from minisandbox.images.lock import Lock, lock_of
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
-from minisandbox.images.recipe import Recipe
-from minisandbox.images.runner import Place, run_step
+from minisandbox.images.recipe import Buildable
+from minisandbox.images.runner import Place, Work, run_step
 from minisandbox.images.session import Session
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
-from minisandbox.types import WORKDIR
+from minisandbox.store.keys import JSONValue
 
 
 def build(
-    recipe: Recipe, *, store: Store, name: str, progress: Progress | None = None, mirrors: Path | None = None
+    recipe: Buildable, *, store: Store, name: str, progress: Progress | None = None, mirrors: Path | None = None
 ) -> Image:
     """Make an image, or find it: every layer that is already in the store is used as it is.
 
@@ -53,7 +54,7 @@ def build(
             try:
                 maker.make(plan, planned)
             except MiniSandboxError as error:
-                Failures(store).add(name, planned, error)
+                Failures(store).add(plan, planned, error)
                 raise
     return record_image(plan, store)
 
@@ -73,7 +74,7 @@ class Maker:
     progress: Progress | None = None
 
     def make_base(self, plan: Plan) -> LayerRecord:
-        """Return the bottom layer, made if it is not there."""
+        """Return the layer of what the host gives, made if it is not there: our own tools run in it."""
         record, made = make_base(self.session.store, self.planner.base())
         self._tell(plan, "base", StepState.FINISHED if made else StepState.CACHED, record.key, record)
         return record
@@ -89,13 +90,17 @@ class Maker:
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
             self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
-            with self.session.store.hold(*planned.below):  # a collection may run beside this
-                return run_step(self._place(plan, planned, staging), step.prepare(staging))
+            with self.session.store.hold(*planned.below, *planned.needs):  # a collection may run meanwhile
+                work = step.prepare(staging)
+                if isinstance(work, Made):
+                    return work
+                place = self._place(plan, planned, staging)
+                return run_step(place, work) if isinstance(work, Work) else work(place)
 
         try:
             record, made = self.session.store.ensure_layer(
                 key,
-                parent=planned.below[-1],
+                parent=planned.below[-1] if planned.below else None,
                 step=step.definition,
                 make=make,
                 on_wait=lambda: self._tell(plan, step.name, StepState.WAITING, key, detail=step.detail),
@@ -122,6 +127,10 @@ class Maker:
             log=store.log_path(planned.key),
             timeout=planned.timeout,
             session=self.session,
+            helper=store.layer_tree(base_key(self.planner.base())),
+            own_root=planned.own_root,
+            user=planned.user,
+            workdir=planned.workdir,
         )
 
     def _tell(
@@ -139,22 +148,28 @@ def record_image(plan: Plan, store: Store) -> Image:
         BuildError: it was to be made from a lock, and is not what the lock says.
     """
     last = store.layer(plan.layers[-1])
-    tests = None if plan.tests is None else plan.tests.key
-    identity = {"kind": "image", "environment": dict(plan.environment), "tests": tests}
+    ground = plan.ground
+    identity: dict[str, JSONValue] = {
+        "kind": "image", "environment": dict(ground.environment), "tests": plan.tests,
+        "workdir": str(ground.workdir), "user": ground.user, "config": ground.config,
+    }  # fmt: skip
     record = ImageRecord(
         name=plan.name,
         key=step_key(plan.content, identity),
         layers=plan.layers,
-        environment=plan.environment,
-        workdir=str(WORKDIR),
-        tests_layer=tests,
+        environment=ground.environment,
+        workdir=str(ground.workdir),
+        tests_layer=plan.tests,
         base_commit=last.facts.get("commit", ""),
         created=time.time(),
-        notes=_notes(plan, store),
+        notes={**ground.notes, **_notes(plan, store)},
+        own_root=ground.own_root,
+        user=ground.user,
+        config=ground.config,
     )
     image = image_of(record, store)
-    if plan.recipe.lock is not None:
-        _check_lock(image, plan.recipe.lock)
+    if plan.lock is not None:
+        _check_lock(image, plan.lock)
     image = image_of(put_if_new(store, record), store)
     store.remove_failure(plan.name)  # of an image that was there all the time
     return image
@@ -172,13 +187,15 @@ def _notes(plan: Plan, store: Store) -> dict[str, str]:
 
 def _check_lock(image: Image, wanted: Lock) -> None:
     """What is installed must be what the lock says; the base may be another machine's."""
-    found = [one for one in compare_locks(wanted, lock_of(image.name, image.records())) if one.part == "installed"]
-    if found:
-        lines = [
-            f"{one.name}: {one.old or 'not there'} in the lock, {one.new or 'not there'} now" for one in found[:20]
-        ]
+    old, new = wanted.installed, lock_of(image.name, image.records()).installed
+    lines = [
+        f"{name}: {old.get(name, 'not there')} in the lock, {new.get(name, 'not there')} now"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+    if lines:
         raise BuildError(
             f"image {image.name!r} is not what its lock says",
-            reason="\n".join(lines),
+            reason="\n".join(lines[:20]),
             hint="is it the same recipe's lock?",
         )

@@ -1,96 +1,35 @@
-"""ELF files: run paths, changed by patchelf; without what only a debugger reads."""
+"""ELF files: run paths, changed by patchelf; without what only a debugger reads, by strip."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import struct
 import subprocess
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from minisandbox.errors import HostError, ProgramNotFound
 
 _TIMEOUT = 60.0
-# The System V ABI, for 64 bits, little-endian: where the file header says that the tables are, and a row of each.
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_PROGRAM = struct.Struct("<IIQQQQQQ")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_IDENTITY = b"\x7fELF\x02\x01"
-_SHF_ALLOC, _SHT_NOBITS = 2, 8
 
 
-def is_elf(data: bytes) -> bool:
-    """Whether a file's content is an ELF file."""
-    return data.startswith(b"\x7fELF")
+def is_elf(path: Path) -> bool:
+    """Whether a file is an ELF file."""
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
-@dataclass(slots=True)
-class _Section:
-    """A row of the section table, by the ABI's own names."""
-
-    name: int
-    type: int
-    flags: int
-    addr: int
-    offset: int
-    size: int
-    link: int
-    info: int
-    addralign: int
-    entsize: int
-
-    def row(self) -> bytes:
-        """The row."""
-        return _SECTION.pack(*(getattr(self, name) for name in _Section.__slots__))
-
-
-def without_debug(data: bytes) -> bytes:
-    """Return an ELF file's content without its debugging sections, as ``strip --strip-debug`` leaves it.
-
-    A file in which anything that is loaded lies behind them, or that is not for 64 bits, comes back as it is. Sections
-    keep their numbers, for others refer to these.
+def strip_debug(paths: Sequence[Path]) -> None:
+    """Drop the debugging sections of ELF files, where this machine has strip(1); elsewhere they stay.
 
     Args:
-        data: the content.
+        paths: the files; one that strip does not know stays as it is.
     """
-    try:
-        return _without_debug(data) if data.startswith(_IDENTITY) else data
-    except (struct.error, IndexError):  # its tables lead out of it: what the loader says of that is not for us to say
-        return data
-
-
-def _without_debug(data: bytes) -> bytes:
-    header = list(_HEADER.unpack_from(data))
-    programs, table, size, count, rows, names = header[5], header[6], header[9], header[10], header[12], header[13]
-    if size != _PROGRAM.size or header[11] != _SECTION.size or not rows:
-        return data
-    sections = [_Section(*_SECTION.unpack_from(data, table + number * _SECTION.size)) for number in range(rows)]
-    text = sections[names].offset
-    debug = [one for one in sections if data.startswith((b".debug_", b".zdebug_"), text + one.name)]
-    if not debug or any(one.flags & _SHF_ALLOC or one.type == _SHT_NOBITS for one in debug):
-        return data
-    end = min(one.offset for one in debug)
-    loaded = (_PROGRAM.unpack_from(data, programs + number * size) for number in range(count))
-    after = [one for one in sections if one.offset >= end and one.type != _SHT_NOBITS and one.size]
-    if table < end or any(one.flags & _SHF_ALLOC for one in after) or any(row[2] + row[5] > end for row in loaded):
-        return data
-    kept = bytearray(data[:end])
-    for one in debug:
-        one.type, one.size = _SHT_NOBITS, 0
-    for one in sorted((one for one in after if one.size), key=lambda one: one.offset):
-        kept += bytes(-len(kept) % max(one.addralign, 1))
-        content = data[one.offset : one.offset + one.size]
-        one.offset = len(kept)
-        kept += content
-    kept += bytes(-len(kept) % 8)
-    header[6] = len(kept)
-    kept += b"".join(one.row() for one in sections)
-    kept[: _HEADER.size] = _HEADER.pack(*header)
-    return bytes(kept)
+    if paths and (strip := shutil.which("strip")) is not None:
+        command = [strip, "--strip-debug", "--", *map(str, paths)]
+        subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False)
 
 
 def relocate_runpath(path: Path, prefixes: Sequence[str], root: Path) -> None:

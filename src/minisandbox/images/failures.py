@@ -6,9 +6,8 @@ import time
 from dataclasses import dataclass
 
 from minisandbox.errors import BuildError, MiniSandboxError, NotFound, PatchError
-from minisandbox.images.plan import PlannedStep
+from minisandbox.images.plan import Plan, PlannedStep
 from minisandbox.store import FailureRecord, Store
-from minisandbox.types import WORKDIR
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +20,15 @@ class Failures:
 
     store: Store
 
-    def add(self, image: str, planned: PlannedStep, error: MiniSandboxError) -> None:
+    def add(self, plan: Plan, planned: PlannedStep, error: MiniSandboxError) -> None:
         """Keep that a step of an image failed, unless a full disk or an index that is down is to blame."""
         if not isinstance(error, BuildError | PatchError):
             return
         reason = "\n".join(filter(None, (error.what, error.reason)))
         record = FailureRecord(
-            image, planned.step.name, planned.key, planned.below, planned.environment, str(WORKDIR), time.time(), reason
-        )
+            plan.name, planned.step.name, planned.key, planned.below or plan.ground.layers, planned.environment,
+            str(planned.workdir), time.time(), reason, own_root=planned.own_root,
+        )  # fmt: skip
         self.store.put_failure(record)
 
     def of_image(self, image: str) -> FailureRecord:

@@ -8,22 +8,25 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any
 
-from minisandbox.errors import HostError
+from minisandbox.errors import HostError, InvalidValue
 from minisandbox.images.uvtool import find_uv
 from minisandbox.store.paths import home_directory
 
 _SECTIONS = ("global", "download", "install")
 _TRUE = frozenset({"1", "true", "yes", "on"})
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d*)?")
 _UV_TIMEOUT = 30.0
 _NAME = re.compile(r"^[\w.-]+=")
 """What UV_INDEX and UV_DEFAULT_INDEX may have before an address."""
-_BEGINNING = re.compile(r"(?:[\w.-]+=)?(?:[A-Za-z][\w+.-]*(?::|(?=//))/*)?")
-_PLAIN_SERVER = re.compile(r"(?:\[[^\[\]@]*\]|[^\[\]:@]*)(?::[0-9]*)?")
+_USER = re.compile(r"^([^/?#]*://)[^/?#]*@")
+_USER_OR_LOGIN = re.compile(r"^([^/?#]*://)?[^/?#]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,14 @@ class IndexSettings:
     timeout: float = 60.0
 
     @property
+    def indexes(self) -> tuple[str, ...]:
+        """The configured indexes, in the order in which they are asked; without the tools' default."""
+        return () if self.no_index else tuple(filter(None, (self.index_url, *self.extra_index_urls)))
+
+    @property
     def urls(self) -> tuple[str, ...]:
-        """Every configured index and page, in the order in which they are asked; without the tools' default."""
-        indexes = () if self.no_index else tuple(filter(None, (self.index_url, *self.extra_index_urls)))
-        return (*indexes, *self.find_links)
+        """Every configured index and page."""
+        return (*self.indexes, *self.find_links)
 
 
 def host_settings(environment: Mapping[str, str] | None = None) -> IndexSettings:
@@ -64,14 +71,21 @@ def host_settings(environment: Mapping[str, str] | None = None) -> IndexSettings
         environment: the process's own by default.
     """
     env = os.environ if environment is None else environment
-    values: dict[str, str] = {}
-    for path in _pip_files(env):
-        values.update(_read_pip_file(path))
-    values.update({name[4:].lower().replace("_", "-"): value for name, value in env.items() if name.startswith("PIP_")})
-    settings = _from_pip(values, env)
-    if settings.index_url is None and not settings.extra_index_urls:
-        settings = _with_uv(settings, env)
-    return settings
+    settings = _from_pip(_pip_values(env), env)
+    return settings if settings.index_url or settings.extra_index_urls else _with_uv(settings, env)
+
+
+def index_settings() -> IndexSettings:
+    """Return the host's settings; where they name no index, with the one that uv asks.
+
+    Raises:
+        HostError: uv does not say which one that is.
+        ProgramNotFound: there is no uv.
+    """
+    settings = host_settings()
+    if settings.index_url or settings.no_index:
+        return settings
+    return replace(settings, index_url=default_index_url())
 
 
 def default_index_url() -> str:
@@ -85,43 +99,51 @@ def default_index_url() -> str:
     command = [str(find_uv()), "pip", "compile", *options, "--python", sys.executable, "-"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
     try:
-        text = subprocess.run(
-            command, input="", capture_output=True, text=True, env=clean, check=True, timeout=_UV_TIMEOUT, cwd="/"
-        ).stdout
+        done = subprocess.run(
+            command, input="", capture_output=True, text=True, env=clean, timeout=_UV_TIMEOUT, cwd="/", check=False
+        )
+        said = done.stderr
+        if match := re.search(r"^--index-url (\S+)$", done.stdout, re.MULTILINE):
+            return match[1]
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip()
-        raise HostError("uv cannot be asked for its package index", reason=said, hint="set PIP_INDEX_URL") from error
-    if match := re.search(r"^--index-url (\S+)$", text, re.MULTILINE):
-        return match[1]
-    raise HostError("uv names no package index", hint="set PIP_INDEX_URL")
-
-
-def has_credentials(url: str) -> bool:
-    """Whether a URL carries a user name or password."""
-    return "@" in urlsplit(url).netloc
+        said = str(error)
+    raise HostError("uv does not say which package index it uses", reason=said.strip(), hint="set PIP_INDEX_URL")
 
 
 def without_credentials(url: str) -> str:
     """Return a URL as servers are asked for it; for messages see :func:`shown`."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return _USER.sub(r"\1", url)
 
 
 def shown(address: str) -> str:
-    """Return an address fit for messages and records: without credentials, and without the query that may sign it.
+    """Return an address fit for messages and records: without credentials, and without the query that may sign it."""
+    plain = _USER_OR_LOGIN.sub(r"\1", address)
+    return re.split("[?#]", plain, maxsplit=1)[0] if "://" in plain else plain  # paths may have "?" and "#"
 
-    Nor what seems to be that of one that is mistyped: a password with a "/" in it, or "https:/" before a user.
+
+def parse_moment(text: str) -> datetime:
+    """Read a moment: ``2024-03-01`` (its beginning, UTC) or ISO 8601 with a time.
+
+    Raises:
+        InvalidValue: it is neither.
     """
-    beginning = _BEGINNING.match(address)
-    assert beginning is not None
-    start, rest = beginning[0], address[beginning.end() :]
-    if not start.endswith("/") and "@" in rest:  # a user, and a password or the path at a server: user:pw@h, user@h:x
-        start, rest = "", address
-    server = re.split("[/?#]", rest, maxsplit=1)[0]
-    if not start.endswith("///") and not _PLAIN_SERVER.fullmatch(server):
-        end = len(server) if "@" in server else len(rest)
-        rest = rest[:end].rpartition("@")[2] + rest[end:]
-    return start + (re.split("[?#]", rest, maxsplit=1)[0] if "://" in start else rest)  # paths may have "?" and "#"
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidValue(f"{text!r} is not a date", hint="write it like 2024-03-01 or 2024-03-01T12:00:00Z") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _pip_values(env: Mapping[str, str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for path in _pip_files(env):
+        parser = configparser.RawConfigParser()
+        with suppress(OSError, configparser.Error, UnicodeDecodeError):  # pip itself complains; another file may do
+            parser.read(path, encoding="utf-8")
+        for section in filter(parser.has_section, _SECTIONS):
+            values.update({name.replace("_", "-"): value for name, value in parser.items(section)})
+    given = {name[4:].lower().replace("_", "-"): value for name, value in env.items() if name.startswith("PIP_")}
+    return values | given
 
 
 def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:
@@ -141,24 +163,13 @@ def _pip_files(env: Mapping[str, str]) -> Iterator[Path]:
         yield Path(chosen)
 
 
-def _read_pip_file(path: Path) -> dict[str, str]:
-    parser = configparser.RawConfigParser()
-    try:
-        parser.read(path, encoding="utf-8")
-    except (OSError, configparser.Error, UnicodeDecodeError):  # pip itself complains; another file may do
-        return {}
-    found: dict[str, str] = {}
-    for section in _SECTIONS:
-        if parser.has_section(section):
-            found.update({name.replace("_", "-"): value for name, value in parser.items(section)})
-    return found
-
-
 def _from_pip(values: Mapping[str, str], env: Mapping[str, str]) -> IndexSettings:
     cert = values.get("cert") or env.get("SSL_CERT_FILE") or env.get("REQUESTS_CA_BUNDLE")
-    proxies = dict(_proxies(env))
+    names = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    proxies = {name: value for name in names if (value := env.get(name) or env.get(name.upper()))}
     if proxy := values.get("proxy"):
-        proxies.update({"http_proxy": proxy, "https_proxy": proxy})
+        proxies |= {"http_proxy": proxy, "https_proxy": proxy}
+    timeout = values.get("default-timeout") or values.get("timeout") or ""
     return IndexSettings(
         index_url=values.get("index-url"),
         extra_index_urls=tuple(values.get("extra-index-url", "").split()),
@@ -167,46 +178,36 @@ def _from_pip(values: Mapping[str, str], env: Mapping[str, str]) -> IndexSetting
         cert=Path(cert) if cert and Path(cert).is_file() else None,
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
         proxies=tuple(sorted(proxies.items())),
-        timeout=_seconds(values.get("default-timeout") or values.get("timeout") or ""),
+        timeout=max(float(timeout), 1.0) if _NUMBER.fullmatch(timeout) else IndexSettings().timeout,
     )
-
-
-def _seconds(text: str) -> float:
-    try:
-        return max(float(text), 1.0)
-    except ValueError:
-        return IndexSettings().timeout
-
-
-def _proxies(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        if value := env.get(name) or env.get(name.upper()):
-            yield name, value
 
 
 def _with_uv(settings: IndexSettings, env: Mapping[str, str]) -> IndexSettings:
     """Add uv's indexes; its environment comes before its files."""
-    main = env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL")
-    extra = (env.get("UV_INDEX", "") + " " + env.get("UV_EXTRA_INDEX_URL", "")).split()
-    links = env.get("UV_FIND_LINKS", "").split(",")
-    for path in _uv_files(env):
-        table = _read_toml(path)
-        main = main or _main_of(table)
-        extra += _texts(table.get("extra-index-url")) + [url for url, default in _indexes(table) if not default]
-        links += _texts(table.get("find-links"))
+    own = _own_settings(env)
+    files = [Path("/etc/uv/uv.toml")] if own is None else [own / "uv/uv.toml", Path("/etc/uv/uv.toml")]
+    tables = [_read_toml(path) for path in ([Path(env["UV_CONFIG_FILE"])] if env.get("UV_CONFIG_FILE") else files)]
+
+    rows = [row for row in _values(tables, "index") if isinstance(row, dict) and "url" in row]
+    defaults = [row["url"] for row in rows if row.get("default")]
+    main = [env.get("UV_DEFAULT_INDEX"), env.get("UV_INDEX_URL"), *defaults, *_values(tables, "index-url")]
+    extra = f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}".split() + _values(
+        tables, "extra-index-url"
+    )
+    extra += [row["url"] for row in rows if not row.get("default")]
+    links = [*env.get("UV_FIND_LINKS", "").split(","), *_values(tables, "find-links")]
     return replace(
         settings,
-        index_url=main and _NAME.sub("", main),
-        extra_index_urls=tuple(dict.fromkeys(_NAME.sub("", url) for url in extra)),
-        find_links=(*settings.find_links, *filter(None, links)),
+        index_url=next((_NAME.sub("", str(url)) for url in main if url), None),
+        extra_index_urls=tuple(dict.fromkeys(_NAME.sub("", str(url)) for url in extra)),
+        find_links=(*settings.find_links, *(str(link) for link in links if link)),
     )
 
 
-def _uv_files(env: Mapping[str, str]) -> Iterable[Path]:
-    if chosen := env.get("UV_CONFIG_FILE"):
-        return [Path(chosen)]
-    own = _own_settings(env)
-    return [*([own / "uv/uv.toml"] if own is not None else []), Path("/etc/uv/uv.toml")]
+def _values(tables: list[dict[str, Any]], name: str) -> list[Any]:
+    """What several files say of one setting, which may be one value or a list."""
+    values = [table.get(name) or [] for table in tables]
+    return [one for value in values for one in (value if isinstance(value, list) else [value])]
 
 
 def _own_settings(env: Mapping[str, str]) -> Path | None:
@@ -217,24 +218,8 @@ def _own_settings(env: Mapping[str, str]) -> Path | None:
     return None if home is None else home / ".config"
 
 
-def _read_toml(path: Path) -> dict[str, object]:
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError):  # uv itself complains; another file may do
         return {}
-
-
-def _main_of(table: Mapping[str, object]) -> str | None:
-    defaults = [url for url, default in _indexes(table) if default]
-    return defaults[0] if defaults else next(iter(_texts(table.get("index-url"))), None)
-
-
-def _indexes(table: Mapping[str, object]) -> list[tuple[str, bool]]:
-    rows = table.get("index")
-    if not isinstance(rows, list):
-        return []
-    return [(str(row["url"]), bool(row.get("default"))) for row in rows if isinstance(row, dict) and "url" in row]
-
-
-def _texts(value: object) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list) else [str(value)] if value else []

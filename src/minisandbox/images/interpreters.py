@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
-from minisandbox.errors import InterpreterNotFound, StoreError
-from minisandbox.images.probe import Interpreter, probe, stamp_of
+from minisandbox.errors import InterpreterNotFound
+from minisandbox.images.probe import Interpreter, probe
 from minisandbox.images.request import PythonRequest
-from minisandbox.store import Store
-from minisandbox.store.durable import write_atomic
 from minisandbox.store.paths import home_directory
-from minisandbox.store.reading import read_below
-from minisandbox.store.records import MOST
 
-_CACHE = "interpreters.json"
-_NAME = re.compile(r"python(?:[23](?:\.\d{1,2})?)?")
+_NAME = re.compile(r"python(?:[23]|([23]\.\d{1,2}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a file said when it was asked; None: it is no interpreter of use, and need not be asked again."""
-
-    stamp: str
-    interpreter: Interpreter | None
-
-
-def find_interpreter(text: str, store: Store | None = None) -> Interpreter:
+def find_interpreter(text: str) -> Interpreter:
     """Return the interpreter of this machine that suits a request best.
 
     For a version or minor version: the newest patch release, one with a prefix of its own before the system's. For a
@@ -43,17 +28,16 @@ def find_interpreter(text: str, store: Store | None = None) -> Interpreter:
 
     Args:
         text: ``"3.11"``, ``"3.11.7"`` or a range such as ``">=3.11"``.
-        store: where answers of earlier probes are kept; None to ask every interpreter anew.
 
     Raises:
         InterpreterNotFound: none suits; the error lists what was found.
         InvalidValue: the request is not a version.
     """
     request = PythonRequest.parse(text)
-    found = installed_interpreters(store)
-    suitable = [one for one in found if request.accepts(str(one.release))]
+    minor = None if request.ranged else ".".join(request.text.split(".")[:2])
+    suitable = [one for one in _probed(minor) if request.accepts(str(one.release))]
     if not suitable:
-        raise _not_found(request, found)
+        raise _not_found(request, installed_interpreters())
     return choose(request, suitable)
 
 
@@ -70,22 +54,18 @@ def choose(request: PythonRequest, suitable: Iterable[Interpreter]) -> Interpret
     return next(one for one in ordered if Version(one.minor) == oldest)
 
 
-def installed_interpreters(store: Store | None = None) -> list[Interpreter]:
-    """Return every CPython interpreter found on this machine, newest first.
+def installed_interpreters() -> list[Interpreter]:
+    """Return every CPython interpreter found on this machine, newest first."""
+    return sorted(_probed(), key=_newest_first, reverse=True)
 
-    Args:
-        store: where answers of earlier probes are kept; None to ask every interpreter anew.
-    """
-    known = _read_cache(store)
-    answers: dict[str, _Answer] = {}
+
+def _probed(minor: str | None = None) -> Iterator[Interpreter]:
+    """Ask the interpreters, but for those whose names say that they are of another minor version."""
     for executable in candidates(os.environ):
-        with suppress(OSError):
-            stamp = stamp_of(executable)
-            old = known.get(str(executable))
-            answers[str(executable)] = old if old and old.stamp == stamp else _Answer(stamp, probe(executable))
-    if store is not None and answers != known:
-        _write_cache(store, answers)
-    return sorted((one.interpreter for one in answers.values() if one.interpreter), key=_newest_first, reverse=True)
+        match = _NAME.fullmatch(executable.name)
+        said = match[1] if match else None
+        if (minor is None or said in (None, minor)) and (answer := probe(executable)) is not None:
+            yield answer
 
 
 def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
@@ -154,35 +134,5 @@ def _not_found(request: PythonRequest, found: list[Interpreter]) -> InterpreterN
     return InterpreterNotFound(
         f"no Python {request.text} on this machine",
         reason=f"found: {listed}; looked in {places}",
-        hint=f"install one: `uv python install {version}` or `pyenv install {version}`",
+        hint=f"install one: `uv python install {version}` (3.8 and later), `pyenv install {version}` or conda",
     )
-
-
-def _read_cache(store: Store | None) -> dict[str, _Answer]:
-    if store is None:
-        return {}
-    try:
-        rows = json.loads(read_below(store.root, _CACHE, MOST))
-        return {
-            name: _Answer(row["stamp"], Interpreter.from_json(row["answer"]) if row["answer"] else None)
-            for name, row in rows.items()
-        }
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-        StoreError,
-    ):  # only a cache: asking again repairs it
-        return {}
-
-
-def _write_cache(store: Store, answers: Mapping[str, _Answer]) -> None:
-    rows = {
-        name: {"stamp": one.stamp, "answer": one.interpreter.to_json() if one.interpreter else None}
-        for name, one in answers.items()
-    }
-    with suppress(OSError):  # only a cache
-        write_atomic(store.root / _CACHE, json.dumps(rows, indent=1).encode())

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import BuildError, StoreError
-from minisandbox.images.runner import Work
-from minisandbox.images.stepping import Step
+from minisandbox.images.runner import BuildStep, Work
 from minisandbox.store import Store
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import store_faults
@@ -50,7 +49,7 @@ def read_kept(store: Store, image: str) -> Kept:
         raise StoreError(
             f"record {path} is damaged",
             reason=str(error),
-            hint=f"`minisandbox image shell --forget {image}` removes it",
+            hint=f"`minisandbox image rm {image}` removes it",
         ) from error
 
 
@@ -75,17 +74,22 @@ def forget_kept(store: Store, image: str) -> bool:
     return there
 
 
-def kept_step(image: str, layer: str) -> Step:
+def images_by_hand(store: Store) -> list[str]:
+    """Return the names of the images for which something was made by hand."""
+    return sorted(path.stem for path in (store.root / "by-hand").glob("[!.]*.json"))
+
+
+def kept_step(image: str, layer: str) -> BuildStep:
     """The step that stands for a layer made by hand; nobody can make it again."""
 
     def prepare(_: Path) -> Work:
         raise BuildError(
             f"layer {layer[:16]}, made by hand for image {image!r}, is no longer in the store",
             step="by_hand",
-            hint=f"`minisandbox image shell --forget {image}` builds without it; make it again if the build then fails",
+            hint=f"`minisandbox image rm {image}` forgets it, and the next build does without",
         )
 
-    return Step("by_hand", {"kind": "by_hand", "layer": layer}, prepare)
+    return BuildStep("by_hand", {"kind": "by_hand", "layer": layer}, prepare)
 
 
 def _path(store: Store, image: str) -> Path:

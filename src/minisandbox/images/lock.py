@@ -146,7 +146,7 @@ def read_lock(path: Path) -> Lock:
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise NotFound(f"there is no lock {path}", hint="`minisandbox image lock show IMAGE` prints one") from None
+        raise NotFound(f"there is no lock {path}", hint="`minisandbox image pins IMAGE --lock` prints one") from None
     except (OSError, ValueError) as error:
         raise InvalidValue(f"{path} is not a lock file", reason=str(error)) from error
     if table.get("format") != FORMAT:
@@ -187,42 +187,6 @@ def _text(table: object, name: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is not a string")
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One thing that differs between two locks.
-
-    Attributes:
-        part: ``base``, ``python``, ``system``, ``installed`` or ``package``.
-        name: what it is called.
-        old: its value in the first, or "" where it is not in it.
-        new: the same of the second.
-    """
-
-    part: str
-    name: str
-    old: str
-    new: str
-
-
-def compare_locks(old: Lock, new: Lock) -> list[Difference]:
-    """Return what differs; the images' names do not count."""
-    found = [] if old.base == new.base else [Difference("base", "fingerprint", old.base[:16], new.base[:16])]
-    for part in _PARTS:
-        found += _differences(part, getattr(old, part), getattr(new, part))
-    return found + _differences("package", _files(old), _files(new))
-
-
-def _differences(part: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[Difference]:
-    names = sorted({*old, *new})
-    return [
-        Difference(part, name, old.get(name, ""), new.get(name, "")) for name in names if old.get(name) != new.get(name)
-    ]
-
-
-def _files(lock: Lock) -> dict[str, str]:
-    return {f"{step}: {one.file}": one.sha256[:16] for step, packages in lock.steps.items() for one in packages}
 
 
 def _pairs(text: str, separator: str) -> Iterable[tuple[str, str]]:

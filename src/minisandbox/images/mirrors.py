@@ -6,7 +6,6 @@ brings only what is new. None of its history gets into an image: the tree alone 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from minisandbox.errors import DiskFull, SourceError
-from minisandbox.images.echoes import Secrets
 from minisandbox.images.hostgit import run_git
 from minisandbox.images.index import shown, without_credentials
 from minisandbox.images.recipe import GitSource
@@ -29,7 +27,6 @@ _REFUSED = re.compile(
     r"|not support shallow"
 )
 """What git prints where a server gives out only what a branch or tag names, or cannot leave history out (dumb HTTP)."""
-_REPEATS = "(a line that repeats a secret of the address is left out)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,15 +298,10 @@ def _failure(source: GitSource, said: str) -> SourceError | DiskFull:
 
 
 def _told(source: GitSource, said: str) -> list[str]:
-    """What git said, line by line, but for lines that have credentials of the address: a server may repeat them."""
-    forms = [source.url]
-    with contextlib.suppress(ValueError):  # it is no address
-        forms.append(without_credentials(source.url))  # git itself leaves out the password, not the query
-    for form in forms:
+    """What git said, line by line, with the address as messages show it: git leaves out the password, not the query."""
+    for form in (source.url, without_credentials(source.url)):
         said = said.replace(form, _shown(source))
-    secrets = Secrets.of_repository(source.url)
-    lines = [line for line in said.splitlines() if line.strip()]
-    return [_REPEATS if secrets.are_in([line]) else line for line in lines]
+    return [line for line in said.splitlines() if line.strip()]
 
 
 def _place(source: GitSource) -> str:

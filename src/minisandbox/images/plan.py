@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from minisandbox.images.anchors import Anchors
+from minisandbox.errors import NotFound
+from minisandbox.images import recipe as r
+from minisandbox.images import steps as making
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
-from minisandbox.images.image import DEFAULT_PATH, inside_layer
+from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
+from minisandbox.images.image import DEFAULT_PATH, Image, load_image
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
 from minisandbox.images.localsource import Snapshot, take_snapshot
+from minisandbox.images.lock import Lock
 from minisandbox.images.mirrors import Mirrors
 from minisandbox.images.probe import Interpreter
-from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource, Source
-from minisandbox.images.stepping import Step
-from minisandbox.images.steps import (
-    DESCRIBED,
-    ENVIRONMENT,
-    git_step,
-    install_step,
-    local_step,
-    python_step,
-    repository_step,
-    requirements_step,
-    sdist_step,
-    task_step,
-    tests_step,
-)
+from minisandbox.images.runner import BuildStep
 from minisandbox.images.system import system_step
 from minisandbox.store import Store, step_key
 from minisandbox.store.faults import store_faults
+from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import check_name
+
+if TYPE_CHECKING:
+    from minisandbox.images.dockerfile.trees import ContextTree
+
+_FILES = ("oci:", "oci-archive:", "docker-archive:")
+Variables = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +39,51 @@ class PlannedStep:
     """A step at its place in a chain.
 
     Attributes:
-        step: what it does.
+        step: the step itself.
         key: the key of the layer that it makes.
-        below: the keys of the layers that it is made over, bottom first.
+        below: the keys of the layers that it is made over, bottom first; none: it is made over nothing.
         environment: the captured variables that it sees.
         timeout: seconds that it may take.
-        anchor: the source whose tree it makes for others of its repository too; None for every other step.
+        needs: the keys of further layers that have to be there before it is made.
+        own_root: whether its root is the layers' own, without the host's ``/usr``.
+        user: as whom it runs in the image; "" for root.
+        workdir: where it starts.
     """
 
-    step: Step
+    step: BuildStep
     key: str
     below: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
+    environment: Variables
     timeout: float
-    anchor: GitSource | None = None
+    needs: tuple[str, ...] = ()
+    own_root: bool = False
+    user: str = ""
+    workdir: PurePosixPath = PurePosixPath("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a chain of steps starts from.
+
+    Attributes:
+        layers: the keys of its layers, bottom first.
+        known: what the first step's key is made from.
+        environment: the variables that everything over it sees.
+        workdir: where commands start.
+        user: as whom an image's commands run; "" for root.
+        own_root: whether its root is its own, without the host's ``/usr``.
+        config: how a container wants to be run.
+        notes: facts for people.
+    """
+
+    layers: tuple[str, ...]
+    known: str
+    environment: Variables = ()
+    workdir: PurePosixPath = PurePosixPath("/")
+    user: str = ""
+    own_root: bool = False
+    config: Mapping[str, JSONValue] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +92,41 @@ class Plan:
 
     Attributes:
         name: what the image is called.
-        recipe: what it is made from.
-        base: the key of the bottom layer.
+        ground: what it starts from; its environment, workdir, user and configuration are the image's.
         steps: the steps above it, bottom first.
-        tests: the step that makes the layer of hidden tests, or None.
-        environment: the variables that everything in the image sees.
+        aside: steps that the others need, and no layers of the image: hidden tests, other stages.
+        tests: the key of the layer of hidden tests, or None.
         content: the hash of everything that decides what is in it, however that is stored.
+        lock: what has to be installed in it, or None.
     """
 
     name: str
-    recipe: Recipe
-    base: str
+    ground: Ground
     steps: tuple[PlannedStep, ...]
-    tests: PlannedStep | None
-    environment: tuple[tuple[str, str], ...]
-    content: str
+    aside: tuple[PlannedStep, ...] = ()
+    tests: str | None = None
+    content: str = ""
+    lock: Lock | None = None
 
     @property
     def layers(self) -> tuple[str, ...]:
         """The keys of the image's layers, bottom first."""
-        return (self.base, *(planned.key for planned in self.steps))
+        return (*self.ground.layers, *(planned.key for planned in self.steps))
 
     def all_steps(self) -> Iterator[PlannedStep]:
         """Yield every step in an order in which they can be made."""
-        # the tests come before the task, as nothing needs them, and a hidden file that is not there costs less then
+        aside = list(self.aside)
+        pending = {planned.key for planned in (*self.steps, *aside)}
         for planned in self.steps:
-            if planned.step.name == "task" and self.tests is not None:
-                yield self.tests
+            # what is aside comes as soon as it can: other stages; and the tests before the task, as nothing needs them,
+            # and a hidden file that is not there costs less then
+            while ready := [one for one in aside if pending.isdisjoint((*one.below, *one.needs))]:
+                aside.remove(ready[0])
+                pending.discard(ready[0].key)
+                yield ready[0]
             yield planned
+            pending.discard(planned.key)
+        yield from aside
 
 
 @dataclass(slots=True)
@@ -100,21 +136,18 @@ class Planner:
     Attributes:
         store: where the layers are or will be.
         mirrors: a directory of git repositories that are looked in before the network is.
-        anchors: which commits the others of their repositories are stored over.
     """
 
     store: Store
     mirrors: Path | None = None
-    anchors: Anchors = field(init=False)
     _entries: tuple[Entry, ...] | None = None
     _platform: str | None = None
     _interpreters: dict[str, Interpreter] = field(default_factory=dict)
-    _snapshots: dict[LocalSource, Snapshot] = field(default_factory=dict)
+    _images: dict[r.OciBase, Image] = field(default_factory=dict)
+    _snapshots: dict[r.LocalSource, Snapshot] = field(default_factory=dict)
+    _contexts: dict[Context, ContextTree] = field(default_factory=dict)
+    _stages: dict[int, tuple[r.Recipe, _Chain]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        """Take the store's anchors."""
-        self.anchors = Anchors(self.store)
 
     def base(self) -> tuple[Entry, ...]:
         """Return what the base layer holds."""
@@ -140,10 +173,10 @@ class Planner:
         """
         with self._lock:
             if text not in self._interpreters:
-                self._interpreters[text] = find_interpreter(text, self.store)
+                self._interpreters[text] = find_interpreter(text)
             return self._interpreters[text]
 
-    def snapshot(self, source: LocalSource) -> Snapshot:
+    def snapshot(self, source: r.LocalSource) -> Snapshot:
         """Return the files of a local source, listed and hashed when it is first asked for.
 
         Raises:
@@ -155,7 +188,28 @@ class Planner:
                 self._snapshots[source] = take_snapshot(source)
             return self._snapshots[source]
 
-    def plan(self, name: str, recipe: Recipe) -> Plan:
+    def container(self, base: r.OciBase) -> Image:
+        """Return a container image: a registry's is pulled unless the store has it, a file's is looked at anew.
+
+        Raises:
+            MiniSandboxError: it cannot be had; see :func:`minisandbox.images.pull`.
+        """
+        from minisandbox.images.oci.pull import pull  # noqa: PLC0415 - loads an HTTP client
+
+        with self._lock:
+            if base not in self._images:
+                try:
+                    if base.reference.startswith(_FILES):  # its content may be another one by now
+                        raise NotFound("not looked for")
+                    image = load_image(self.store, base.reference.removesuffix(":latest"))
+                    if base.platform and image.notes.get("platform", base.platform) != base.platform:
+                        raise NotFound(f"{base.reference} for {base.platform}")
+                except NotFound:
+                    image = pull(base.reference, store=self.store, platform=base.platform or None)
+                self._images[base] = image
+            return self._images[base]
+
+    def plan(self, name: str, recipe: r.Buildable) -> Plan:
         """Plan an image.
 
         Args:
@@ -167,141 +221,245 @@ class Planner:
             InterpreterNotFound: no interpreter of this machine is what the recipe asks for.
             SourceError: a local source cannot be read.
             HostError: this machine cannot carry out a step.
+            MiniSandboxError: its base cannot be had.
         """
         check_name(name)
-        interpreter = self.interpreter(recipe.python) if recipe.python is not None else None
-        environment = tuple(sorted(_captured(interpreter).items()))
-        kept = read_kept(self.store, name).layers
-        chain = _Chain(name, base_key(self.base()), self.platform(), environment, recipe.step_timeout, kept)
-        chain.add_kept()
-        if recipe.system:
-            chain.add(system_step(recipe))
-        if interpreter is not None:
-            chain.add(python_step(interpreter, recipe))
-            if recipe.requirements or recipe.overrides:
-                chain.add(requirements_step(recipe, interpreter))
-        tests = self._add_repository(chain, recipe, interpreter) if recipe.source is not None else None
-        merged = tuple(sorted({**dict(environment), **dict(recipe.environment)}.items()))
-        return Plan(name, recipe, chain.base, tuple(chain.steps), tests, merged, chain.known)
+        plan = self.chain(name, recipe.recipe() if isinstance(recipe, r.PythonRecipe) else recipe).plan()
+        return replace(plan, aside=tuple(self._wanted(plan)))
 
-    def _add_repository(self, chain: _Chain, recipe: Recipe, interpreter: Interpreter | None) -> PlannedStep | None:
-        """Add source, install and task; return the step of the tests layer, if there is one."""
-        assert recipe.source is not None
-        sources = self._add_source(chain, recipe.source, recipe.step_timeout)
-        if recipe.install:
-            chain.add(install_step(recipe, interpreter, self._described(recipe.source, sources[-1].key)))
-        tests = chain.planned(tests_step(recipe)) if recipe.hidden or recipe.test_patch.strip() else None
-        chain.add_task(task_step(recipe, self._trees_of([one.key for one in sources])), sources[0])
-        return tests
+    def _wanted(self, plan: Plan) -> Iterator[PlannedStep]:
+        """Yield the steps aside, without those that are needed only for layers that are there."""
+        found = {planned.key: planned for planned in (*plan.aside, *plan.steps)}
+        ahead, wanted = [*(planned.key for planned in plan.steps), *filter(None, [plan.tests])], set()
+        while ahead:
+            key = ahead.pop()
+            if key in found and key not in wanted:
+                wanted.add(key)
+                if not self.store.has_layer(key):
+                    ahead += (*found[key].below, *found[key].needs)
+        return (planned for planned in plan.aside if planned.key in wanted)
 
-    def _add_source(self, chain: _Chain, source: Source, timeout: float) -> list[PlannedStep]:
-        """Add the source; return the steps that make its layers, bottom first."""
-        if isinstance(source, LocalSource):
-            return [chain.add(local_step(source, self.snapshot(source)))]
-        if isinstance(source, SdistSource):
-            return [chain.add(sdist_step(source, self.store))]
-        mirrors = Mirrors(self.store, self.mirrors)
-
-        def whole(one: GitSource) -> Step:
-            return git_step(one, mirrors, timeout, on_made=lambda: self.anchors.record(one))
-
-        def is_there(one: GitSource) -> bool:
-            return self.store.has_layer(step_key(chain.platform, whole(one).definition))
+    def files(self, context: Context) -> ContextTree:
+        """Return the files of a Dockerfile's context."""
+        from minisandbox.images.dockerfile.trees import open_context  # noqa: PLC0415 - loads a parser
 
         with self._lock:
-            anchor = source if is_there(source) else self.anchors.choose(source, is_there)
-        later = () if anchor == source else (git_step(source, mirrors, timeout),)
-        return chain.add_apart((whole(anchor), *later), anchor)
+            if context not in self._contexts:
+                self._contexts[context] = open_context(context.root, context.dockerfile)
+            return self._contexts[context]
 
-    def _trees_of(self, keys: Sequence[str]) -> Callable[[], tuple[Path, ...]]:
-        return lambda: tuple(inside_layer(self.store, key, "testbed") for key in keys)
+    def chain(self, name: str, recipe: r.Recipe) -> _Chain:
+        """Fold a recipe's steps over its base."""
+        if isinstance(recipe.base, r.StageBase):
+            chain = self.chain(name, recipe.base.recipe)
+            chain.go_on(recipe)
+        else:
+            kept = read_kept(self.store, name).layers if name else {}
+            chain = _Chain(self, name, self.ground(recipe.base), recipe, kept)
+        for step in recipe.steps:
+            chain.add(step)
+        return chain
 
-    def _described(self, source: Source, key: str) -> str:
-        """What git calls a source's commit: as its layer says; before that is made, as the repositories here do."""
-        if not isinstance(source, GitSource):
+    def stage(self, recipe: r.Recipe) -> _Chain:
+        """Return the chain of a stage that others copy from; it is planned once, as its files are hashed for that."""
+        if id(recipe) not in self._stages:
+            self._stages[id(recipe)] = (recipe, self.chain("", recipe))
+        return self._stages[id(recipe)][1]
+
+    def ground(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> Ground:
+        """Return what a chain over a base starts from."""
+        if isinstance(base, r.HostBase):
+            variables = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
+            return Ground((base_key(self.base()),), self.platform(), variables)
+        if isinstance(base, r.OciBase):
+            image = self.container(base)
+            seen: dict[str, JSONValue] = {
+                "layers": image.layers, "environment": dict(image.environment), "user": image.user,
+                "workdir": str(image.workdir),
+            }  # fmt: skip
+            known = step_key(None, {"kind": "container", **seen})
+            notes = {name: text for name, text in image.notes.items() if name not in ("reference", "digest")}
+            notes["base"] = image.notes.get("reference", image.name)
+            return Ground(image.layers, known, image.environment, image.workdir, image.user, True, image.config, notes)
+        from minisandbox.images.oci.pull import ensure_root  # noqa: PLC0415 - loads an HTTP client
+
+        key = ensure_root(self.store).key
+        return Ground((key,), step_key(None, {"kind": "scratch"}), (("PATH", DEFAULT_PATH),), own_root=True)
+
+    def described(self, source: r.Source, key: str) -> str:
+        """Return what git calls a source's commit, by its last tag, or "".
+
+        Args:
+            source: which one.
+            key: the key of its layer, which says it; before that is made, the repositories here do.
+        """
+        if not isinstance(source, r.GitSource):
             return ""
         if self.store.has_layer(key):
-            return self.store.layer(key).facts.get(DESCRIBED, "")
+            return self.store.layer(key).facts.get(making.DESCRIBED, "")
         return Mirrors(self.store, self.mirrors).describe(source)
 
 
 @dataclass(slots=True)
 class _Chain:
+    """Steps folded over a base."""
+
+    planner: Planner
     name: str
-    base: str
-    platform: str
-    environment: tuple[tuple[str, str], ...]
-    timeout: float
+    ground: Ground
+    recipe: r.Recipe
     kept: Mapping[str, str]
     steps: list[PlannedStep] = field(default_factory=list)
+    aside: list[PlannedStep] = field(default_factory=list)
+    environment: dict[str, str] = field(init=False)
+    tests: str | None = None
+    interpreter: Interpreter | None = None
+    source: r.Source | None = None
+    checked_out: PlannedStep | None = None
     known: str = field(init=False)  # what the next step's key depends on: everything below, however it is stored
 
     def __post_init__(self) -> None:
-        self.known = self.platform
+        self.known = self.ground.known
+        self.environment = dict(self.ground.environment)
+        self._add_kept()
 
     @property
     def layers(self) -> tuple[str, ...]:
-        return (self.base, *(planned.key for planned in self.steps))
+        return (*self.ground.layers, *(planned.key for planned in self.steps))
 
-    def add(self, step: Step) -> PlannedStep:
-        planned = self.planned(step)
+    @property
+    def variables(self) -> Variables:
+        return tuple(sorted(self.environment.items()))
+
+    @property
+    def workdir(self) -> PurePosixPath:
+        return self.recipe.workdir or self.ground.workdir
+
+    def go_on(self, recipe: r.Recipe) -> None:
+        """Go on with a recipe that starts from what this one makes."""
+        self.environment |= dict(self.recipe.environment)
+        self.ground = replace(
+            self.ground,
+            workdir=self.workdir,
+            user=self.ground.user if self.recipe.user is None else self.recipe.user,
+            config={**self.ground.config, **self.recipe.config},
+        )
+        self.recipe = recipe
+
+    def plan(self) -> Plan:
+        self.go_on(self.recipe)
+        ground = replace(self.ground, environment=self.variables)
+        steps, aside = tuple(self.steps), tuple(self.aside)
+        return Plan(self.name, ground, steps, aside, self.tests, self.known, self.recipe.lock)
+
+    def add(self, step: r.Step) -> None:
+        """Add a step of the recipe."""
+        store, workdir = self.planner.store, self.workdir
+        match step:
+            case RunCommand() | CopyFiles():
+                self._add_instruction(step)
+            case r.Run():
+                self._put(making.run_step_of(step, workdir), user=step.user, workdir=step.workdir or workdir)
+            case r.InstallSystem():
+                self._put(system_step(step))
+            case r.InstallPython():
+                self.interpreter = self.planner.interpreter(step.python)
+                self.environment |= _captured()
+                self._put(making.python_step(step, self.interpreter))
+            case r.InstallRequirements():
+                assert self.interpreter is not None
+                self._put(making.requirements_step(step, self.interpreter))
+            case r.CheckOut():
+                self.source, self.checked_out = step.source, self._put_apart(self._source(step.source))
+            case r.Install():
+                self._install(step)
+            case r.HiddenTests():
+                planned = self._planned(making.tests_step(step, workdir))
+                self.aside.append(planned)
+                self.tests = planned.key
+            case r.CutHistory():
+                assert self.checked_out is not None
+                key = self.checked_out.key
+                self._put_apart(making.repository_step(workdir), self.checked_out)
+                self._put(making.task_step(step, lambda: store.layer_tree(key), workdir))
+
+    def _add_instruction(self, step: RunCommand | CopyFiles) -> None:
+        """Add a step of a Dockerfile, and the steps of other stages that it needs."""
+        from minisandbox.images.dockerfile.planning import plan_step  # noqa: PLC0415 - loads a parser
+
+        built, needs = plan_step(step, self.layers, self.planner.store, self)
+        self._append(replace(self._planned(built), needs=needs))
+        self._add_kept()
+
+    def files(self, context: Context) -> ContextTree:
+        """Return the files of a Dockerfile's context."""
+        return self.planner.files(context)
+
+    def origin(self, base: r.OciBase | r.StageBase) -> tuple[str, tuple[str, ...]]:
+        """Return what identifies what a Dockerfile copies from, and its layers; plans the steps that make them."""
+        if isinstance(base, r.OciBase):
+            ground = self.planner.ground(base)
+            return ground.known, ground.layers
+        other = self.planner.stage(base.recipe)
+        known = {planned.key for planned in (*self.aside, *self.steps)}
+        self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in known]
+        return other.known, other.layers
+
+    def _install(self, step: r.Install) -> None:
+        assert self.source is not None
+        assert self.checked_out is not None
+        if self.ground.own_root:
+            for one in making.plain_install_steps(step, self.workdir):
+                self._put(one)
+            return
+        described = self.planner.described(self.source, self.checked_out.key)
+        self._put(making.install_step(step, self.interpreter, described, self.workdir))
+
+    def _source(self, source: r.Source) -> BuildStep:
+        planner = self.planner
+        if isinstance(source, r.LocalSource):
+            return making.local_step(source, planner.snapshot(source), self.workdir)
+        if isinstance(source, r.SdistSource):
+            return making.sdist_step(source, planner.store, self.workdir)
+        mirrors = Mirrors(planner.store, planner.mirrors)
+        return making.git_step(source, mirrors, self.recipe.step_timeout, self.workdir)
+
+    def _put(self, step: BuildStep, *, user: str = "", workdir: PurePosixPath | None = None) -> None:
+        """Add a step over those so far."""
+        self._append(self._planned(step, user, workdir))
+        self._add_kept()
+
+    def _put_apart(self, step: BuildStep, over: PlannedStep | None = None) -> PlannedStep:
+        """Add a step that sees nothing of the chain, or only one other step that does not: images share its layer."""
+        below = () if over is None else (*over.below, over.key)
+        key = step_key(over.key if over else None, step.definition)
+        planned = replace(self._planned(step), key=key, below=below)
         self.steps.append(planned)
-        self.known = planned.key
-        self.add_kept()
+        self.known = step_key(self.known, step.definition)
+        self._add_kept()
         return planned
 
-    def add_apart(self, steps: Sequence[Step], anchor: GitSource) -> list[PlannedStep]:
-        """Add steps that need nothing of the chain, each made over the one before it; return them at their places.
+    def _append(self, planned: PlannedStep) -> None:
+        self.steps.append(planned)
+        self.known = planned.key
 
-        What comes above is keyed by what the last one makes, not by what it is stored over.
-        """
-        below: tuple[str, ...] = (self.base,)
-        added: list[PlannedStep] = []
-        for step in steps:
-            first = None if added else anchor
-            key = step_key(added[-1].key if added else self.platform, step.definition)
-            added.append(PlannedStep(step, key, below, self.environment, self.timeout, first))
-            below = (*below, key)
-        self.steps += added
-        self.known = step_key(self.known, steps[-1].definition)
-        self.add_kept()
-        return added
-
-    def add_task(self, step: Step, source: PlannedStep) -> None:
-        """Add the task, over the repository of a source that others have in common.
-
-        Its layer hides what it does not need of that very repository, so the key of the layer depends on both.
-        """
-        objects = repository_step()
-        below = (*source.below, source.key)
-        repository = step_key(source.key, objects.definition)
-        self.steps.append(PlannedStep(objects, repository, below, self.environment, self.timeout))
-        key = step_key(step_key(self.known, {"repository": repository}), step.definition)
-        self.steps.append(PlannedStep(step, key, self.layers, self.environment, self.timeout))
-        self.known = step_key(self.known, step.definition)
-        self.add_kept()
-
-    def add_kept(self) -> None:
+    def _add_kept(self) -> None:
         """Add what was made by hand over the last step."""
-        if (layer := self.kept.get(self.layers[-1])) is not None:
-            step = kept_step(self.name, layer)
-            self.steps.append(PlannedStep(step, layer, self.layers, self.environment, self.timeout))
-            self.known = layer
-            self.add_kept()
+        while (layer := self.kept.get(self.layers[-1])) is not None:
+            self._append(replace(self._planned(kept_step(self.name, layer)), key=layer))
 
-    def planned(self, step: Step) -> PlannedStep:
+    def _planned(self, step: BuildStep, user: str = "", workdir: PurePosixPath | None = None) -> PlannedStep:
         """A step over those so far, without adding it."""
-        key = step_key(self.known, step.definition)
-        return PlannedStep(step, key, self.layers, self.environment, self.timeout)
+        return PlannedStep(
+            step, step_key(self.known, step.definition), self.layers, self.variables,
+            self.recipe.step_timeout, own_root=self.ground.own_root, user=user, workdir=workdir or self.workdir,
+        )  # fmt: skip
 
 
-def _captured(interpreter: Interpreter | None) -> Mapping[str, str]:
-    """The variables that everything in the image sees, besides the recipe's own.
-
-    Steps that images share must not see those: they are no part of their keys.
-    """
-    variables = {"LANG": "C.UTF-8", "PATH": DEFAULT_PATH}
-    if interpreter is not None:
-        variables["PATH"] = f"{ENVIRONMENT}/bin:{DEFAULT_PATH}"
-        variables |= {"CONDA_PREFIX": ENVIRONMENT, "CONDA_DEFAULT_ENV": ENVIRONMENT.rpartition("/")[2]}
-    return variables
+def _captured() -> Mapping[str, str]:
+    """The variables of an environment with an interpreter, which everything above it sees."""
+    return {
+        "PATH": f"{making.ENVIRONMENT}/bin:{DEFAULT_PATH}",
+        "CONDA_PREFIX": making.ENVIRONMENT,
+        "CONDA_DEFAULT_ENV": making.ENVIRONMENT.rpartition("/")[2],
+    }

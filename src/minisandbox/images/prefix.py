@@ -5,41 +5,35 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.images.elf import is_elf, relocate_runpath, without_debug
+from minisandbox.images.elf import is_elf, relocate_runpath, strip_debug
 from minisandbox.images.probe import Interpreter
 
-PREFIX_VERSION = 2
+PREFIX_VERSION = 3
 """Part of the layer's key: raise it when a copy made by this module changes."""
 
-_PROGRAMS = re.compile(r"(?:python|pip|easy_install|idle|pydoc|2to3|pyvenv|wheel|smtpd)[\w.\-]*")
-_PACKAGES = re.compile(
-    r"(?:pip|setuptools|wheel)(?:-[\w.+]*\.(?:dist|egg)-info)?|pkg_resources|_distutils_hack|easy_install\.py"
-    r"|distutils-precedence\.pth|README(?:\.txt)?"
+_FOLDERS = ("bin", "include", "lib", "share/terminfo", "ssl")
+_KEPT = r"""(?x)
+    bin/(?:python|pip|easy_install|idle|pydoc|2to3|pyvenv|wheel|smtpd)[\w.\-]*
+    | include/LIBRARY.*
+    | lib/lib[^/]*\.so(?:\.[\w.]+)?
+    | lib/pkgconfig/python.*
+    | (?:lib/(?:engines-3|ossl-modules|tcl8\.6|tk8\.6)|share/terminfo|ssl)/.*
+    | lib/LIBRARY/(?!site-packages/|test/).*
+    | lib/LIBRARY/test/(?:__init__\.py|support|test_support\.py|script_helper\.py)(?:/.*)?  # projects import these
+    | lib/LIBRARY/site-packages/(?:
+        (?:pip|setuptools|wheel)(?:-[\w.+]*\.(?:dist|egg)-info)?|pkg_resources|_distutils_hack|easy_install\.py
+        | distutils-precedence\.pth|README(?:\.txt)?
+      )(?:/.*)?
+"""
+"""What is copied of a prefix: the bare interpreter."""
+_DROPPED = re.compile(
+    r"/(?:__pycache__|turtledemo|idlelib/idle_test|(?:distutils|lib2to3|json)/tests"
+    r"|(?:bsddb|ctypes|email|lib-tk|sqlite3|tkinter|unittest)/test)/|/EXTERNALLY-MANAGED$|/libpython[^/]*\.a$"
+    r"|\.(?:py[co]|exe)$"
 )
-_LIBRARY = re.compile(r"lib.*\.so(?:\.[\w.]+)?")
-# The tests of the standard library; of `test` itself the helpers stay, which projects import.
-_TESTS = frozenset(
-    {
-        "ctypes/test",
-        "distutils/tests",
-        "idlelib/idle_test",
-        "lib2to3/tests",
-        "sqlite3/test",
-        "tkinter/test",
-        "turtledemo",
-        "unittest/test",
-        "lib-tk/test",
-        "bsddb/test",
-        "email/test",
-        "json/tests",
-    }
-)
-_TEST_HELPERS = frozenset({"__init__.py", "support", "test_support.py", "script_helper.py"})
-_DROPPED_FILES = re.compile(r"EXTERNALLY-MANAGED|.*\.py[co]|libpython.*\.a|.*\.exe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,76 +69,43 @@ def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
     spellings = {str(interpreter.prefix), str(interpreter.executable.parent.parent)}
     job = _Copy(interpreter.prefix, target, tuple(sorted(map(os.fsencode, spellings))), home.encode())
     target.mkdir()
-    library = f"python{interpreter.minor}"
-    for folder, keep in _parts(library):
-        if (job.source / folder).is_dir():
-            _copy_folder(job, Path(folder), keep)
+    kept = re.compile(_KEPT.replace("LIBRARY", re.escape(f"python{interpreter.minor}")))
+    for top in _FOLDERS:
+        for folder, names, files in os.walk(job.source / top):
+            for name in (*names, *files):
+                path = Path(folder, name).relative_to(job.source)
+                if kept.fullmatch(str(path)) and not _DROPPED.search(str(path)):
+                    _copy_file(job, path)
+    copied = [path for path in target.rglob("*") if path.is_file() and not path.is_symlink()]
+    strip_debug([path for path in copied if is_elf(path)])  # before patchelf: strip may damage its work
+    for path in copied:
+        _rewrite(job, path)
     _link_names(job, interpreter.minor)
-
-
-def _parts(library: str) -> Iterator[tuple[str, Callable[[Path], bool]]]:
-    """The folders of a prefix that are looked into, and what is taken of each (paths relative to the folder)."""
-    yield "bin", lambda path: len(path.parts) == 1 and _PROGRAMS.fullmatch(path.name) is not None
-    yield "lib", lambda path: len(path.parts) == 1 and _LIBRARY.fullmatch(path.name) is not None
-    yield f"lib/{library}", _wanted_in_library
-    yield "include", lambda path: path.parts[0].startswith(library)
-    yield "lib/pkgconfig", lambda path: path.name.startswith("python")
-    for folder in ("lib/engines-3", "lib/ossl-modules", "ssl", "share/terminfo", "lib/tcl8.6", "lib/tk8.6"):
-        yield folder, lambda _: True
-
-
-def _wanted_in_library(path: Path) -> bool:
-    """Whether a path of lib/pythonX.Y is part of the bare interpreter."""
-    parts = path.parts
-    if "__pycache__" in parts or _DROPPED_FILES.fullmatch(path.name):
-        return False
-    if parts[0] == "site-packages":
-        return len(parts) == 1 or _PACKAGES.fullmatch(parts[1]) is not None
-    if parts[0] == "test":
-        return len(parts) == 1 or parts[1] in _TEST_HELPERS
-    return "/".join(parts[:2]) not in _TESTS and parts[0] not in _TESTS
-
-
-def _copy_folder(job: _Copy, folder: Path, keep: Callable[[Path], bool]) -> None:
-    root = job.source / folder
-    for directory, names, files in os.walk(root):
-        here = Path(directory).relative_to(root)
-        links = [name for name in names if (Path(directory) / name).is_symlink()]
-        names[:] = [name for name in names if name not in links and keep(here / name)]
-        for name in [*files, *links]:
-            if keep(here / name):
-                _copy_file(job, folder / here / name)
 
 
 def _copy_file(job: _Copy, path: Path) -> None:
     source, target = job.source / path, job.target / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_symlink():
-        link = os.readlink(source)
-        if not link.startswith("/"):
-            target.symlink_to(link)
-            return
-    if source.is_file():
+    if source.is_file() or source.is_symlink():
+        target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink() and not (link := os.readlink(source)).startswith("/"):
+        target.symlink_to(link)
+    elif source.is_file():
         shutil.copyfile(source, target)
         target.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
-        _rewrite(job, target)
 
 
 def _rewrite(job: _Copy, path: Path) -> None:
     """Point a file's mentions of the prefix at the copy: run paths of programs, plain text elsewhere."""
     data = path.read_bytes()
-    if is_elf(data) and (lean := without_debug(data)) != data:  # a quarter of an interpreter that pyenv built
-        path.write_bytes(lean)
     if not any(name in data for name in job.names):
         return
-    if is_elf(data):
+    if is_elf(path):
         relocate_runpath(path, [os.fsdecode(name) for name in job.names], job.target)
         return
-    if b"\0" in data:
-        return
-    for name in job.names:
-        data = data.replace(name, job.home)
-    path.write_bytes(data)
+    if b"\0" not in data:
+        for name in job.names:
+            data = data.replace(name, job.home)
+        path.write_bytes(data)
 
 
 def _link_names(job: _Copy, minor: str) -> None:

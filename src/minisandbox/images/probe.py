@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
@@ -42,7 +41,7 @@ class Interpreter:
         prefix: the installation's directory (of a virtual environment: its base's).
         abi: its ABI tag, such as ``"cpython-311-x86_64-linux-gnu"``.
         build: its ``sys.version``.
-        stamp: size and mtime of executable and shared library: changes when it is installed again.
+        stamp: size and mtime of its executable, which change when it is installed again.
     """
 
     executable: Path
@@ -67,30 +66,6 @@ class Interpreter:
         """Whether its prefix holds nothing but it: pyenv, uv, conda; not the system's /usr."""
         return Path("/usr") not in (self.prefix, *self.prefix.parents) and self.prefix != Path("/")
 
-    def to_json(self) -> dict[str, str]:
-        """Return it as plain values; :meth:`from_json` reads them."""
-        return {name: str(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, str]) -> Interpreter:
-        """Read what :meth:`to_json` returned.
-
-        Raises:
-            TypeError: a value is missing.
-        """
-        paths = {name: Path(values.get(name, "")) for name in ("executable", "prefix")}
-        return cls(**{**values, **paths})  # type: ignore[arg-type]  # a wrong file raises TypeError, as documented
-
-
-def stamp_of(executable: Path) -> str:
-    """Return what changes when the interpreter at a path is installed again.
-
-    Raises:
-        OSError: it cannot be looked at.
-    """
-    info = executable.stat()
-    return f"{info.st_size}:{info.st_mtime_ns}"
-
 
 def probe(executable: Path) -> Interpreter | None:
     """Ask an interpreter what it is.
@@ -102,7 +77,7 @@ def probe(executable: Path) -> Interpreter | None:
         The interpreter; None where it does not run, does not answer in ten seconds, or is not CPython's release build.
     """
     try:
-        stamp = stamp_of(executable)
+        info = executable.stat()
         answer = subprocess.run(
             [executable, "-E", "-s", "-S", "-c", _QUESTION],  # -I is newer than Python 2
             stdin=subprocess.DEVNULL,
@@ -115,7 +90,7 @@ def probe(executable: Path) -> Interpreter | None:
         values = json.loads(answer)
         if values["implementation"] != "CPython" or values["debug"]:
             return None
-        prefix = Path(values["prefix"]).resolve()
+        prefix, stamp = Path(values["prefix"]).resolve(), f"{info.st_size}:{info.st_mtime_ns}"
         return Interpreter(executable, values["version"], prefix, values["abi"], values["build"], stamp)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None

@@ -22,7 +22,8 @@ class BuildEvent:
 
     Attributes:
         image: the image's name.
-        step: the step's name: ``base``, ``python``, ``requirements``, ``source``, ``install``, ``task``, ``tests``.
+        step: the step's name: ``base``, ``python``, ``requirements``, ``run``, ``source``, ``install``, ``task``,
+            ``tests`` and the like.
         state: started; waiting (another process makes it); finished; cached (it was there).
         key: the layer's key.
         seconds: wall seconds the layer took to make, once it is there.

@@ -12,15 +12,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from minisandbox.errors import NotFound
 from minisandbox.images.access import index_access
 from minisandbox.images.failures import Failures
-from minisandbox.images.kept import Kept, forget_kept, read_kept, write_kept
+from minisandbox.images.kept import Kept, read_kept, write_kept
 from minisandbox.images.lock import PACKAGES, packages_fact
 from minisandbox.images.packages import PackageIndex, Served
-from minisandbox.images.places import BUILD, RANKS
-from minisandbox.images.runner import add_usr, build_limits, build_sandbox, mount_points
-from minisandbox.images.scripts import script
+from minisandbox.images.places import BUILD
+from minisandbox.images.runner import build_limits, build_sandbox, mount_points
+from minisandbox.images.steps import step_script
 from minisandbox.images.uvtool import find_uv
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import FailureRecord, LayerRecord, Made, Store, step_key
@@ -55,11 +54,10 @@ class Repair:
             StoreError: it cannot be published.
         """
         image, parent = self.failure.image, self.failure.layers[-1]
-        self.box.files.write_bytes(BUILD / "settle.sh", script("install_settle").encode())
-        rank = {"RANK": str(RANKS.index("by_hand"))}
-        self.box.exec(["bash", str(BUILD / "settle.sh")], cwd="/", env=rank, timeout=_SETTLING).check()
+        if not self.failure.own_root:  # an image of its own may have no bash, and its times decide nothing
+            settle = step_script("by_hand", "install_settle", WORKDIR=self.failure.workdir)
+            self.box.exec(["bash", "-c", settle], cwd="/", timeout=_SETTLING).check()
         self.box.stop()
-        add_usr(self._upper)
         facts = {PACKAGES: packages_fact(self._served.packages.values())} if self._served.packages else {}
         step = {"kind": "by_hand", "image": image, "made": f"{time.time():.6f}"}
         key = step_key(parent, step)
@@ -80,8 +78,8 @@ def open_failed(store: Store, image: str) -> Iterator[Repair]:
         SandboxCreationError: there could be no sandbox.
     """
     failure = Failures(store).of_image(image)
-    trees = tuple(map(store.layer_tree, failure.layers))
-    spec = ImageSpec(f"{image}: by hand", trees, failure.environment, PurePosixPath("/testbed"))
+    trees, workdir = tuple(map(store.layer_tree, failure.layers)), PurePosixPath(failure.workdir)
+    spec = ImageSpec(f"{image}: by hand", trees, failure.environment, workdir, host_usr=not failure.own_root)
     served = Served()
     with ExitStack() as opened:
         opened.enter_context(store.hold(*failure.layers))
@@ -92,17 +90,5 @@ def open_failed(store: Store, image: str) -> Iterator[Repair]:
         access = index_access(opened.enter_context(index.serve(served)))
         mounts = mount_points([(find_uv(), "uv")])
         box = opened.enter_context(build_sandbox(spec, build_limits(None), access.network, mounts, upper))
-        box.exec(["mkdir", "-p", str(BUILD)], cwd="/").check()
+        box.files.mkdir(BUILD)
         yield Repair(store, failure, box, access.environment, upper, served)
-
-
-def forget(store: Store, image: str) -> None:
-    """Build an image without what was kept for it by hand from now on.
-
-    Raises:
-        NotFound: nothing was kept for it.
-    """
-    if not forget_kept(store, image):
-        raise NotFound(
-            f"nothing was kept by hand for image {image!r}", hint="`minisandbox image shell --keep` keeps it"
-        )

@@ -6,24 +6,25 @@ import enum
 import re
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
+from minisandbox.errors import BuildError, DiskFull, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.access import Access, host_access, index_access
 from minisandbox.images.index import host_settings
 from minisandbox.images.lock import PACKAGES, Package, packages_fact
 from minisandbox.images.packages import Served
-from minisandbox.images.places import BUILD, MOUNTS, RANKS
+from minisandbox.images.places import BUILD, IMAGE, MOUNTS
 from minisandbox.images.session import Session
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.core import Core
 from minisandbox.store import Made
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import disk_full, store_faults
+from minisandbox.store.keys import JSONValue
 from minisandbox.store.room import is_full
 from minisandbox.types import ExecResult, GiB, ImageSpec, Limits, MiB, Mount, Network, Outcome
 
@@ -34,14 +35,14 @@ _DISK, _OUTPUT = 16 * GiB, 8 * MiB
 _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
-_NEARLY_FULL, _ROOMY = 64 * MiB, GiB
-"""Bytes free below which a failed step failed for want of space, whatever it said; and where it said so."""
+NEARLY_FULL, _ROOMY = 64 * MiB, GiB
+"""Bytes free below which a step failed because there is no space: whatever its message; where that says so."""
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
-_LEAST_READING = 60.0
+LEAST_READING = 60.0
 """Seconds; a machine that is busy must not fail a step that was quick."""
 _REASONS = (
     (r"No space left on device", "a file system in the build sandbox is full"),
-    (r"Disk quota exceeded", "a quota of whoever owns the files is used up"),
+    (r"Disk quota exceeded", "the quota of the files' owner is used up"),
     (
         r"No solution found|No matching distribution|not found in the package registry|Could not find a version",
         "the package index has no such version for this interpreter",
@@ -54,7 +55,7 @@ _REASONS = (
     (r"(?:gcc|cc1plus|g\+\+|clang|rustc|cargo|cmake)\S*:? (?:command )?(?:not found|No such)", "a compiler is missing"),
     (r"fatal error: \S+\.h: No such file", "a C header is missing on the host"),
     (r"Read-only file system", "the command writes where an ordinary user's sandbox is read-only"),
-    (r"No module named '?([\w.]+)", "a Python module is missing; name it in Recipe.requirements"),
+    (r"No module named '?([\w.]+)", "a Python module is missing; name it in PythonRecipe.requirements"),
     (r"MemoryError|Killed|Cannot allocate memory", "it ran out of memory"),
     (r"command not found", "a program is missing on the host"),
 )  # fmt: skip
@@ -66,24 +67,21 @@ class StepNetwork(enum.StrEnum):
     OFF = "off"
     INDEX = "index"
     HOST = "host"
+    OUTSIDE = "outside"
+    """The host's network alone, without the package index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One script of a step.
+    """One command of a step.
 
     Attributes:
         title: what the log and errors call it.
-        text: for bash.
+        argv: its program and arguments; no shell is involved.
     """
 
     title: str
-    text: str
-
-    @classmethod
-    def given(cls, text: str) -> Command:
-        """A command as a recipe has it: errors end it, and its errors go where its output goes."""
-        return cls(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class Work:
     """What one step does.
 
     Attributes:
-        commands: scripts, run one after the other at ``/testbed``.
+        commands: run one after the other.
         files: (name in ``/tmp/build``, content) of what they read.
         mounts: host directories and files they see.
         environment: variables for this step only.
@@ -102,6 +100,8 @@ class Work:
         facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
         patch: what a patch that does not apply is called.
         patch_note: what may be the reason if it does not.
+        tools: whether the commands are our own tools': they run in a sandbox of the host's ``/usr``, which sees the
+            image's tree at :data:`IMAGE`; nothing is needed of the image.
     """
 
     commands: tuple[Command, ...]
@@ -115,6 +115,25 @@ class Work:
     facts: tuple[str, ...] = ()
     patch: str = "patch"
     patch_note: str = ""
+    tools: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuildStep:
+    """A step that this machine can carry out.
+
+    Attributes:
+        name: what people and logs call it.
+        definition: everything that decides its result; hashed into its key.
+        prepare: called with a staging directory when the step has to be made; returns what a sandbox is to do, the
+            finished tree, or what makes it at the step's place.
+        detail: for people.
+    """
+
+    name: str
+    definition: Mapping[str, JSONValue]
+    prepare: Callable[[Path], Work | Made | Callable[[Place], Made]]
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +149,10 @@ class Place:
         log: the file for the output.
         timeout: seconds for the whole step.
         session: what the steps of one building have in common.
+        helper: the tree of the sandbox that our own tools run in.
+        own_root: whether the root is the layers' own, without the host's ``/usr``.
+        user: as whom commands run; "" for root.
+        workdir: where they start.
     """
 
     step: str
@@ -140,6 +163,10 @@ class Place:
     log: Path
     timeout: float
     session: Session
+    helper: Path
+    own_root: bool = False
+    user: str = ""
+    workdir: PurePosixPath = PurePosixPath("/")
 
 
 def run_step(place: Place, work: Work) -> Made:
@@ -174,6 +201,9 @@ def _reaching(place: Place, work: Work) -> Iterator[tuple[Access, Served | None]
     if work.network is StepNetwork.OFF:
         yield Access(Network.off(), {}), None
         return
+    if work.network is StepNetwork.OUTSIDE:
+        yield host_access(None, host_settings(), place.step), None
+        return
     only = None if work.only is None else {one.file: one for one in work.only}
     served = Served(work.before, only, work.torch_backend)
     with place.session.index.serve(served) as url:
@@ -203,46 +233,71 @@ def _index_reasons(served: Served) -> Iterator[str]:
 def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
     upper = place.staging / "upper"
     upper.mkdir(mode=0o755)
-    spec = ImageSpec(f"{place.image}: {place.step}", place.layers, place.environment, PurePosixPath("/testbed"))
     mounts = (*work.mounts, *access.mounts)
     limits = build_limits(place.session.memory)
     with (
-        build_sandbox(spec, limits, access.network, mounts, upper) as box,
+        _sandbox(place, work, limits, access.network, mounts, upper) as box,
         place.session.cancellation.running(box),
     ):
-        _write_files(box, work)
-        own = {"RANK": str(RANKS.index(place.step)), "OWN_USR": "/usr" if _has_usr(place.layers) else ""}
-        _run_commands(box, place, replace(work, environment={**own, **access.environment, **work.environment}))
+        if not work.tools and not box.files.exists(place.workdir):
+            box.files.mkdir(place.workdir)
+        _write_files(box, place, work)
+        _run_commands(box, place, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
-    add_usr(upper)
     # what it wrote in its time may be read for as long: a host is not held up by what a step left behind
-    return Made(upper / "tree", facts, patience=max(place.timeout, _LEAST_READING))
+    return Made(upper / "tree", facts, patience=max(place.timeout, LEAST_READING))
 
 
-def add_usr(upper: Path) -> None:
-    """Put what was written below /usr, an overlay of its own where it can be written at all, into the layer."""
-    written = upper / "usr"
-    if written.is_dir() and any(written.iterdir()):
-        with store_faults("keep what was written below /usr"):
-            with suppress(FileNotFoundError):
-                (upper / "tree/usr").rmdir()  # the mount point, if it was copied up: nothing can be in it
-            written.rename(upper / "tree/usr")
+def _sandbox(
+    place: Place, work: Work, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path
+) -> Sandbox:
+    """The sandbox of a step: the image's own; for our tools, one that sees the image's tree."""
+    name = f"{place.image}: {place.step}"
+    if work.tools:
+        empty = place.staging / "empty"
+        empty.mkdir()
+        image = Mount(empty, IMAGE, below=place.layers, upper=upper)
+        spec = ImageSpec(name, (place.helper,))
+        return build_sandbox(spec, limits, network, (image, *mounts), None)
+    spec = ImageSpec(name, place.layers, place.environment, place.workdir, host_usr=not place.own_root, user=place.user)
+    return build_sandbox(spec, limits, network, mounts, upper)
 
 
-def _has_usr(layers: Sequence[Path]) -> bool:
-    """Whether one of these has something below /usr, which is the host's otherwise."""
-    return any((layer / "usr").is_dir() and any((layer / "usr").iterdir()) for layer in layers)
-
-
-def build_sandbox(spec: ImageSpec, limits: Limits, network: Network, mounts: tuple[Mount, ...], upper: Path) -> Sandbox:
+def build_sandbox(
+    spec: ImageSpec,
+    limits: Limits,
+    network: Network,
+    mounts: tuple[Mount, ...],
+    upper: Path | None,
+    *,
+    environment: dict[str, str] | None = None,
+    pretend_owners: bool = False,
+    keep_tmp: bool = False,
+) -> Sandbox:
     """Make a sandbox that writes to the disk; of ``limits.disk`` only its /tmp and /dev/shm, in memory, take note.
 
     :meth:`.Sandbox.create` refuses the two together, because it could not keep what they promise.
 
+    Args:
+        spec: the image.
+        limits: what it may use.
+        network: what it reaches.
+        mounts: host directories and files that it sees.
+        upper: where its writes go; None for a sandbox that writes to the disk at an upper of one of its mounts.
+        environment: exactly what its commands find; None: the usual defaults, and the image's.
+        pretend_owners: whether changes of owners answer success and do nothing.
+        keep_tmp: whether its /tmp is written to ``upper`` like the rest.
+
     Raises:
         SandboxCreationError: there could be no sandbox.
     """
-    return Sandbox(Core.create(spec, limits=limits, network=network, mounts=mounts, upper=upper))
+    core = Core.create(
+        spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners,
+        keep_tmp=keep_tmp,
+    )  # fmt: skip
+    if environment is not None:
+        core.environment = environment
+    return Sandbox(core)
 
 
 def build_limits(memory: int | None) -> Limits:
@@ -265,46 +320,49 @@ def build_limits(memory: int | None) -> Limits:
     )
 
 
-def _write_files(box: Sandbox, work: Work) -> None:
-    box.exec(["mkdir", "-p", str(BUILD)], cwd="/", timeout=60).check()
+def _write_files(box: Sandbox, place: Place, work: Work) -> None:
+    if work.tools or not place.own_root:  # the /tmp of a container image is part of its layers
+        box.files.mkdir(BUILD)
     for name, content in work.files:
         box.files.write_bytes(BUILD / name, content)
-    for number, command in enumerate(work.commands):
-        box.files.write_bytes(BUILD / f"step{number}.sh", command.text.encode("utf-8", "surrogateescape"))
 
 
 def _run_commands(box: Sandbox, place: Place, work: Work) -> None:
     deadline = time.monotonic() + place.timeout
     log, spoke = bytearray(), False
-    for number, command in enumerate(work.commands):
+    for command in work.commands:
         left = max(deadline - time.monotonic(), 0.1)
-        result = box.exec(["bash", str(BUILD / f"step{number}.sh")], timeout=left, env=work.environment)
-        log += _logged(command, result)
+        result = box.exec(command.argv, timeout=left, env=work.environment)
+        log += logged(f"$ {command.title}", result)
         spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
         if spoke:  # a log that says nothing would take a block for each step of each image
-            _write_log(place.log, bytes(log))
+            write_log(place.log, bytes(log))
         if not result.ok:
             raise _failure(place, work, command, result)
 
 
-def _logged(command: Command, result: ExecResult) -> bytes:
+def logged(title: str, result: ExecResult) -> bytes:
+    """Return what the log of a step says of a command."""
     dropped = result.dropped_stdout + result.dropped_stderr
     lost = f" ({dropped} bytes of output dropped)" if dropped else ""
     end = f"\n[{result.fate}, {result.duration:.1f} s{lost}]\n"
-    title = command.title.encode("utf-8", "replace")
-    return b"$ " + title + b"\n" + result.stdout_bytes + result.stderr_bytes + end.encode()
+    return title.encode("utf-8", "replace") + b"\n" + result.stdout_bytes + result.stderr_bytes + end.encode()
 
 
-def _write_log(path: Path, data: bytes) -> None:
+def write_log(path: Path, data: bytes) -> None:
+    """Write the log of a step.
+
+    Raises:
+        DiskFull: there is no space for it.
+    """
     with store_faults(f"write {path}"):
         write_atomic(path, data)
 
 
 def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> MiniSandboxError:
-    output = (result.stdout + result.stderr).strip()
-    tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
+    output, tail = said(result)
     if _lacked_space(place, output):
-        return _out_of_space(place, tail)
+        return out_of_space(f"finish build step {place.step!r} of image {place.image!r}", tail)
     if result.exit_code == PATCH_STATUS:
         reason = "\n".join(filter(None, (work.patch_note, tail.replace(str(BUILD / "patch"), "the patch"))))
         hint = "make it from the very source that the recipe names"
@@ -322,7 +380,7 @@ def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> 
 
 def _likely(result: ExecResult, tail: str, timeout: float) -> str:
     if result.outcome is Outcome.TIMEOUT:
-        return f"the step hangs, or needs more than {timeout:.0f} s (Recipe.step_timeout)"
+        return f"the step hangs, or needs more than {timeout:.0f} s (PythonRecipe.step_timeout)"
     return next((reason for pattern, reason in _REASONS if re.search(pattern, tail)), "")
 
 
@@ -331,13 +389,25 @@ def _lacked_space(place: Place, output: str) -> bool:
 
     One that says so may have removed what it wrote before it ended, as pip does.
     """
-    said = any(text in output for text in _NO_SPACE)
+    named = any(text in output for text in _NO_SPACE)
     with store_faults(f"look for space for build step {place.step!r}"):
-        return is_full(place.staging, _ROOMY if said else _NEARLY_FULL)
+        return is_full(place.staging, _ROOMY if named else NEARLY_FULL)
 
 
-def _out_of_space(place: Place, tail: str) -> MiniSandboxError:
-    fault = disk_full(f"finish build step {place.step!r} of image {place.image!r}")
+def said(result: ExecResult) -> tuple[str, str]:
+    """Return what a command printed, and the end of it, for an error."""
+    output = (result.stdout + result.stderr).strip()
+    return output, "\n".join(output.splitlines()[-_TAIL_LINES:])
+
+
+def out_of_space(what: str, tail: str) -> DiskFull:
+    """Return the error of a step that failed for want of space.
+
+    Args:
+        what: what could not be done.
+        tail: the end of what it printed.
+    """
+    fault = disk_full(what)
     fault.reason = "\n".join(filter(None, (fault.reason, tail)))
     return fault
 

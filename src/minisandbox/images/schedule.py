@@ -17,7 +17,7 @@ from minisandbox.images.failures import Failures, known_failure
 from minisandbox.images.image import Image
 from minisandbox.images.plan import Plan, PlannedStep, Planner
 from minisandbox.images.progress import Progress
-from minisandbox.images.recipe import GitSource, Recipe
+from minisandbox.images.recipe import Buildable
 from minisandbox.images.session import Session
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.store import Store
@@ -76,7 +76,7 @@ class Built:
 
 
 def build_all(
-    recipes: Mapping[str, Callable[[], Recipe]],
+    recipes: Mapping[str, Callable[[], Buildable]],
     *,
     store: Store,
     budget: Budget | None = None,
@@ -114,40 +114,20 @@ def build_all(
     known = _Known(store, on_image or (lambda _: None))
     plans = known.plan(recipes, planner)
     budget = budget or Budget()
-    seconds = dict.fromkeys(plans, 0.0)
-    left = plans
     with Session.begin(store, memory=budget.step_memory, cancellation=cancellation) as session:
-        while left:
-            work = _Work(
-                Maker(session, planner, progress), left, known.record, on_estimate, budget.workers, retry_failed
-            )
-            try:
-                work.run(budget.workers)
-            except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
-                session.cancellation.cancel()
-                work.wait(_ENDING)
-                raise
-            seconds = {name: took + work.seconds.get(name, 0.0) for name, took in seconds.items()}
-            stranded = _stranded(work, left)
-            for name in work.failures.keys() - stranded:
-                known.failures[name] = work.failures[name].about(name)
-            for source in work.lost:
-                planner.anchors.drop(source)
-            left = known.plan({name: recipes[name] for name in recipes if name in stranded}, planner)
-            plans |= left
+        work = _Work(Maker(session, planner, progress), plans, known.record, on_estimate, budget.workers, retry_failed)
+        try:
+            work.run(budget.workers)
+        except BaseException:  # Ctrl-C above all: what runs is ended before the caller goes on
+            session.cancellation.cancel()
+            work.wait(_ENDING)
+            raise
+    known.failures |= {name: error.about(name) for name, error in work.failures.items()}
     for name, plan in plans.items():
         if name not in known.failures:
             known.record(plan)
     images = {name: known.images[name] for name in plans if name in known.images}
-    return Built(images, {name: known.failures[name] for name in recipes if name in known.failures}, seconds)
-
-
-def _stranded(work: _Work, plans: Mapping[str, Plan]) -> set[str]:
-    """The images that failed because another commit, which theirs was to be stored over, cannot be had."""
-    return {
-        name for name in work.failures
-        if any(one.anchor in work.lost and one.anchor != plans[name].recipe.source for one in plans[name].steps)
-    }  # fmt: skip
+    return Built(images, {name: known.failures[name] for name in recipes if name in known.failures}, work.seconds)
 
 
 class _Known:
@@ -164,20 +144,13 @@ class _Known:
         self._store, self._tell = store, tell
         self._lock = threading.Lock()
 
-    def plan(self, recipes: Mapping[str, Callable[[], Recipe]], planner: Planner) -> dict[str, Plan]:
+    def plan(self, recipes: Mapping[str, Callable[[], Buildable]], planner: Planner) -> dict[str, Plan]:
         """Plan images; record those whose layers are all there."""
-        made: dict[str, Recipe] = {}
         plans: dict[str, Plan] = {}
         for name, recipe in recipes.items():
             try:
-                made[name] = recipe()
+                plans[name] = plan = planner.plan(name, recipe())
             except MiniSandboxError as error:  # one bad recipe must not cost the others
-                self.failures[name] = error.about(name)
-        planner.anchors.expect(one.source for one in made.values() if isinstance(one.source, GitSource))
-        for name, one in made.items():
-            try:
-                plans[name] = plan = planner.plan(name, one)
-            except MiniSandboxError as error:
                 self.failures[name] = error.about(name)
             else:
                 if all(map(self._store.has_layer, {*plan.layers, *(step.key for step in plan.all_steps())})):
@@ -229,7 +202,6 @@ class _Work:
         retry_failed: bool,
     ) -> None:
         self.failures: dict[str, MiniSandboxError] = {}
-        self.lost: list[GitSource] = []
         self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
         self._maker = maker
         self._store = maker.session.store
@@ -262,7 +234,7 @@ class _Work:
             if planned.key in self._nodes:
                 self._nodes[planned.key].names.append(plan.name)
             elif not self._store.has_layer(planned.key):
-                waits = {key for key in planned.below if key in self._nodes}
+                waits = {key for key in (*planned.below, *planned.needs) if key in self._nodes}
                 self._nodes[planned.key] = _Node(plan, planned, [plan.name], waits)
                 for key in waits:
                     self._nodes[key].next.append(planned.key)
@@ -351,10 +323,8 @@ class _Work:
         node = self._nodes[key]
         if key not in self._known:
             for name in node.names:
-                self._failed.add(name, node.planned, error)
+                self._failed.add(self._plans[name], node.planned, error)
         with self._news:
-            if node.planned.anchor is not None:
-                self.lost.append(node.planned.anchor)
             for name in node.names:
                 if name not in self.failures:
                     self.failures[name] = error

@@ -1,47 +1,38 @@
-"""The package index's simple API (PEP 503 HTML and PEP 691 JSON): which files there are of a project."""
+"""The package index's simple API (PEP 503 HTML and PEP 691 JSON): which files the configured indexes have."""
 
 from __future__ import annotations
 
+import hashlib
+import html
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import NamedTuple
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from typing import Any
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
-from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from minisandbox.errors import SourceError
-from minisandbox.images.echoes import Secrets
-from minisandbox.images.index import IndexSettings, default_index_url, shown, without_credentials
-from minisandbox.images.web import Web, authorization
+from minisandbox.errors import InvalidValue, SourceError
+from minisandbox.images.index import IndexSettings, parse_moment, shown
+from minisandbox.images.web import Page, Web
+from minisandbox.store import Store
+from minisandbox.store.durable import write_atomic
 
+FRESH = 600.0
+"""Seconds for which a page is believed; what the public index tells caches too."""
+
+_FORMAT = 2
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 _ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
-_LONGEST_NAME = 255
 _ARCHIVE = re.compile(r"(?P<stem>.+)\.(?:tar\.gz|tgz|zip|tar\.bz2|tar\.xz)")
-_ECHO_HINT = "an index must not send back what it is asked with: tell whoever runs it"
 _SCHEMES = frozenset({"http", "https", "file"})
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """A source archive on an index.
-
-    Attributes:
-        url: where it is.
-        filename: its name.
-        version: the version in its name.
-        sha256: the hash that the index gives, or "".
-    """
-
-    url: str
-    filename: str
-    version: str
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,7 @@ class Link:
         requires_python: the interpreters it is for, as the page says it, or "".
         yanked: why it was yanked; None where it was not.
         uploaded: when it was uploaded (PEP 700), as ISO 8601, or "".
-        metadata: the hash of its metadata file (PEP 714), or "" where there is none.
+        metadata: the hash of its metadata file (PEP 714), or "".
     """
 
     url: str
@@ -69,82 +60,118 @@ class Link:
         """The last part of the URL."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
-    def texts(self) -> tuple[str, ...]:
-        """Return all that the index says in it, but for the name of a server."""
-        url = urlsplit(self.url)
-        where = (url.netloc.rpartition("@")[0], url.path, url.query, url.fragment)
-        return (*where, self.sha256, self.requires_python, self.yanked or "", self.uploaded, self.metadata)
+    def uploaded_before(self, moment: datetime) -> bool:
+        """Whether it was there at a moment; one without a known time was not, as uv has it."""
+        try:
+            return bool(self.uploaded) and parse_moment(self.uploaded) < moment
+        except InvalidValue:
+            return False
 
 
-class Listed(NamedTuple):
-    """What the indexes have of a project.
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a project.
 
     Attributes:
-        files: in the order of the indexes.
-        left_out: how many more there are, which repeat credentials of this host.
+        files: by name; the first index that has a name decides.
+        fetched: when the indexes were asked, seconds since the epoch.
+        failure: what an index said that could not be read; "" if all could.
     """
 
-    files: list[Link]
-    left_out: int = 0
-
-    @property
-    def complaint(self) -> str:
-        """Why files are missing, or ""."""
-        return f"{self.left_out} files are left out: the index repeats a password in them" if self.left_out else ""
+    files: Mapping[str, Link]
+    fetched: float
+    failure: str = ""
 
 
-def find_archives(name: str, settings: IndexSettings) -> list[Archive]:
-    """Return the source archives of a project on every configured index.
+@dataclass(slots=True)
+class Listings:
+    """Asks the indexes, each project once in a while; threads may share it.
 
-    Args:
-        name: the project.
-        settings: the host's.
+    Attributes:
+        store: where answers are kept between processes.
+        web: what reads pages.
+    """
+
+    store: Store
+    web: Web
+    _known: dict[str, Listing] = field(default_factory=dict)
+
+    def get(self, project: str, *, before: datetime | None = None) -> Listing:
+        """Return the files of a project; of an earlier answer, if no index can be read now.
+
+        Args:
+            project: its normalised name.
+            before: what was asked after this moment is as good as new: later uploads do not count.
+
+        Raises:
+            SourceError: no index can be read, and no earlier answer is kept.
+        """
+        known = self._known.get(project) or self._kept(project)
+        wanted = time.time() - FRESH if before is None else min(time.time() - FRESH, before.timestamp())
+        if known is None or known.fetched < wanted:
+            known = self._ask(project, known)
+        self._known[project] = known
+        return known
+
+    def _ask(self, project: str, old: Listing | None) -> Listing:
+        try:
+            links, failures = listed_files(project, self.web)
+        except SourceError as error:
+            if old is None:
+                raise
+            return Listing(old.files, time.time(), f"{error}; an earlier answer is used")
+        files: dict[str, Link] = {}
+        for link in links:
+            if version_in(project, link.filename) is not None:
+                files.setdefault(link.filename, link)
+        if failures:  # what the others had before counts as well, and all are asked again by the next process
+            files = {**files, **(old.files if old else {})}
+            return Listing(files, time.time(), "; ".join(map(str, failures)))
+        listing = Listing(files, time.time())
+        self._keep(project, listing)
+        return listing
+
+    def _keep(self, project: str, listing: Listing) -> None:
+        rows = [asdict(link) for link in listing.files.values()]
+        path = self._path(project)
+        with suppress(OSError):  # only a cache
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_atomic(path, json.dumps({"format": _FORMAT, "fetched": listing.fetched, "files": rows}).encode())
+
+    def _kept(self, project: str) -> Listing | None:
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # only a cache: it is asked again
+            kept = json.loads(self._path(project).read_bytes())
+            if kept["format"] == _FORMAT:
+                links = [Link(**row) for row in kept["files"]]
+                return Listing({link.filename: link for link in links}, float(kept["fetched"]))
+        return None
+
+    def _path(self, project: str) -> Path:
+        """One file for a project and the indexes that were asked, whose addresses may hold secrets."""
+        places = json.dumps([self.web.settings.indexes, self.web.settings.find_links, project])
+        return self.store.root / "index" / f"{hashlib.sha256(places.encode()).hexdigest()}.json"
+
+
+def listed_files(name: str, web: Web) -> tuple[list[Link], list[SourceError]]:
+    """Return what every configured index links to for a project; ``find_links`` pages are not filtered by name.
 
     Returns:
-        Archives in the order of the indexes; empty if none has the project.
-
-    Raises:
-        SourceError: an index cannot be read and no other has the project, or all that there is repeats credentials.
-    """
-    listed = listed_files(name, settings)
-    archives = [archive for link in listed.files if (archive := _archive(name, link))]
-    if listed.left_out and not archives:
-        raise SourceError(f"no source archive of {name!r} can be used", reason=listed.complaint, hint=_ECHO_HINT)
-    return archives
-
-
-def listed_files(name: str, settings: IndexSettings) -> Listed:
-    """Return what every configured index links to for a project; ``find_links`` pages are not filtered by name.
+        The files in the order of the indexes, and why an index could not be read.
 
     Raises:
         SourceError: an index cannot be read and no other has anything.
     """
-    web, found, failures = Web(settings), [], []
-    for url in _pages(name, settings):
+    found: list[Link] = []
+    failures: list[SourceError] = []
+    for url in _pages(name, web.settings):
         try:
-            page = web.read(url, _ACCEPT)
-        except SourceError as error:  # another index may have it; the failure is told if none has
+            if page := web.read(url, _ACCEPT):
+                found += [link for link in _links(page) if _may_link(url, link.url)]
+        except SourceError as error:  # another index may have it
             failures.append(error)
-            continue
-        if page is not None:
-            found += [link for link in _links(*page) if _may_link(url, link.url)]
-    if not found and failures:
+    if failures and not found:
         raise failures[0]
-    return without_echoes(found, settings)
-
-
-def without_echoes(links: Iterable[Link], settings: IndexSettings) -> Listed:
-    """Leave out links that repeat credentials of the settings: build steps and messages are told what links say."""
-    secrets, several = Secrets.of(settings), [_plain(link, settings) for link in links]
-    kept = [link for link in several if not secrets.are_in(link.texts())]
-    return Listed(kept, len(several) - len(kept))
-
-
-def _plain(link: Link, settings: IndexSettings) -> Link:
-    """Return a link without the credentials that its server is told anyway, as the settings say."""
-    url = without_credentials(link.url)
-    same = authorization(url, settings) == authorization(link.url, settings)
-    return replace(link, url=url) if same and url != link.url else link
+    return found, failures
 
 
 def _may_link(page: str, target: str) -> bool:
@@ -154,59 +181,75 @@ def _may_link(page: str, target: str) -> bool:
 
 
 def _pages(name: str, settings: IndexSettings) -> Iterator[str]:
-    if not settings.no_index:
-        for index in (settings.index_url or default_index_url(), *settings.extra_index_urls):
-            yield f"{index.rstrip('/')}/{canonicalize_name(name)}/"
+    for index in settings.indexes:
+        yield f"{index.rstrip('/')}/{canonicalize_name(name)}/"
     for link in settings.find_links:
         yield link if urlsplit(link).scheme in _SCHEMES else Path(link).expanduser().absolute().as_uri()
 
 
-def _links(page: bytes, content_type: str, base: str) -> Iterator[Link]:
-    if content_type.endswith("json"):
-        yield from (_json_link(file, base) for file in _json_files(page, base))
+def _links(page: Page) -> Iterator[Link]:
+    if page.content_type.endswith("json"):
+        try:
+            yield from [_json_link(file, page.url) for file in json.loads(page.content)["files"]]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise SourceError(f"{shown(page.url)} is not an index page", reason=reason) from error
         return
     parser = _Anchors()
-    parser.feed(page.decode("utf-8", "replace"))
-    base = urljoin(base, parser.base)
+    parser.feed(page.content.decode("utf-8", "replace"))
+    base = urljoin(page.url, parser.base)
     for anchor in parser.anchors:
         url, fragment = urldefrag(urljoin(base, anchor["href"]))
-        yanked = anchor.get("data-yanked")
-        yield Link(
-            url,
-            _hash_in(fragment),
-            anchor.get("data-requires-python", ""),
-            yanked,
-            metadata=_hash_in(anchor.get("data-core-metadata", "") or anchor.get("data-dist-info-metadata", "")),
-        )
+        metadata = anchor.get("data-core-metadata", "") or anchor.get("data-dist-info-metadata", "")
+        requires = anchor.get("data-requires-python", "")
+        yield Link(url, _hash_in(fragment), requires, anchor.get("data-yanked"), metadata=_hash_in(metadata))
 
 
 def _hash_in(text: str) -> str:
     return text.partition("sha256=")[2].partition("&")[0].lower()
 
 
-def _json_link(file: Mapping[str, object], base: str) -> Link:
-    yanked = file.get("yanked", False)
+def _json_link(file: Mapping[str, Any], base: str) -> Link:
+    yanked, metadata = file.get("yanked") or False, file.get("core-metadata") or file.get("dist-info-metadata")
     return Link(
-        urljoin(base, str(file.get("url"))),
-        _sha256(file.get("hashes")),
+        urljoin(base, str(file["url"])),
+        str(file.get("hashes", {}).get("sha256", "")).lower(),
         str(file.get("requires-python") or ""),
         None if yanked is False else "" if yanked is True else str(yanked),
         str(file.get("upload-time") or ""),
-        _sha256(file.get("core-metadata") or file.get("dist-info-metadata")),
+        str(metadata.get("sha256", "")).lower() if isinstance(metadata, dict) else "",
     )
 
 
-def _sha256(hashes: object) -> str:
-    digest = hashes.get("sha256", "") if isinstance(hashes, dict) else ""
-    return str(digest).lower()
+def json_page(project: str, files: Iterable[Link]) -> bytes:
+    """Return a project's page as PEP 691 has it, with relative addresses: it alone tells when files were uploaded."""
+    rows = [
+        {
+            "filename": link.filename,
+            "url": quote(link.filename),
+            "hashes": {"sha256": link.sha256} if link.sha256 else {},
+            "requires-python": link.requires_python or None,
+            "yanked": False if link.yanked is None else link.yanked or True,
+            "core-metadata": {"sha256": link.metadata} if link.metadata else False,
+            **({"upload-time": link.uploaded} if link.uploaded else {}),
+        }
+        for link in files
+    ]
+    return json.dumps({"meta": {"api-version": "1.1"}, "name": project, "files": rows}).encode()
 
 
-def _json_files(page: bytes, base: str) -> list[dict[str, object]]:
-    try:
-        files = json.loads(page)["files"]
-        return [file for file in files if isinstance(file, dict)]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SourceError(f"{shown(base)} is not an index page", reason=f"{type(error).__name__}: {error}") from error
+def html_page(files: Iterable[Link]) -> bytes:
+    """Return a project's page as PEP 503 has it, with relative addresses, for pip of 2018."""
+    lines = ["<!DOCTYPE html>", "<html><body>"]
+    for link in files:
+        fragment = f"#sha256={link.sha256}" if link.sha256 else ""
+        attributes = f' data-requires-python="{html.escape(link.requires_python)}"' if link.requires_python else ""
+        if link.yanked is not None:
+            attributes += f' data-yanked="{html.escape(link.yanked)}"'
+        if link.metadata:
+            attributes += f' data-dist-info-metadata="sha256={link.metadata}"'
+        lines.append(f'<a href="{quote(link.filename)}{fragment}"{attributes}>{html.escape(link.filename)}</a><br>')
+    return "\n".join([*lines, "</body></html>"]).encode()
 
 
 def version_in(name: str, filename: str) -> str | None:
@@ -214,31 +257,9 @@ def version_in(name: str, filename: str) -> str | None:
     if filename.endswith(".whl"):
         parts = filename.split("-")
         return parts[1] if len(parts) >= 5 and canonicalize_name(parts[0]) == canonicalize_name(name) else None
-    return _version_of(name, filename)
-
-
-def _archive(name: str, link: Link) -> Archive | None:
-    version = _version_of(name, link.filename)
-    return None if version is None else Archive(link.url, link.filename, version, link.sha256)
-
-
-def _version_of(name: str, filename: str) -> str | None:
-    """The version in an archive's name; None if it is no source archive of the project."""
-    if len(filename) > _LONGEST_NAME:  # no file can have it, and a version of thousands of digits cannot be read
-        return None
-    try:
-        project, parsed = parse_sdist_filename(filename)
-        if project == canonicalize_name(name):
-            return str(parsed)
-    except InvalidSdistFilename:
-        pass
-    match = _ARCHIVE.fullmatch(filename)
-    if match is None:
-        return None
-    for at in [found.start() for found in re.finditer("-", match["stem"])]:  # old names may have "-" in the project
-        if canonicalize_name(match["stem"][:at]) == canonicalize_name(name):
-            return match["stem"][at + 1 :]
-    return None
+    stem = match["stem"] if (match := _ARCHIVE.fullmatch(filename)) else ""
+    dashes = [found.start() for found in re.finditer("-", stem)]  # old names may have "-" in the project
+    return next((stem[at + 1 :] for at in dashes if canonicalize_name(stem[:at]) == canonicalize_name(name)), None)
 
 
 def same_version(one: str, other: str) -> bool:

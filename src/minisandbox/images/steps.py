@@ -1,25 +1,24 @@
-"""The steps of a recipe: what each is keyed by, and what it does when it has to be made."""
+"""The steps of a recipe: the key of each, and the work of its sandbox."""
 
 from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from minisandbox.images.listing import parse_moment
+from minisandbox.images import recipe as r
+from minisandbox.images.index import parse_moment
 from minisandbox.images.localsource import Snapshot
-from minisandbox.images.lock import INSTALLED, Package
+from minisandbox.images.lock import INSTALLED
 from minisandbox.images.mirrors import Mirrors, origin
-from minisandbox.images.places import MOUNTS
+from minisandbox.images.places import IMAGE, RANKS
 from minisandbox.images.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.probe import PROBE_TIMEOUT, Interpreter
-from minisandbox.images.recipe import GitSource, LocalSource, Recipe, SdistSource
-from minisandbox.images.runner import Command, StepNetwork, Work, mount_points
+from minisandbox.images.runner import BuildStep, Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
 from minisandbox.images.sdist import fetch_sdist
-from minisandbox.images.stepping import Step
 from minisandbox.images.torch_builds import BACKEND, names_torch, without_cuda
 from minisandbox.images.uvtool import find_uv
 from minisandbox.patches import explain_line_endings, parse_patch, touched_files
@@ -36,10 +35,11 @@ UV_MINIMUM = (3, 8)
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
 
 
-def python_step(interpreter: Interpreter, recipe: Recipe) -> Step:
+def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
     """The step that makes the environment: a copy of a prefix, or a virtual environment over the system's."""
-    kind = "python_copy" if interpreter.own_prefix else "python_venv"
-    text = script(kind, "python_check")
+    own = interpreter.own_prefix
+    kind = "python_copy" if own else "python_venv"
+    text = step_script("python", kind, "python_check")
     definition: dict[str, JSONValue] = {
         "kind": kind,
         "version": interpreter.version,
@@ -47,74 +47,93 @@ def python_step(interpreter: Interpreter, recipe: Recipe) -> Step:
         "build": interpreter.build,
         "stamp": interpreter.stamp,
         "scripts": _digest(text),
+        **({"copy": PREFIX_VERSION} if own else _pinned(step.index)),
     }
-    if interpreter.own_prefix:
-        definition["copy"] = PREFIX_VERSION
-    else:
-        definition |= _pinned(recipe, "python")
 
     def prepare(staging: Path) -> Work:
-        modules = _importable(interpreter) if interpreter.own_prefix else ()
-        variables = {"PYTHON_VERSION": interpreter.version, "PYTHON_MODULES": " ".join(modules)}
-        if interpreter.own_prefix:
-            with store_faults(f"copy Python {interpreter.version} from {interpreter.prefix}"):
-                copy_prefix(interpreter, staging / "prefix", ENVIRONMENT)
-            return Work(
-                (Command("python", text),), environment=variables, mounts=mount_points([(staging / "prefix", "prefix")])
-            )
-        variables["SYSTEM_PYTHON"] = str(interpreter.executable)
-        return _networked(Work((Command("python", text),), environment=variables), recipe, "python")
+        modules = _importable(interpreter) if own else ()
+        variables = {
+            "PYTHON_VERSION": interpreter.version,
+            "PYTHON_MODULES": " ".join(modules),
+            "SYSTEM_PYTHON": str(interpreter.executable),
+        }
+        work = Work((_bash("python", text),), environment=variables)
+        if not own:
+            return _networked(work, step.index)
+        with store_faults(f"copy Python {interpreter.version} from {interpreter.prefix}"):
+            copy_prefix(interpreter, staging / "prefix", ENVIRONMENT)
+        return replace(work, mounts=mount_points([(staging / "prefix", "prefix")]))
 
-    return Step(
-        "python", definition, prepare, f"{interpreter.version} ({'copy' if interpreter.own_prefix else 'venv'})"
-    )
+    return BuildStep("python", definition, prepare, f"{interpreter.version} ({'copy' if own else 'venv'})")
 
 
-def requirements_step(recipe: Recipe, interpreter: Interpreter) -> Step:
+def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> BuildStep:
     """The step that installs the pinned packages: with uv where it supports the interpreter, with its pip elsewhere."""
     tool = "uv" if _modern(interpreter) else "pip"
-    text = script(f"freeze_{tool}", f"requirements_{tool}")
-    recipe = _without_cuda(recipe)
-    listed = "".join(f"{line}\n" for line in recipe.requirements)
+    text = step_script("requirements", f"freeze_{tool}", f"requirements_{tool}")
+    step = _without_cuda(step)
+    listed = "".join(f"{line}\n" for line in step.requirements)
     definition: dict[str, JSONValue] = {
         "kind": "requirements",
-        "requirements": list(recipe.requirements),
+        "requirements": list(step.requirements),
         "scripts": _digest(text),
-        **({"complete": True} if recipe.complete else {}),
-        **({"overrides": list(recipe.overrides)} if recipe.overrides else {}),
-        **_pinned(recipe, "requirements"),
+        **({"complete": True} if step.complete else {}),
+        **({"overrides": list(step.overrides)} if step.overrides else {}),
+        **_pinned(step.index),
     }
 
     def prepare(_: Path) -> Work:
-        files = (("requirements.txt", listed.encode()), ("overrides.txt", "\n".join(recipe.overrides).encode()))
-        variables = {"COMPLETE": "--no-deps" if recipe.complete else ""}
-        work = Work((Command("requirements", text),), files=files, environment=variables, facts=(INSTALLED,))
-        return _networked(work, recipe, "requirements")
+        files = (("requirements.txt", listed.encode()), ("overrides.txt", "\n".join(step.overrides).encode()))
+        variables = {"COMPLETE": "--no-deps" if step.complete else ""}
+        work = Work((_bash("requirements", text),), files=files, environment=variables, facts=(INSTALLED,))
+        return _networked(work, step.index)
 
-    return Step("requirements", definition, prepare, f"{len(recipe.requirements + recipe.overrides)} packages, {tool}")
+    count = len(step.requirements + step.overrides)
+    return BuildStep("requirements", definition, prepare, f"{count} packages, {tool}")
 
 
-def git_step(source: GitSource, mirrors: Mirrors, timeout: float, on_made: Callable[[], None] = lambda: None) -> Step:
-    """The step that puts a commit's files at ``/testbed``, in place of another commit's if they are there.
+def run_step_of(step: r.Run, workdir: PurePosixPath) -> BuildStep:
+    """The step that runs a command in the image."""
+    definition: dict[str, JSONValue] = {
+        "kind": "run",
+        "argv": list(step.argv),
+        "environment": dict(step.environment),
+        "workdir": str(step.workdir or workdir),
+        "user": step.user,
+        "network": step.network,
+    }
+    title = " ".join(step.argv)
+
+    def prepare(_: Path) -> Work:
+        command = Command(title, step.argv)
+        variables = {**dict(step.environment), **dict(step.unkeyed)}
+        network = StepNetwork.OUTSIDE if step.network == "host" else StepNetwork(step.network)
+        return Work((command,), environment=variables, network=network)
+
+    return BuildStep("run", definition, prepare, title)
+
+
+def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: PurePosixPath) -> BuildStep:
+    """The step that puts a commit's files at the workdir.
 
     Args:
         source: which one.
         mirrors: where it is taken from.
         timeout: seconds that fetching may take.
-        on_made: called when it is about to be made.
+        workdir: where in the image.
     """
-    text = script("source_git", "source_check")
+    text = tool_script("source", workdir, "source_git", "source_check")
 
     def prepare(staging: Path) -> Work:
         with store_faults(f"fetch {source.commit}"):
             taken = mirrors.take(source, staging, timeout=timeout)
-        on_made()
         return Work(
-            (Command("source", text),),
+            (_bash("source", text),),
             files=((DESCRIBED, taken.described.encode()),),
             environment={"GIT_TREE": taken.tree},
             mounts=mount_points([(taken.pack, "pack")]),
             facts=("submodules", "pointers", DESCRIBED),
+            tools=True,
         )
 
     definition: dict[str, JSONValue] = {
@@ -124,156 +143,219 @@ def git_step(source: GitSource, mirrors: Mirrors, timeout: float, on_made: Calla
         "tells": [DESCRIBED],
         "scripts": _digest(text),
     }
-    return Step("source", definition, prepare, source.commit[:12])
+    return BuildStep("source", definition, prepare, source.commit[:12])
 
 
-def repository_step() -> Step:
+def sdist_step(source: r.SdistSource, store: Store, workdir: PurePosixPath) -> BuildStep:
+    """The step that puts a source archive's files at the workdir, from the store's downloads."""
+
+    def archive(_: Path) -> Path:
+        return fetch_sdist(source, store)
+
+    definition: dict[str, JSONValue] = {"kind": "sdist", "sha256": source.sha256}
+    return _archive_step(definition, archive, f"{source.name} {source.version}", workdir, strip=1)
+
+
+def local_step(source: r.LocalSource, snapshot: Snapshot, workdir: PurePosixPath) -> BuildStep:
+    """The step that puts the files of a directory of this machine at the workdir."""
+
+    def archive(staging: Path) -> Path:
+        with store_faults(f"pack {snapshot.root}"):
+            snapshot.write_archive(staging / "local.tar")
+        return staging / "local.tar"
+
+    definition: dict[str, JSONValue] = {"kind": "local", "files": snapshot.digest}
+    return _archive_step(definition, archive, str(source.path), workdir, strip=0)
+
+
+def _archive_step(
+    definition: Mapping[str, JSONValue],
+    archive: Callable[[Path], Path],
+    detail: str,
+    workdir: PurePosixPath,
+    *,
+    strip: int,
+) -> BuildStep:
+    text = tool_script("source", workdir, "source_archive", "source_check")
+
+    def prepare(staging: Path) -> Work:
+        mounts = mount_points([(archive(staging), "archive")])
+        variables = {"STRIP": str(strip)}
+        return Work((_bash("source", text),), environment=variables, mounts=mounts, tools=True)
+
+    keyed: dict[str, JSONValue] = {**definition, "scripts": _digest(text)}
+    return BuildStep("source", keyed, prepare, detail)
+
+
+def repository_step(workdir: PurePosixPath) -> BuildStep:
     """The step that makes git objects of a source, once for all tasks over it."""
-    text = script("repository")
+    text = tool_script("repository", workdir, "repository")
     definition: dict[str, JSONValue] = {"kind": "repository", "scripts": _digest(text)}
-    return Step("repository", definition, lambda _: Work((Command("repository", text),)))
+    work = Work((_bash("repository", text),), tools=True)
+    return BuildStep("repository", definition, lambda _: work)
 
 
-def install_step(recipe: Recipe, interpreter: Interpreter | None, described: str) -> Step:
+def install_step(step: r.Install, interpreter: Interpreter | None, described: str, workdir: PurePosixPath) -> BuildStep:
     """The step that runs the recipe's own commands.
 
     Args:
-        recipe: the recipe.
+        step: them.
         interpreter: the image's, or None.
         described: what git calls the source's commit, by its last tag, or "".
+        workdir: where the source lies.
     """
-    history = script("install_history")
+    history = step_script("install", "install_history", WORKDIR=str(workdir))
     freeze = () if interpreter is None else ("freeze_uv" if _modern(interpreter) else "freeze_pip", "freeze")
-    settle = script("install_settle", *freeze)
-    last = described or (f"{recipe.version}-0-g0" if recipe.version else "")
+    settle = step_script("install", "install_settle", *freeze, WORKDIR=str(workdir))
+    last = described or (f"{step.version}-0-g0" if step.version else "")
     definition: dict[str, JSONValue] = {
         "kind": "install",
-        "commands": list(recipe.install),
-        "environment": dict(recipe.environment),
+        "commands": list(step.commands),
+        "environment": dict(step.environment),
         "scripts": _digest(history + settle),
         **({"last_tag": last} if last else {}),
-        **({} if recipe.network == "index" else {"network": recipe.network}),
-        **_pinned(recipe, "install"),
+        **({} if step.network == "index" else {"network": step.network}),
+        **_pinned(step.index),
     }
 
     def prepare(_: Path) -> Work:
-        commands = (Command("history", history), *map(Command.given, recipe.install), Command("install", settle))
+        commands = (_bash("history", history), *map(_given, step.commands), _bash("install", settle))
         facts = () if interpreter is None else (INSTALLED,)
-        variables = {"LAST_TAG": last, **dict(recipe.environment)}
-        work = _networked(Work(commands, environment=variables, facts=facts), recipe, "install")
-        return replace(work, network=StepNetwork(recipe.network))
+        variables = {"LAST_TAG": last, **dict(step.environment)}
+        work = _networked(Work(commands, environment=variables, facts=facts), step.index)
+        return replace(work, network=StepNetwork(step.network))
 
-    return Step("install", definition, prepare, "; ".join(recipe.install))
+    return BuildStep("install", definition, prepare, "; ".join(step.commands))
 
 
-def task_step(recipe: Recipe, source: Callable[[], tuple[Path, ...]]) -> Step:
+def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[BuildStep]:
+    """Yield the steps that run a recipe's commands in an image of which nothing but its own shell is known."""
+    network = {"network": step.network}
+    definition: dict[str, JSONValue] = {
+        "kind": "install", "commands": list(step.commands), "environment": dict(step.environment),
+        "workdir": str(workdir), **network, **_pinned(step.index),
+    }  # fmt: skip
+
+    def prepare(_: Path) -> Work:
+        commands = tuple(Command(text.strip(), ("/bin/sh", "-ec", text)) for text in step.commands)
+        work = Work(commands, environment=dict(step.environment), network=StepNetwork(step.network))
+        return _seeing(work, step.index)
+
+    yield BuildStep("install", definition, prepare, "; ".join(step.commands))
+    text = tool_script("install", workdir, "tidy")
+    work = Work((_bash("tidy", text),), tools=True)
+    yield BuildStep("tidy", {"kind": "tidy", "scripts": _digest(text)}, lambda _: work)
+
+
+def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosixPath) -> BuildStep:
     """The step that makes what an agent gets: patch applied, hidden files gone, one commit.
 
     Args:
-        recipe: the recipe.
-        source: returns the host directories, each over the one before it, with the source as it was unpacked.
+        step: which patch and files.
+        source: returns the tree of the layer with the source as it was unpacked.
+        workdir: where the source lies.
     """
-    text = script("task")
-    definition: dict[str, JSONValue] = {
-        "kind": "task",
-        "patch": recipe.patch,
-        "hidden": sorted(recipe.hidden),
-        "scripts": _digest(text),
-    }
+    definition: dict[str, JSONValue] = {"kind": "task", "patch": step.patch}
 
-    def prepare(_: Path) -> Work:
-        work = _patching(Command("task", text), recipe.patch, recipe.hidden, "the patch")
-        *below, top = source()
-        mount = Mount(top, MOUNTS / "source", below=tuple(below))
-        return replace(work, mounts=(mount,), facts=("commit",))
+    def mounts() -> tuple[Mount, ...]:
+        return mount_points([(source(), "source")])
 
-    return Step("task", definition, prepare)
+    return _patch_step("task", definition, step.patch, step.hidden, workdir, mounts, ("commit",))
 
 
-def tests_step(recipe: Recipe) -> Step:
+def tests_step(step: r.HiddenTests, workdir: PurePosixPath) -> BuildStep:
     """The step that makes the tests layer."""
-    text = script("tests")
-    definition: dict[str, JSONValue] = {
-        "kind": "tests",
-        "test_patch": recipe.test_patch,
-        "hidden": sorted(recipe.hidden),
-        "scripts": _digest(text),
-    }
+    definition: dict[str, JSONValue] = {"kind": "tests", "test_patch": step.test_patch}
+    return _patch_step("tests", definition, step.test_patch, step.hidden, workdir)
+
+
+def _patch_step(
+    name: str,
+    definition: Mapping[str, JSONValue],
+    patch: str,
+    hidden: Sequence[str],
+    workdir: PurePosixPath,
+    mounts: Callable[[], tuple[Mount, ...]] = tuple,
+    facts: tuple[str, ...] = (),
+) -> BuildStep:
+    """A step of a patch and hidden files."""
+    text = tool_script(name, workdir, "patching", name)
 
     def prepare(_: Path) -> Work:
-        return _patching(Command("tests", text), recipe.test_patch, recipe.hidden, "the test patch")
+        files = [("hidden", _list(hidden)), ("touched", _list(touched_files(patch)))]
+        if patch.strip():
+            files.append(("patch", patch.encode("utf-8", "surrogateescape")))
+        return Work(
+            (_bash(name, text),),
+            files=tuple(files),
+            mounts=mounts(),
+            facts=facts,
+            patch="the test patch" if name == "tests" else "the patch",
+            patch_note=explain_line_endings(parse_patch(patch)) or "",
+            tools=True,
+        )
 
-    return Step("tests", definition, prepare)
-
-
-def sdist_step(source: SdistSource, store: Store) -> Step:
-    """The step that puts an archive at ``/testbed``.
-
-    Args:
-        source: which one.
-        store: where downloads are kept.
-    """
-    text = script("source_archive", "source_check")
-
-    def prepare(_: Path) -> Work:
-        archive = fetch_sdist(source, store)
-        return Work((Command("source", text),), environment={"STRIP": "1"}, mounts=mount_points([(archive, "archive")]))
-
-    definition: dict[str, JSONValue] = {"kind": "sdist", "sha256": source.sha256, "scripts": _digest(text)}
-    return Step("source", definition, prepare, f"{source.name} {source.version}")
+    keyed: dict[str, JSONValue] = {**definition, "hidden": sorted(hidden), "scripts": _digest(text)}
+    return BuildStep(name, keyed, prepare)
 
 
-def local_step(source: LocalSource, snapshot: Snapshot) -> Step:
-    """The step that puts a directory of this machine at ``/testbed``.
+def step_script(step: str, *names: str, **variables: str) -> str:
+    """Return the script of a step that runs in the image.
 
     Args:
-        source: which one.
-        snapshot: its files.
+        step: its name.
+        names: the parts of :func:`.script`.
+        variables: what they find besides.
     """
-    text = script("source_archive", "source_check")
-
-    def prepare(staging: Path) -> Work:
-        archive = staging / "local.tar"
-        with store_faults(f"pack {snapshot.root}"):
-            snapshot.write_archive(archive)
-        return Work((Command("source", text),), environment={"STRIP": "0"}, mounts=mount_points([(archive, "archive")]))
-
-    definition: dict[str, JSONValue] = {"kind": "local", "files": snapshot.digest, "scripts": _digest(text)}
-    return Step("source", definition, prepare, str(source.path))
+    return script(*names, RANK=str(RANKS.index(step)), ENVIRONMENT=ENVIRONMENT, **variables)
 
 
-def _networked(work: Work, recipe: Recipe, step: str) -> Work:
-    """The same work with the package index, as the recipe pins it, and uv."""
+def tool_script(step: str, workdir: PurePosixPath, *names: str) -> str:
+    """Return the script of a step of our own tools; see :attr:`.Work.tools`."""
+    return step_script(step, "tools", *names, ROOT=str(IMAGE), WORKDIR=f"{IMAGE}{workdir}", INSIDE=str(workdir))
+
+
+def _bash(title: str, text: str) -> Command:
+    return Command(title, ("bash", "-c", text))
+
+
+def _given(text: str) -> Command:
+    """A command as a recipe has it: errors end it, and its errors go where its output goes."""
+    return _bash(text.strip(), f"set -e\nexec 2>&1\n{text}\n")
+
+
+def _networked(work: Work, index: r.IndexView) -> Work:
+    """The same work with the package index, as the step may see it, and uv."""
+    mounts = (*work.mounts, *mount_points([(find_uv(), "uv")]))
+    return _seeing(replace(work, mounts=mounts, network=StepNetwork.INDEX), index)
+
+
+def _seeing(work: Work, index: r.IndexView) -> Work:
+    """The same work with the package index as the step may see it."""
     return replace(
         work,
-        mounts=(*work.mounts, *mount_points([(find_uv(), "uv")])),
-        network=StepNetwork.INDEX,
-        before=parse_moment(recipe.exclude_newer) if recipe.exclude_newer and recipe.lock is None else None,
-        only=_locked(recipe, step),
-        torch_backend="" if step == "python" else recipe.torch_backend,
+        before=parse_moment(index.exclude_newer) if index.exclude_newer else None,
+        only=index.locked,
+        torch_backend=index.torch_backend,
     )
 
 
-def _pinned(recipe: Recipe, step: str) -> dict[str, JSONValue]:
+def _pinned(index: r.IndexView) -> dict[str, JSONValue]:
     """What decides which files of the package index a step sees."""
-    backend: dict[str, JSONValue] = {BACKEND: recipe.torch_backend} if recipe.torch_backend and step != "python" else {}
-    if (locked := _locked(recipe, step)) is not None:
-        return backend | {"locked": _digest("\n".join(f"{one.file} {one.sha256}" for one in sorted(locked)))}
-    return backend | ({"exclude_newer": recipe.exclude_newer} if recipe.exclude_newer else {})
+    backend: dict[str, JSONValue] = {BACKEND: index.torch_backend} if index.torch_backend else {}
+    if index.locked is not None:
+        return backend | {"locked": _digest("\n".join(f"{one.file} {one.sha256}" for one in sorted(index.locked)))}
+    return backend | ({"exclude_newer": index.exclude_newer} if index.exclude_newer else {})
 
 
-def _without_cuda(recipe: Recipe) -> Recipe:
-    """The same recipe with requirements as its backend for PyTorch has them; where they bring none, without one."""
-    if not recipe.torch_backend:
-        return recipe
-    if names_torch(recipe.requirements + recipe.overrides):
-        fewer = without_cuda(recipe.requirements), without_cuda(recipe.overrides)
-        return replace(recipe, requirements=fewer[0], overrides=fewer[1])
-    return replace(recipe, torch_backend="") if recipe.complete else recipe
-
-
-def _locked(recipe: Recipe, step: str) -> tuple[Package, ...] | None:
-    return None if recipe.lock is None else tuple(recipe.lock.steps.get(step, ()))
+def _without_cuda(step: r.InstallRequirements) -> r.InstallRequirements:
+    """The same with requirements as the backend for PyTorch has them; where they bring none, without a backend."""
+    if not step.index.torch_backend:
+        return step
+    if names_torch(step.requirements + step.overrides):
+        fewer = without_cuda(step.requirements), without_cuda(step.overrides)
+        return replace(step, requirements=fewer[0], overrides=fewer[1])
+    return replace(step, index=replace(step.index, torch_backend="")) if step.complete else step
 
 
 def _modern(interpreter: Interpreter) -> bool:
@@ -292,15 +374,6 @@ def _importable(interpreter: Interpreter) -> tuple[str, ...]:
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return tuple(name for name in done.stdout.split() if name in _MODULES)
-
-
-def _patching(command: Command, patch: str, hidden: Sequence[str], name: str) -> Work:
-    """Work on a patch and on hidden files: what it reads of them, and what errors say of the patch."""
-    files = [("hidden", _list(hidden)), ("touched", _list(touched_files(patch)))]
-    if patch.strip():
-        files.append(("patch", patch.encode("utf-8", "surrogateescape")))
-    note = explain_line_endings(parse_patch(patch)) or ""
-    return Work((command,), files=tuple(files), patch=name, patch_note=note)
 
 
 def _list(paths: Sequence[str]) -> bytes:

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 from minisandbox.errors import HostError
-from minisandbox.images.recipe import Recipe
-from minisandbox.images.runner import Command, StepNetwork, Work, mount_points
+from minisandbox.images.places import RANKS
+from minisandbox.images.recipe import InstallSystem
+from minisandbox.images.runner import BuildStep, Command, StepNetwork, Work, mount_points
 from minisandbox.images.scripts import script
-from minisandbox.images.stepping import Step
 from minisandbox.sandbox.controller import current_controller
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
@@ -20,34 +20,34 @@ _FIRST_PERSON = 1000
 _SETTINGS = ("sources.list", "sources.list.d", "trusted.gpg", "trusted.gpg.d", "keyrings", "preferences.d")
 
 
-def system_step(recipe: Recipe) -> Step:
+def system_step(wanted: InstallSystem) -> BuildStep:
     """The step that installs packages of the host's distribution with apt-get.
 
     Raises:
         HostError: this machine has no apt, or this user's sandboxes cannot write below ``/usr``.
     """
-    text = script("system_apt")
+    text = script("system_apt", RANK=str(RANKS.index("system")))
     definition: dict[str, JSONValue] = {
         "kind": "system",
-        "packages": list(recipe.system),
+        "packages": list(wanted.packages),
         "scripts": hashlib.sha256(text.encode()).hexdigest(),
     }
 
     def prepare(staging: Path) -> Work:
-        _check_host(recipe.system)
+        _check_host(wanted.packages)
         with store_faults("copy apt's settings"):
             _copy_settings(staging / "apt")
         mounts = mount_points([(staging / "apt", "apt"), (Path("/var/lib/dpkg"), "dpkg")])
-        listed = "".join(f"{package}\n" for package in recipe.system)
+        listed = "".join(f"{package}\n" for package in wanted.packages)
         files = (
             ("packages", listed.encode()),
             ("passwd", _system_entries("passwd")),
             ("group", _system_entries("group")),
         )
-        command = Command("system", text)
-        return Work((command,), files=files, mounts=mounts, network=StepNetwork.HOST, facts=("versions",))
+        command = Command("system", ("bash", "-c", text))
+        return Work((command,), files=files, mounts=mounts, network=StepNetwork.OUTSIDE, facts=("versions",))
 
-    return Step("system", definition, prepare, " ".join(recipe.system))
+    return BuildStep("system", definition, prepare, " ".join(wanted.packages))
 
 
 def _check_host(packages: tuple[str, ...]) -> None:

@@ -53,9 +53,9 @@ def is_for_cpu(project: str, filename: str) -> bool:
     return filename.endswith(".whl") and (local == CPU or (not local and filename.endswith("-none-any.whl")))
 
 
-def cpu_index(settings: IndexSettings) -> IndexSettings:
-    """Return the settings by which PyTorch's own index is asked, as this host asks others."""
-    return replace(settings, index_url=_CPU_INDEX, extra_index_urls=(), find_links=())
+def with_cpu_index(settings: IndexSettings) -> IndexSettings:
+    """Return the settings by which PyTorch's own index is asked too, as this host asks others."""
+    return replace(settings, extra_index_urls=(*settings.extra_index_urls, _CPU_INDEX))
 
 
 def _name(line: str) -> str:

@@ -1,63 +1,81 @@
-"""Reading URLs with the host's settings: certificates, proxies, credentials, time-outs, retries; no third party."""
+"""Reading URLs with the host's settings: certificates, proxies, credentials, retries; files are kept by their hash."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http.client import BadStatusLine, HTTPException, InvalidURL, responses
+from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
-from typing import IO
+from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import url2pathname
 from urllib.response import addinfourl
 
 from minisandbox.errors import SourceError
 from minisandbox.images.index import IndexSettings, shown, without_credentials
-from minisandbox.store.faults import FULL
+from minisandbox.store import Store
+from minisandbox.store.durable import sync_directory
+from minisandbox.store.faults import FULL, fault_point, store_faults
 
 _ATTEMPTS = 3
 _PAUSE = 0.5
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-_AGENT = "minisandbox"
+_GONE = frozenset({404, 410})
+_BLOCK = 1 << 18
+_HINT = "check the network, the proxy and the certificates: pip's settings (`pip config list`) are used"
 
 
-@dataclass(frozen=True, slots=True)
+class Page(NamedTuple):
+    """A page.
+
+    Attributes:
+        content: what was sent.
+        content_type: of which type it is.
+        url: where it came from, after redirects.
+    """
+
+    content: bytes
+    content_type: str
+    url: str
+
+
+@dataclass(slots=True)
 class Web:
-    """A reader of URLs.
+    """Reads URLs. Threads may share it.
 
     Attributes:
         settings: the host's.
     """
 
     settings: IndexSettings
+    _openers: dict[bool, urllib.request.OpenerDirector] = field(default_factory=dict)
 
-    def read(self, url: str, accept: str = "*/*") -> tuple[bytes, str, str] | None:
-        """Read a page.
+    def read(self, url: str, accept: str = "*/*") -> Page | None:
+        """Read a page: ``https``, ``http`` or ``file``, where a directory is a page with links to its files.
 
         Args:
-            url: ``https``, ``http`` or ``file``.
+            url: where it is.
             accept: the content types wanted.
 
         Returns:
-            The content, its type, and the URL it came from after redirects; None where the server has no such page.
+            The page; None where the server has no such page.
 
         Raises:
             SourceError: it cannot be read.
         """
         if urlsplit(url).scheme == "file":
-            return _read_file(url)
+            return _local_page(file_path(url))
         with self.open(url, accept) as answer:
             if answer is None:
                 return None
-            content_type = answer.headers.get_content_type()
-            return answer.read(), content_type, answer.geturl()
+            return Page(answer.read(), answer.headers.get_content_type(), answer.geturl())
 
     @contextmanager
     def open(self, url: str, accept: str = "*/*") -> Iterator[addinfourl | None]:
@@ -66,129 +84,173 @@ class Web:
         Raises:
             SourceError: it cannot be read.
         """
-        with _named(url):
-            answer = self._open(url, accept)
-            if answer is None:
-                yield None
-                return
-            with answer:
+        what = f"cannot read {shown(url)}"
+        try:
+            with self._ask(url, accept) as answer:
                 yield answer
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code not in _GONE:
+                raise SourceError(what, reason=f"the server answered {error.code} {error.reason}".rstrip()) from None
+            yield None
+        except (OSError, HTTPException, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in FULL:  # what came could not be kept
+                raise
+            reason = str(getattr(error, "reason", "") or error) or type(error).__name__
+            raise SourceError(what, reason=reason, hint=_HINT) from None
 
-    def _open(self, url: str, accept: str) -> addinfourl | None:
-        opener = self._opener(url)
-        request = _request(url, accept, self.settings)
+    def _ask(self, url: str, accept: str) -> addinfourl:
+        headers = {"Accept": accept, "User-Agent": "minisandbox"}
+        request = urllib.request.Request(without_credentials(url), headers=headers)  # noqa: S310 - checked where listed
         for attempt in range(_ATTEMPTS):
-            last = attempt == _ATTEMPTS - 1
             try:
-                answer: addinfourl = opener.open(request, timeout=self.settings.timeout)
+                answer: addinfourl = self.opener(url).open(request, timeout=self.settings.timeout)
             except urllib.error.HTTPError as error:
-                error.close()
-                if error.code in {404, 410}:
-                    return None
-                if last or error.code not in _RETRIED:
+                if attempt == _ATTEMPTS - 1 or error.code not in _RETRIED:
                     raise
+                error.close()
             except OSError as error:
-                if last or not isinstance(getattr(error, "reason", error), TimeoutError | ConnectionError):
+                again = isinstance(getattr(error, "reason", error), TimeoutError | ConnectionError)
+                if attempt == _ATTEMPTS - 1 or not again:
                     raise
             else:
                 return answer
             time.sleep(_PAUSE * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    def _opener(self, url: str) -> urllib.request.OpenerDirector:
-        table = {name.removesuffix("_proxy"): value for name, value in self.settings.proxies}
-        if "all" in table:
-            table = {"http": table["all"], "https": table["all"], **table}
-        proxies = urllib.request.ProxyHandler(table)  # it heeds no_proxy by itself
-        context = self._context(urlsplit(url).hostname or "")
-        return urllib.request.build_opener(proxies, urllib.request.HTTPSHandler(context=context))
+    def opener(self, url: str) -> urllib.request.OpenerDirector:
+        """Return what opens a URL, by whether its server's certificate is checked."""
+        trusted = urlsplit(url).hostname in {name.partition(":")[0] for name in self.settings.trusted_hosts}
+        if trusted not in self._openers:
+            self._openers[trusted] = self._new_opener(trusted)
+        return self._openers[trusted]
 
-    def _context(self, host: str) -> ssl.SSLContext:
+    def _new_opener(self, trusted: bool) -> urllib.request.OpenerDirector:
+        proxies = {name.removesuffix("_proxy"): value for name, value in self.settings.proxies}
+        if "all" in proxies:
+            proxies = {"http": proxies["all"], "https": proxies["all"], **proxies}
         context = ssl.create_default_context()
         if self.settings.cert is not None:
             context.load_verify_locations(self.settings.cert)
-        if host in {name.partition(":")[0] for name in self.settings.trusted_hosts}:
+        if trusted:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        return context
+        return urllib.request.build_opener(
+            urllib.request.ProxyHandler(proxies),  # it heeds no_proxy
+            urllib.request.HTTPSHandler(context=context),
+            _Credentials(self.settings.urls),
+        )
 
 
-def copy_with_limit(source: IO[bytes], target: IO[bytes], limit: int) -> int:
-    """Copy a stream, at most ``limit`` bytes of it.
+class _Credentials(urllib.request.BaseHandler):
+    """Adds the credentials of the indexes, each for its server, which has their files too, and for no other."""
 
-    Returns:
-        How many bytes were copied.
+    def __init__(self, urls: Iterable[str]) -> None:
+        self._known: dict[tuple[str, str | None, int | None], str] = {}
+        for parts in map(urlsplit, urls):
+            if parts.username is not None:
+                pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+                self._known.setdefault(_server(parts), "Basic " + base64.b64encode(pair.encode()).decode())
 
-    Raises:
-        SourceError: there are more.
-    """
-    copied = 0
-    while block := source.read(1 << 16):
-        copied += len(block)
-        if copied > limit:
-            raise SourceError(f"the download is larger than {limit} bytes")
-        target.write(block)
-    return copied
+    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        """Take a request before it is sent, also where a redirect leads."""
+        if said := self._known.get(_server(urlsplit(request.full_url))):
+            request.add_unredirected_header("Authorization", said)
+        return request
 
-
-def _request(url: str, accept: str, settings: IndexSettings) -> urllib.request.Request:
-    """A request; credentials go into a header that is not sent on to where a redirect leads."""
-    request = urllib.request.Request(  # noqa: S310 - the schemes are checked by whoever lists the URLs
-        without_credentials(url), headers={"Accept": accept, "User-Agent": _AGENT}
-    )
-    if said := authorization(url, settings):
-        request.add_unredirected_header("Authorization", said)
-    return request
-
-
-def authorization(url: str, settings: IndexSettings) -> str:
-    """Return what tells a URL's server who asks; "" where nothing does."""
-    # files of an index are links of its pages, which have no credentials in them: those of its address are theirs too
-    known = (urlsplit(one) for one in (url, *settings.urls))
-    owner = next((one for one in known if one.username is not None and _server(one) == _server(urlsplit(url))), None)
-    if owner is None:
-        return ""
-    pair = f"{unquote(owner.username or '')}:{unquote(owner.password or '')}"
-    return "Basic " + base64.b64encode(pair.encode()).decode()
+    https_request = http_request
 
 
 def _server(parts: SplitResult) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def _read_file(url: str) -> tuple[bytes, str, str] | None:
-    path = file_path(url)
-    if path.is_dir():
-        index = path / "index.html"
-        if not index.is_file():
-            links = "".join(f'<a href="{urllib.request.pathname2url(name)}">{name}</a>' for name in os.listdir(path))
-            return links.encode(), "text/html", url.rstrip("/") + "/"
-        path = index
-    if not path.is_file():
-        return None
-    return path.read_bytes(), "text/html", path.as_uri()
+def _local_page(path: Path) -> Page | None:
+    if path.is_dir() and not (path / "index.html").is_file():
+        links = "".join(f'<a href="{urllib.request.pathname2url(name)}">{name}</a>' for name in os.listdir(path))
+        return Page(links.encode(), "text/html", f"{path.as_uri()}/")
+    path = path / "index.html" if path.is_dir() else path
+    return Page(path.read_bytes(), "text/html", path.as_uri()) if path.is_file() else None
 
 
 def file_path(url: str) -> Path:
     """Return the path that a ``file://`` URL names."""
-    return Path(url2pathname(urlsplit(url).path))
+    return Path(urllib.request.url2pathname(urlsplit(url).path))
 
 
-@contextmanager
-def _named(url: str) -> Iterator[None]:
-    """Say which URL could not be read, and why, without what may be a secret in it."""
+def fetch_file(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]:
+    """Return a file and its hash, from the store's downloads or from where the index says.
+
+    Args:
+        url: where it is; a file of this machine is used where it lies, once it was checked.
+        sha256: the hash it must have; "" where the index gives none.
+        store: where downloads are kept, by their hashes.
+        web: what reads URLs.
+
+    Raises:
+        SourceError: it cannot be had, or has another hash.
+        DiskFull: there is no space for it.
+    """
+    if sha256 and (path := store.download_path(sha256)).is_file():
+        return path, sha256
+    if urlsplit(url).scheme == "file":
+        return _check_local(url, sha256)
+    with store.lock(f"download-{sha256 or hashlib.sha256(url.encode()).hexdigest()}"):
+        if sha256 and (path := store.download_path(sha256)).is_file():
+            return path, sha256
+        return _download(url, sha256, store, web)
+
+
+def _check_local(url: str, sha256: str) -> tuple[Path, str]:
+    path = file_path(url)
     try:
-        yield
-    except urllib.error.HTTPError as error:
-        reason = f"the server answered {error.code} {responses.get(error.code, '')}".rstrip()
-        raise SourceError(f"cannot read {shown(url)}", reason=reason) from None
-    except (OSError, HTTPException, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in FULL:  # what came could not be kept: no fault of the server
-            raise
-        reason = str(getattr(error, "reason", "") or error) or type(error).__name__
-        if isinstance(error, BadStatusLine) and not isinstance(error, OSError):
-            reason = "the server's answer is no HTTP"  # it may repeat what the server was sent
-        elif isinstance(error, InvalidURL) or not isinstance(error, OSError | HTTPException):  # which quote addresses
-            reason = "the address, or one that it leads to, is none that can be asked"
-        hint = "check the network, the proxy and the certificates: pip's settings (`pip config list`) are used"
-        raise SourceError(f"cannot read {shown(url)}", reason=reason, hint=hint) from None
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SourceError(f"cannot read {path}", reason=error.strerror) from error
+    _check(url, sha256, digest)
+    return path, digest
+
+
+def _download(url: str, sha256: str, store: Store, web: Web) -> tuple[Path, str]:
+    with store.staging("download") as work, store_faults(f"download {_name(url)}"):
+        part = work / "part"
+        digest = _receive(url, part, web)
+        fault_point("downloaded")
+        _check(url, sha256, digest)
+        path = store.download_path(digest)
+        part.replace(path)
+        sync_directory(path.parent)
+    return path, digest
+
+
+def _receive(url: str, path: Path, web: Web) -> str:
+    """Write what a URL has into a new file; return its hash."""
+    digest, came = hashlib.sha256(), 0
+    with path.open("xb") as target, web.open(url) as answer:
+        if answer is None:
+            hint = "try again, or name another version"
+            raise SourceError(f"{shown(url)} is listed on the index, but not there", hint=hint)
+        while block := answer.read(_BLOCK):
+            digest.update(block)
+            came += target.write(block)
+        announced = answer.headers.get("Content-Length", str(came))
+        if announced != str(came):
+            reason = f"the connection broke off after {came} of {announced} bytes"
+            raise SourceError(f"cannot download {shown(url)}", reason=reason, hint="try again")
+        target.flush()
+        os.fsync(target.fileno())
+    return digest.hexdigest()
+
+
+def _check(url: str, wanted: str, found: str) -> None:
+    if wanted and wanted != found:
+        raise SourceError(
+            f"{_name(url)} does not have the sha256 {wanted}",
+            reason=f"what came has {found}",
+            hint="the index and its file do not fit: nothing was kept; try again, or correct the hash",
+        )
+
+
+def _name(url: str) -> str:
+    return unquote(urlsplit(url).path.rpartition("/")[2])

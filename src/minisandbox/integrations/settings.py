@@ -18,7 +18,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from minisandbox.errors import InvalidValue, MiniSandboxError, NotFound
-from minisandbox.images import BuildEvent, Image, Recipe, StepState, build, host_image, load_image
+from minisandbox.images import Buildable, BuildEvent, Image, StepState, build, host_image, load_image
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet, read_recipe
 from minisandbox.types import Limits, Network
@@ -140,7 +140,7 @@ def _built(task: Task, store: Store, mirrors: Path | None) -> Found:
     return Found(_build(task.recipe(), store, task.instance_id, mirrors), task)
 
 
-def _build(recipe: Recipe, store: Store, name: str, mirrors: Path | None) -> Image:
+def _build(recipe: Buildable, store: Store, name: str, mirrors: Path | None) -> Image:
     try:
         return build(recipe, store=store, name=name, progress=_tell, mirrors=mirrors)
     except MiniSandboxError as error:

@@ -48,6 +48,7 @@ def main(
     group: cgroups.Cgroup | None,
     *,
     early: bool,
+    pretend_owners: bool = False,
 ) -> None:
     """Become a sandbox, in a freshly forked child that is pid 1 of its process namespace. Never returns.
 
@@ -58,12 +59,13 @@ def main(
         network: ``off`` or ``host``.
         group: the control group that it joins, if there are any.
         early: whether to fork its first worker before it is asked for.
+        pretend_owners: whether changes of owners answer success and do nothing.
     """
     sc.overwrite_arguments("minisandbox-init")
     _move_descriptors(birth, lifeline)
     partner = socket.socket(fileno=os.dup(_CONTROL))
     try:
-        fds = _become(identity, partner, network, group)
+        fds = _become(identity, partner, network, group, pretend_owners=pretend_owners)
     except OSError as error:
         partner.send(failure(error))
         partner.recv(1)  # the setup worker reads it when this sandbox is asked for
@@ -77,7 +79,12 @@ def main(
 
 
 def _become(
-    identity: Identity, partner: socket.socket, network: str, group: cgroups.Cgroup | None
+    identity: Identity,
+    partner: socket.socket,
+    network: str,
+    group: cgroups.Cgroup | None,
+    *,
+    pretend_owners: bool,
 ) -> cgroups.CgroupFds | None:
     """Make namespaces and give up every privilege, long before there is a plan.
 
@@ -109,6 +116,8 @@ def _become(
     # set_id calls and a new user namespace clear the parent-death signal: it comes last (prctl(2))
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    if pretend_owners:
+        seccomp.pretend_owners()
     seccomp.install()
     seccomp.verify()
     return fds

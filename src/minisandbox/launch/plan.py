@@ -307,6 +307,8 @@ class Plan:
         inotify: inotify instances of its user namespace.
         processes: processes of all its ids together, where no control group counts them.
         group_limits: (name, amount) for its control group (:meth:`.kernel.cgroups.Cgroup.limit`).
+        one_id: whether it has but one uid where it would share more with the caller's other sandboxes.
+        pretend_owners: whether changes of owners in it answer success and do nothing.
     """
 
     preparations: tuple[Operation, ...]
@@ -321,6 +323,8 @@ class Plan:
     group_limits: tuple[tuple[str, int], ...] = ()
     expects_commands: bool = True
     disk: int = 0
+    one_id: bool = False
+    pretend_owners: bool = False
 
     def describe(self) -> str:
         """The plan as numbered lines, for people and for error messages."""

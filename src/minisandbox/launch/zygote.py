@@ -442,8 +442,11 @@ class _Zygote:
         try:
             group = self._groups.make(cpu=options.limits_cpu) if self._groups else None
             with theirs:
+                pretend = options.pretend_owners
                 pid = self._fork_init(
-                    lambda: init.main(identity, theirs, self._lifeline, options.network, group, early=early)
+                    lambda: init.main(
+                        identity, theirs, self._lifeline, options.network, group, early=early, pretend_owners=pretend
+                    )
                 )
         except OSError:
             ours.close()
@@ -558,6 +561,7 @@ class SpawnOptions:
         nproc: processes of all its ids together; 0: no limit.
         sealed: numbers of the trees it is made over.
         amounts: (name, amount) of the limits of its control group.
+        pretend_owners: whether changes of owners answer success and do nothing.
     """
 
     network: str = "off"
@@ -566,6 +570,7 @@ class SpawnOptions:
     nproc: int = 0
     sealed: tuple[int, ...] = ()
     amounts: tuple[tuple[str, int], ...] = ()
+    pretend_owners: bool = False
 
     @classmethod
     def read(cls, words: list[str]) -> SpawnOptions:
@@ -578,14 +583,15 @@ class SpawnOptions:
         sealed = tuple(int(number) for number in given.pop("sealed", "").split(",") if number)
         network, one_id = given.pop("network", "off"), given.pop("ids", "all") == "one"
         inotify, nproc = int(given.pop("inotify", INOTIFY)), int(given.pop("nproc", 0))
+        pretend = given.pop("owners", "real") == "pretended"
         amounts = tuple((name, int(amount)) for name, amount in given.items())
-        return cls(network, one_id, inotify, nproc, sealed, amounts)
+        return cls(network, one_id, inotify, nproc, sealed, amounts, pretend)
 
     def fits(self, made: SpawnOptions, *, many_ids: bool) -> bool:
         """Whether a spare that was made for other options will do."""
         ids = (self.one_id, self.nproc) == (made.one_id, made.nproc) or not many_ids
         same = (self.network, self.inotify, self.limits_cpu) == (made.network, made.inotify, made.limits_cpu)
-        return same and ids
+        return same and ids and self.pretend_owners == made.pretend_owners
 
     @property
     def limits_cpu(self) -> bool:

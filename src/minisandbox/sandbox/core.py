@@ -58,7 +58,7 @@ class Core:
     def __init__(self, controller: Controller, request: Request, settings: Settings, trees: tuple[Tree, ...]) -> None:
         self.id = f"box-{secrets.token_hex(6)}"
         inside = any(mount.target.is_relative_to(request.image.workdir) for mount in request.mounts)
-        one_id = controller.launcher.ids == 1 or request.upper is not None
+        one_id = controller.launcher.ids == 1 or request.one_id
         user = "" if one_id else request.image.user
         self.image = replace(request.image, clean=request.image.clean and not inside, user=user)
         self.limits = request.limits
@@ -89,6 +89,8 @@ class Core:
         mounts: Sequence[Mount] = (),
         environment: Mapping[str, str] | None = None,
         upper: Path | None = None,
+        pretend_owners: bool = False,
+        keep_tmp: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> Self:
         """Make a sandbox and wait until it is ready; see :meth:`minisandbox.Sandbox.create`."""
@@ -101,13 +103,14 @@ class Core:
             controller.launcher.writable_usr, controller.launcher.layered_usr,
             controller.launcher.host_sockets if base.host_usr else (),
             enforcement=controller.launcher.enforcement | ({"disk": "tmpfs"} if upper is None else {}),
+            pretend_owners=pretend_owners, keep_tmp=keep_tmp,
         )  # fmt: skip
         if upper is None and not controller.launcher.memory_upper:
             watched = {**request.enforcement, "disk": uppers.WATCHED}
             request = replace(request, disk_upper=True, enforcement=watched)
         check_room(trees, request.limits.disk, f"a sandbox over {len(trees)} snapshots")
-        if upper is not None:
-            uppers.prepare(upper)
+        for given in request.given_uppers:
+            uppers.prepare(given)
         settings = Settings(dict(environment or {}), tuple((labels or {}).items()))
         return cls._made(controller, request, settings, trees)
 
@@ -140,11 +143,8 @@ class Core:
                 self._asked, self._began = time.monotonic(), time.time()
             elif self.limits.lifetime is not None:  # it goes on: its lifetime does not begin anew
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
-            one_id = self._request.upper is not None  # what a build leaves on the disk must be the caller's own
             try:
-                self._run = SandboxRun(
-                    self._controller.launcher, plan, door, self._trees, self.id, one_id=one_id, upper=upper
-                )
+                self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, upper=upper)
             except BaseException:  # a Ctrl-C too: nothing half-made stays
                 if upper is not None:
                     upper.discard()
@@ -352,9 +352,10 @@ class Core:
             raise SandboxGone(f"sandbox {self.id} is stopped")
         if self._lifetime_left() <= 0:
             raise self._gone()
-        if self._request.upper is not None:
+        if self._request.given_uppers:
             raise InvalidValue(
-                f"{what} of a sandbox that writes to {self._request.upper}", hint="leave out upper= at creation"
+                f"{what} of a sandbox that writes to {self._request.given_uppers[0]}",
+                hint="leave out upper= at creation",
             )
         return run
 
@@ -408,8 +409,8 @@ class Core:
         del run
         self._controller.launcher.flush()
         uppers.sweep()
-        if self._request.upper is not None:
-            uppers.finish(self._request.upper)
+        for given in self._request.given_uppers:
+            uppers.finish(given)
 
 
 @dataclass(frozen=True, slots=True)

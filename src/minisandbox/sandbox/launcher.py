@@ -102,8 +102,6 @@ class Launcher:
         control: socket.socket,
         door: socket.socket,
         sealed: Sequence[int] = (),
-        *,
-        one_id: bool = False,
     ) -> None:
         """Ask for a sandbox, without waiting for it.
 
@@ -115,14 +113,15 @@ class Launcher:
             control: the sandbox's end of its control socket.
             door: listening socket at which other processes bring it jobs.
             sealed: numbers of the held trees that the plan names.
-            one_id: whether it has but one uid where it would share more with the caller's other sandboxes.
 
         Raises:
             SandboxCreationError: the zygote is gone.
         """
         network = "host" if plan.network == "host" else "off"  # the way out of an allow-list is no matter of the kernel
-        words = ["create", f"network={network}", f"ids={'one' if one_id else 'all'}", f"inotify={plan.inotify}"]
+        words = ["create", f"network={network}", f"ids={'one' if plan.one_id else 'all'}", f"inotify={plan.inotify}"]
         words.append(f"sealed={','.join(map(str, sealed))}")
+        if plan.pretend_owners:
+            words.append("owners=pretended")
         if self.enforcement["processes"] == BY_RLIMIT:
             words.append(f"nproc={plan.processes}")
         words += (f"{name}={amount}" for name, amount in plan.group_limits)

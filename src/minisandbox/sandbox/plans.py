@@ -64,6 +64,8 @@ class Request:
         disk_upper: whether a directory of the store's disk takes the writes, where memory cannot
             (:class:`.uppers.DiskUpper`).
         enforcement: what holds the limits that depend on the machine (:func:`.launcher.enforcement`).
+        pretend_owners: whether changes of owners answer success and do nothing: of builds with one id.
+        keep_tmp: whether a build's /tmp is part of its layer.
     """
 
     image: ImageSpec
@@ -79,6 +81,18 @@ class Request:
     held: int = 0
     disk_upper: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)
+    pretend_owners: bool = False
+    keep_tmp: bool = False
+
+    @property
+    def given_uppers(self) -> tuple[Path, ...]:
+        """The host directories that a build writes to: the root's, and those of mounts."""
+        return tuple(filter(None, (self.upper, *(mount.upper for mount in self.mounts))))
+
+    @property
+    def one_id(self) -> bool:
+        """Whether it has but one id: what a build leaves on the disk must be the caller's own, who may be root."""
+        return bool(self.given_uppers) and os.geteuid() != 0
 
     @property
     def upper_kind(self) -> str:
@@ -117,6 +131,7 @@ def make_plan(request: Request) -> p.Plan:
         request.network.mode, tuple(_rlimits(request)), lifetime, watched, limits.inotify,
         limits.processes + _OWN_PROCESSES, tuple(_group_limits(limits, by)),
         disk=_left(request) if request.disk_upper else 0,
+        one_id=request.one_id, pretend_owners=request.pretend_owners,
     )  # fmt: skip
 
 
@@ -227,10 +242,10 @@ def check_mounts(mounts: Sequence[Mount]) -> tuple[Mount, ...]:
             raise InvalidValue(f"mount target {mount.target} is not an absolute path below /")
         if not mount.source.is_absolute() or not (mount.source.is_dir() or mount.source.is_file()):
             raise InvalidValue(f"mount source {mount.source} is not an absolute path of a directory or file")
-        for path in (mount.source, *mount.below) if mount.below else ():
+        for path in (mount.source, *mount.below) if mount.below or mount.upper else ():
             if not path.is_absolute() or not path.is_dir():
                 raise InvalidValue(
-                    f"{path}, one of several of mount {mount.target}, is not a directory's absolute path"
+                    f"{path}, of mount {mount.target} with below= or upper=, is not a directory's absolute path"
                 )
     return tuple(mounts)
 
@@ -251,6 +266,8 @@ def _takes(request: Request) -> Iterator[p.Take | p.Given | p.DiskUpper]:
         yield p.DiskUpper("", "disk")
     for number, mount in enumerate(request.mounts):
         yield from (p.Take(str(path), slot) for slot, path in _sources(number, mount))
+        if mount.upper is not None:
+            yield p.Take(str(mount.upper), f"m{number}.upper", read_only=False)
 
 
 def _sources(number: int, mount: Mount) -> Iterator[tuple[str, Path]]:
@@ -269,7 +286,13 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[p.Operation]:
         merged = f"mounts/{number}"
         slots = [slot for slot, _ in _sources(number, mount)]
         yield from (p.Attach(f"mounts/lower-{slot}", slot=slot) for slot in slots)
-        yield p.Overlay(merged, (*(f"mounts/lower-{slot}" for slot in slots), "mounts/empty"), "", "")
+        lowers = (*(f"mounts/lower-{slot}" for slot in slots), "mounts/empty")
+        if mount.upper is None:
+            yield p.Overlay(merged, lowers, "", "")
+        else:
+            upper = f"mounts/upper-{number}"
+            yield p.Attach(upper, slot=f"m{number}.upper")
+            yield p.Overlay(merged, lowers, f"{upper}/tree", f"{upper}/work", volatile=True)
         source = mount.source.resolve()
         yield p.Attach(f"root{mount.target}", source=merged if source.is_dir() else f"{merged}/{source.name}")
 
@@ -314,8 +337,8 @@ def _layers(image: ImageSpec) -> tuple[str, ...]:
 
 
 def _tmp(request: Request) -> Iterator[p.Operation]:
-    """A workspace keeps /tmp with the rest, and so in its snapshots; a build's is no part of its layer."""
-    if request.upper is not None:
+    """A workspace keeps /tmp with the rest, and so in its snapshots; a build's is kept only if asked for."""
+    if request.upper is not None and not request.keep_tmp:
         yield p.Directory("tmp", 0o1777)
         yield p.Attach("root/tmp", source="tmp")
 

@@ -35,7 +35,6 @@ class SandboxRun:
         door: listening socket at which other processes bring it jobs.
         trees: the sealed trees that the plan names.
         name: the sandbox's id, for messages.
-        one_id: whether it has but one uid even where a range could be had.
         upper: the directory on disk that its writes go to, if not to memory.
 
     Attributes:
@@ -55,7 +54,6 @@ class SandboxRun:
         trees: Sequence[Tree],
         name: str,
         *,
-        one_id: bool = False,
         upper: DiskUpper | None = None,
     ) -> None:
         self._name = name
@@ -70,7 +68,7 @@ class SandboxRun:
         self._awaited = True
         try:
             with theirs:
-                launcher.create(plan, theirs, door, numbers, one_id=one_id)
+                launcher.create(plan, theirs, door, numbers)
         except BaseException:  # a Ctrl-C included
             self.end()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.errors import HostError, InvalidValue
@@ -14,7 +15,7 @@ from minisandbox.store.leases import layer_of
 from minisandbox.store.places import is_read_only
 from minisandbox.store.store import Store
 from minisandbox.store.trees import remove_tree
-from minisandbox.types import ImageSpec, Limits
+from minisandbox.types import ImageSpec, Limits, Mount
 
 WATCHED = "watchdog"
 """How ``info().enforced`` names what holds ``Limits.disk`` of a disk upper."""
@@ -47,7 +48,7 @@ class DiskUpper:
             raise HostError(
                 f"the store's disk has {free >> 20} MiB free, and sandboxes need {FLOOR >> 20}",
                 reason="on this kernel sandboxes write to that disk, not to memory",
-                hint=f"free some space at {place}; 'minisandbox image du' shows what the store takes",
+                hint=f"free some space at {place}; 'minisandbox image ls --sizes' shows what the store takes",
             )
         self.path = scratch.new_scratch(place)
         _made.add(self.path)
@@ -99,12 +100,15 @@ def sweep(*, all_made: bool = False) -> None:
 
 
 def prepare(upper: Path) -> None:
-    """Make the directories that the overlays need in an empty host directory.
+    """Make the directories that the overlays need in a host directory.
+
+    Args:
+        upper: it; it may have ``tree``, which holds what is written there already.
 
     Raises:
-        InvalidValue: it is not an existing, empty directory of this user's.
+        InvalidValue: it is not a directory of this user's, or has something else.
     """
-    if not upper.is_absolute() or upper.is_symlink() or not upper.is_dir() or any(upper.iterdir()):
+    if not upper.is_absolute() or upper.is_symlink() or not upper.is_dir() or set(os.listdir(upper)) - {"tree"}:
         raise InvalidValue(f"upper {upper} is not an absolute path of an empty directory")
     if (owner := upper.stat().st_uid) != os.geteuid():
         raise InvalidValue(
@@ -113,7 +117,7 @@ def prepare(upper: Path) -> None:
             hint="give a directory of your own: mktemp -d",
         )
     upper.chmod(0o700)  # other users must not see it
-    for name in ("tree", "work", "usr", "usr-work"):
+    for name in {"tree", "work", "usr", "usr-work"} - set(os.listdir(upper)):
         (upper / name).mkdir()
         (upper / name).chmod(0o755)
 
@@ -130,6 +134,17 @@ def check_limits(limits: Limits | None) -> None:
             reason="what is written to an upper on disk is limited by that disk alone",
             hint="leave out Limits.disk, and give a directory on a file system of that size; or leave out upper=",
         )
+
+
+def check_mounts(mounts: Sequence[Mount]) -> None:
+    """Refuse mounts that keep what is written to them: those are for builds.
+
+    Raises:
+        InvalidValue: there is one.
+    """
+    for mount in mounts if isinstance(mounts, (list, tuple)) else ():
+        if isinstance(mount, Mount) and mount.upper is not None:  # Core.create refuses other types
+            raise InvalidValue(f"mount {mount.target}: writable mounts are not supported", hint="use files.upload")
 
 
 def finish(upper: Path) -> None:

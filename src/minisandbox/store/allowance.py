@@ -48,7 +48,7 @@ class Allowance:
             raise UnfitTree(
                 "the tree takes too long to read",
                 reason=f"after {self.seconds:.0f} s it was not listed and hashed",
-                hint="leave less, or give the step more time (Recipe.step_timeout)",
+                hint="leave less, or give the step more time (PythonRecipe.step_timeout)",
             )
 
     def admit(self, name: str, descriptor: int, size: int) -> None:

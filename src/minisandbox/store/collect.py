@@ -17,7 +17,7 @@ from minisandbox.store.faults import store_faults
 from minisandbox.store.freezing import needed_objects, remove_packs
 from minisandbox.store.leases import in_use, use_of
 from minisandbox.store.locks import hold_lock, try_flock
-from minisandbox.store.records import ImageRecord
+from minisandbox.store.records import FailureRecord, ImageRecord
 from minisandbox.store.sizes import Removal, StoreSizes, stack_of
 from minisandbox.store.staging import Staging
 from minisandbox.store.store import Store
@@ -110,15 +110,21 @@ def collect(
 
 
 def remove_images(
-    store: Store, names: Iterable[str], *, dry_run: bool = False, progress: Callable[[str], None] | None = None
+    store: Store,
+    names: Iterable[str],
+    *,
+    failures: Collection[str] = (),
+    dry_run: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> Collected:
-    """Remove images by their names, with the layers that no other image has.
+    """Remove images by their names, and what failed builds left, with the layers that nothing else has.
 
     A layer that somebody uses stays; :func:`collect` removes it later.
 
     Args:
         store: the store.
         names: the images.
+        failures: names of images whose failed builds are removed: their records, logs, and layers made on the way.
         dry_run: remove nothing, only say what would go.
         progress: told of each thing that is removed.
 
@@ -135,40 +141,10 @@ def remove_images(
         store.image(name)
     with store_faults("remove images"), store.alone():
         sizes = StoreSizes(store, store.images())
-        work = _Collection(store, done, 0.0, dry_run, progress or _silent)
-        before, own = sizes.total, sizes.only_of(wanted)
+        work = _Collection(store, done, 0.0, dry_run, progress or _silent, frozenset(failures))
+        before, own = sizes.total, sizes.only_of(wanted) | work.remove_failures()
         left = work.remove_images(sizes, wanted)
         work.remove_layers(sizes, left, 0.0, among=own)
-        work.orphans()
-        done.size = before - sizes.freed(done.layers)
-        done.freed += sizes.freed(done.layers)
-    return done
-
-
-def remove_failures(store: Store, *, dry_run: bool = False) -> Collected:
-    """Remove what failed builds left: their records and logs, and layers that were made on the way and no image has.
-
-    Args:
-        store: the store.
-        dry_run: remove nothing, only say what would go.
-
-    Raises:
-        StoreError: the store is read-only, a record is damaged, or the kernel refused.
-    """
-    store.require_writable("remove what failed builds left")
-    done = Collected()
-    with store_faults("remove what failed builds left"), store.alone():
-        failures, images = store.failures(), store.images()
-        sizes = StoreSizes(store, images)
-        work = _Collection(store, done, 0.0, dry_run, _silent)
-        before = sizes.total
-        for failure in failures:
-            done.leftovers.append(f"failed build of {failure.image}: step {failure.step}")
-            if not dry_run:
-                store.remove_failure(failure.image)
-        work.remove_logs(0.0)
-        among = {key for failure in failures for key in failure.layers}
-        work.remove_layers(sizes, images, 0.0, among=among, failures=False)
         work.orphans()
         done.size = before - sizes.freed(done.layers)
         done.freed += sizes.freed(done.layers)
@@ -250,6 +226,8 @@ class _Collection:
     grace: float
     dry_run: bool
     tell: Callable[[str], None]
+    forgotten: frozenset[str] = frozenset()
+    """Names of images whose failed builds are removed."""
 
     def choose(
         self, sizes: StoreSizes, keep: Collection[str], budget: int | None, unused_for: float | None
@@ -273,7 +251,24 @@ class _Collection:
         return chosen
 
     def _failed_layers(self) -> set[str]:
-        return {key for failure in self.store.failures() for key in failure.layers}
+        return {key for failure in self._failures() for key in failure.layers}
+
+    def _failures(self) -> list[FailureRecord]:
+        """The failed builds that stay."""
+        return [failure for failure in self.store.failures() if failure.image not in self.forgotten]
+
+    def remove_failures(self) -> set[str]:
+        """Remove the records and logs of failed builds; return their layers, which others may have too."""
+        layers = set[str]()
+        for failure in self.store.failures():
+            if failure.image in self.forgotten:
+                layers |= {*failure.layers}
+                self.done.leftovers.append(f"failed build of {failure.image}: step {failure.step}")
+                if not self.dry_run:
+                    self.store.remove_failure(failure.image)
+        if self.forgotten:
+            self.remove_logs(0.0)
+        return layers
 
     def remove_images(self, sizes: StoreSizes, names: Iterable[str]) -> list[ImageRecord]:
         """Remove records of images; return those that stay."""
@@ -294,10 +289,9 @@ class _Collection:
         grace: float,
         *,
         among: Collection[str] | None = None,
-        failures: bool = True,
     ) -> None:
         """Remove the layers that no image has, and nobody uses."""
-        needed = {key for image in images for key in stack_of(image)} | (self._failed_layers() if failures else set())
+        needed = {key for image in images for key in stack_of(image)} | self._failed_layers()
         for key in sizes.layers:
             if key in needed or (among is not None and key not in among):
                 continue
@@ -334,7 +328,7 @@ class _Collection:
 
     def remove_logs(self, grace: float) -> None:
         """Logs of steps whose layer is not there, unless the failure is still known."""
-        known = {failure.key for failure in self.store.failures()}
+        known = {failure.key for failure in self._failures()}
         for path in sorted((self.store.root / "logs").glob("[!.]*.log")):
             with suppress(FileNotFoundError):
                 info = path.stat()

@@ -183,6 +183,7 @@ class FailureRecord(_Record):
         workdir: where commands start.
         created: when it failed, seconds since the epoch.
         reason: the message.
+        own_root: whether the root is the layers' own, without the host's ``/usr``.
     """
 
     image: str
@@ -193,3 +194,4 @@ class FailureRecord(_Record):
     workdir: str
     created: float
     reason: str = ""
+    own_root: bool = False

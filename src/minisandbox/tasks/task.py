@@ -13,7 +13,7 @@ from minisandbox.patches import touched_files
 from minisandbox.tasks.languages import check_command
 
 if TYPE_CHECKING:
-    from minisandbox.images import Recipe, Source
+    from minisandbox.images import PythonRecipe, Source
 
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]*")
 _OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
@@ -92,11 +92,11 @@ class BuildSpec:
     system: tuple[str, ...] = ()
     torch_backend: str = ""
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> PythonRecipe:
         """Return it as the images package wants it, without anything of a task."""
-        from minisandbox.images import Recipe  # noqa: PLC0415 - reading task files must not load the sandbox
+        from minisandbox.images import PythonRecipe  # noqa: PLC0415 - reading task files must not load the sandbox
 
-        return Recipe(
+        return PythonRecipe(
             python=self.python,
             requirements=self.requirements,
             complete=self.complete,
@@ -208,7 +208,7 @@ class Task:
             return ()
         return tuple(sorted(_files_of(self.FAIL_TO_PASS) - set(touched_files(self.patch))))
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> PythonRecipe:
         """Return the recipe of this task's image."""
         from_git = self.build.source is not None and self.build.source.kind == "git"  # archives say their version
         return replace(

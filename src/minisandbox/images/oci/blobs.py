@@ -6,9 +6,8 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterator
-from typing import IO
 
-from minisandbox.compression import MAGIC, CorruptedError, Decompressed
+from minisandbox.compression import MAGIC, CorruptedError, Decompressed, Source
 from minisandbox.errors import ImageRefused
 from minisandbox.store.faults import disk_full
 
@@ -77,7 +76,7 @@ class Blob:
         name: what errors call it.
     """
 
-    def __init__(self, file: IO[bytes], digest: str, name: str) -> None:
+    def __init__(self, file: Source, digest: str, name: str) -> None:
         self._file = file
         self._digest = check_digest(digest) if digest else ""
         self._hash = new_hash(self._digest or "sha256:")

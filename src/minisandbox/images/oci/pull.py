@@ -137,9 +137,7 @@ class _Taking:
             layers: list[LayerRecord] = []
             for step in steps:
                 layers.append(self._take(step, layers, hold))
-            top, _ = self.store.ensure_layer(
-                _root_key(), parent=None, step={"kind": "container root"}, make=_make_root, hold=hold
-            )
+            top = ensure_root(self.store, hold)
             record = self._record(name, reference, layers, top.key)
             return image_of(put_if_new(self.store, record), self.store)
 
@@ -147,7 +145,7 @@ class _Taking:
         """The layers with their keys: a layer depends on those below it, for what it hides and for directories."""
         steps: list[_Step] = []
         for layer in self.image.layers:
-            owners = "kept" if _keeps_owners() else "one"
+            owners = "kept" if keeps_owners() else "one"
             definition = {"kind": "container layer", "diff_id": layer.diff_id, "owners": owners}
             steps.append(_Step(layer, definition, step_key(steps[-1].key if steps else None, definition)))
         return steps
@@ -167,7 +165,7 @@ class _Taking:
         with self.source.layer(layer) as blob:
             stream = LayerStream(blob, m.MOST_LAYER, layer.diff_id)
             try:
-                done = unpack(stream, staging / "tree", Below(trees), keep_owners=_keeps_owners(), bounds=Bounds())
+                done = unpack(stream, staging / "tree", Below(trees), keep_owners=keeps_owners(), bounds=Bounds())
             except OSError as error:
                 if is_refusal(error):
                     raise refused_path(stream, error) from error
@@ -189,7 +187,7 @@ class _Taking:
         user = m.text_of(config, "User")
         if set(user.split(":")) <= {"0", "root"}:
             user = ""
-        if user and not _keeps_owners():  # it could not write to its own files
+        if user and not keeps_owners():  # it could not write to its own files
             lost[f"commands run as root, not as {user}"] = None
             user = ""
         if lost:
@@ -219,7 +217,7 @@ def _seen(layers: list[LayerRecord]) -> list[LayerRecord]:
     return layers[first:]
 
 
-def _keeps_owners() -> bool:
+def keeps_owners() -> bool:
     """Whether files keep the owners that an image says: an ordinary user's are all the user's own."""
     return os.geteuid() == 0
 
@@ -227,6 +225,12 @@ def _keeps_owners() -> bool:
 def _facts(done: Unpacked) -> dict[str, str]:
     facts = {"lost": _SEPARATOR.join(sorted(done.notes))} if done.notes else {}
     return {**facts, "hides all": "yes"} if done.hides_all else facts
+
+
+def ensure_root(store: Store, hold: Hold | None = None) -> LayerRecord:
+    """Return the layer that every container image gets on top: mount points, and links to files of each sandbox."""
+    step = {"kind": "container root"}
+    return store.ensure_layer(_root_key(), parent=None, step=step, make=_make_root, hold=hold)[0]
 
 
 def _root_entries() -> tuple[Entry, ...]:

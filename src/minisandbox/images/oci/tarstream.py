@@ -83,6 +83,19 @@ class Member:
     pieces: list[tuple[int, int]] | None = None
 
 
+class Reader(Protocol):
+    """What members come from, each with its content before the next."""
+
+    def __iter__(self) -> Iterator[Member]:
+        """Yield the members."""
+
+    def content(self) -> Iterator[bytes]:
+        """Yield the content of the member that was yielded last."""
+
+    def refuse(self, reason: str, name: bytes | None = None) -> NoReturn:
+        """Refuse a member, or the one after the last."""
+
+
 class TarReader:
     """The members of an archive, in order.
 

@@ -20,7 +20,7 @@ from typing import NoReturn
 from minisandbox.errors import ImageRefused
 from minisandbox.images.oci.below import Below
 from minisandbox.images.oci.blobs import SPARE, LayerStream, require_room
-from minisandbox.images.oci.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, TarReader
+from minisandbox.images.oci.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, Reader, TarReader
 from minisandbox.launch.kernel import syscalls
 
 OPAQUE = "user.overlay.opaque"
@@ -112,21 +112,27 @@ def unpack(
         ImageRefused: the archive is malformed, hostile or too large.
         OSError: the kernel refused; ENOSPC where the disk is full.
     """
+    done = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)
+    stream.finish()
+    return done
+
+
+def unpack_members(
+    reader: Reader, tree: Path, below: Below, *, keep_owners: bool, bounds: Bounds | None = None
+) -> Unpacked:
+    """Unpack the members of a layer, wherever they come from; see :func:`unpack`."""
     tree.mkdir(mode=0o700)
     root = os.open(tree, _OPEN_DIRECTORY | os.O_CLOEXEC)
-    unpacker = _Unpacker(TarReader(stream), root, tree.with_suffix(".removed"), below, keep_owners, bounds or Bounds())
+    unpacker = _Unpacker(reader, root, tree.with_suffix(".removed"), below, keep_owners, bounds or Bounds())
     try:
         unpacker.run()
-        stream.finish()
     finally:
         unpacker.close()
     return unpacker.done
 
 
 class _Unpacker:
-    def __init__(
-        self, reader: TarReader, root: int, trash: Path, below: Below, keep_owners: bool, bounds: Bounds
-    ) -> None:
+    def __init__(self, reader: Reader, root: int, trash: Path, below: Below, keep_owners: bool, bounds: Bounds) -> None:
         self.done = Unpacked()
         self._reader = reader
         self._root = root

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib import resources
 
 
-def script(*names: str) -> str:
-    """Return one script made of several: the common beginning, then these, then the common end.
+def script(*names: str, **variables: str) -> str:
+    """Return one script made of several: variables, the common beginning, these, the common end.
 
     Args:
         names: files beside this one, without ``.sh``.
+        variables: values that they read.
     """
     folder = resources.files(__name__)
-    return "\n".join((folder / f"{name}.sh").read_text("utf-8") for name in ("common", *names, "finish"))
+    values = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
+    return values + "\n".join((folder / f"{name}.sh").read_text("utf-8") for name in ("common", *names, "finish"))

@@ -2,8 +2,7 @@
 set -euo pipefail
 exec 2>&1
 umask 022
-ENVIRONMENT=/opt/miniconda3/envs/testbed
-PYTHON=$ENVIRONMENT/bin/python
+PYTHON=${ENVIRONMENT-}/bin/python
 # Equal files of different builds must have equal mtimes to be stored once. Each kind of step has a moment of its own, later
 # than those below it: a source that a step changes must not fit the byte code that a step below made of the old one.
 MOMENT="2000-01-01 00:00:00 UTC + $RANK hours"
@@ -26,17 +25,4 @@ compile() {
 site_packages() {
     "$PYTHON" -I -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2> /dev/null ||
         "$PYTHON" -E -s -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'
-}
-
-# Apply the patch, if there is one; status 65 if it does not fit. The files it changes are listed in /tmp/build/touched.
-apply_patch() {
-    [ -e /tmp/build/patch ] || return 0
-    git apply --check /tmp/build/patch || exit 65
-    git apply --whitespace=nowarn /tmp/build/patch
-}
-
-drop_bytecode() {
-    local folder base
-    folder=$(dirname "$1") base=$(basename "$1" .py)
-    rm -f "$folder/__pycache__/$base".*.py[co] "$folder/$base".py[co]
 }

@@ -1,5 +1,4 @@
 # The objects of a source's files, each a file: tasks of the repository stand on it, and each hides those it does not have.
-cd /testbed
 git -c core.logAllRefUpdates=false init --quiet --template= --initial-branch=main .
 git config core.checkStat minimal  # inode numbers differ in every sandbox; without this git would read every file again
 git config core.trustctime false

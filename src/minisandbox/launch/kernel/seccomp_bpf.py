@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
-from .seccomp_rules import ALLOW, Clause, Test
+from .seccomp_rules import ALLOW, PRETEND, Clause, Test
 
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
@@ -35,7 +35,9 @@ Code = list[Instruction]
 
 def decide(verdict: int) -> Code:
     """End with a verdict."""
-    return [(_RETURN, 0, 0, _RETURN_ALLOW if verdict == ALLOW else _RETURN_ERRNO | verdict)]
+    if verdict == ALLOW:
+        return [(_RETURN, 0, 0, _RETURN_ALLOW)]
+    return [(_RETURN, 0, 0, _RETURN_ERRNO | (0 if verdict == PRETEND else verdict))]
 
 
 def check_arguments(clauses: Iterable[Clause], verdict: int) -> Code:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 ALLOW = 0
 """The verdict that lets a call through; every other verdict is the errno that the call gets."""
 
+PRETEND = -1
+"""The verdict of calls that answer success and do nothing."""
+
 _LOW = 0xFFFFFFFF
 
 
@@ -94,6 +97,7 @@ _PERSONALITIES = (0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # LINUX, LINUX32, both 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DGRAM, _RAW, _PACKET, _TYPE_MASK = 1, 2, 3, 10, 0xF
 _TCP, _UDP, _ROUTE = 6, 17, 0
+_DEVICES, _FILE_TYPE = (0o020000, 0o060000), 0o170000  # S_IFCHR S_IFBLK, S_IFMT
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
 _SHM_LOCK = 11
 _PROCESS, _USER, _IO_PROCESS, _IO_USER = 0, 2, 1, 3
@@ -341,6 +345,20 @@ RULES = (
         "the kernel has dropped it, or never had it",
     ),
 )
+
+
+OWNERS = (
+    *(
+        Rule((name,), PRETEND, "there is one id to give files to, and one to become")
+        for name in (
+            "chown", "fchown", "lchown", "fchownat", "setgroups", "setuid", "setgid", "setreuid", "setregid",
+            "setresuid", "setresgid", "setfsuid", "setfsgid", "capset",
+        )
+    ),
+    _allow("mknod", "", Clause("a device, which nobody could open", (Test(1, _DEVICES, _FILE_TYPE),), PRETEND)),
+    _allow("mknodat", "", Clause("a device, which nobody could open", (Test(2, _DEVICES, _FILE_TYPE),), PRETEND)),
+)  # fmt: skip
+"""What a build with one id pretends, so that packages install (Charliecloud's list)."""
 
 
 def rules_by_name() -> dict[str, Rule]:

@@ -107,6 +107,7 @@ class AsyncSandbox:
             HostError: this machine lacks a kernel feature.
             SandboxCreationError: the kernel refused a step; the error names it.
         """
+        uppers.check_mounts(mounts)
         if upper is not None:
             uppers.check_limits(limits)
         core = await call_or_undo(

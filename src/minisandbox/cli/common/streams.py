@@ -1,0 +1,177 @@
+"""Forward a command's streams as data arrives: pipes, or a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import struct
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Iterator
+from types import FrameType
+from typing import BinaryIO
+
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import say
+from minisandbox.errors import MiniSandboxError
+from minisandbox.sandbox import Process
+from minisandbox.types import ExecResult, Outcome, Terminal
+
+_PIECE = 1 << 16
+_STDIN = 0
+_RESIZE, _END = b"r", b"e"
+_SIZE = struct.Struct("HHHH")  # struct winsize, ioctl_tty(2)
+
+
+def has_terminal() -> bool:
+    """Return whether stdin and stdout are terminals."""
+    return os.isatty(_STDIN) and sys.stdout.isatty()
+
+
+def window() -> Terminal:
+    """Return the size of the terminal at stdin, or a default."""
+    with contextlib.suppress(OSError):
+        rows, columns, _, _ = _SIZE.unpack(fcntl.ioctl(_STDIN, termios.TIOCGWINSZ, bytes(_SIZE.size)))
+        if rows and columns:
+            return Terminal(rows, columns)
+    return Terminal()
+
+
+def follow(process: Process, *, stdin: bool, terminal: bool) -> int:
+    """Forward a process's output until it ends, and input to it.
+
+    Args:
+        process: the process; the caller closes it.
+        stdin: whether to forward stdin; else its input is empty.
+        terminal: whether it runs on a terminal. If stdin is one too, keys are forwarded unchanged, Ctrl-C included.
+
+    Returns:
+        The exit status that stands for its outcome.
+    """
+    screen = _passing(keys=stdin) if terminal and has_terminal() else contextlib.nullcontext()
+    with screen, _relay(process, stdin=stdin, resize=terminal):
+        result = _pass_on(process)
+    _report_outcome(result)
+    return _status(result)
+
+
+def _pass_on(process: Process) -> ExecResult:
+    outputs: dict[str, BinaryIO] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+    sys.stdout.flush()
+    for event in process.events():
+        if isinstance(event, ExecResult):
+            return event
+        outputs[event.stream].write(event.data)
+        outputs[event.stream].flush()
+    raise AssertionError("a process's events end with its result")
+
+
+# --- input -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _relay(process: Process, *, stdin: bool, resize: bool) -> Iterator[None]:
+    """Forward input and window sizes to a process in a thread."""
+    if not stdin and not resize:
+        process.close_stdin()
+        yield
+        return
+    wake, waker = os.pipe()
+    thread = threading.Thread(target=_feed, args=(process, wake, stdin), name="input", daemon=True)
+    thread.start()
+    try:
+        with _on_resize(waker) if resize else contextlib.nullcontext():
+            yield
+    finally:
+        os.write(waker, _END)
+        thread.join(1.0)  # it may hang in a write to a process that does not read, until the caller closes that
+        if not thread.is_alive():
+            os.close(wake)
+            os.close(waker)
+
+
+def _feed(process: Process, wake: int, stdin: bool) -> None:
+    sources = [wake, _STDIN] if stdin else [wake]
+    with contextlib.suppress(MiniSandboxError):  # it has ended; the reader of its output reports how
+        while True:
+            ready, _, _ = select.select(sources, [], [])
+            if wake in ready and not _handle(process, os.read(wake, 64)):
+                return
+            if _STDIN in ready and not _forward(process):
+                sources = [wake]
+
+
+def _handle(process: Process, notes: bytes) -> bool:
+    if _RESIZE in notes:
+        process.resize(window())
+    return _END not in notes
+
+
+def _forward(process: Process) -> bool:
+    """Forward available input; return whether there may be more."""
+    try:
+        data = os.read(_STDIN, _PIECE)
+    except OSError:  # closed, or the terminal is gone
+        data = b""
+    if data:
+        process.write(data)
+    else:
+        process.close_stdin()
+    return bool(data)
+
+
+# --- the terminal ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _passing(*, keys: bool) -> Iterator[None]:
+    """Stop the terminal from processing output, and with ``keys`` input: the command's pty does both.
+
+    The settings are restored afterwards.
+    """
+    before = termios.tcgetattr(_STDIN)
+    try:
+        if keys:
+            tty.setraw(_STDIN, termios.TCSADRAIN)
+        else:
+            settings = termios.tcgetattr(_STDIN)
+            settings[1] &= ~termios.OPOST  # output flags, termios(3)
+            termios.tcsetattr(_STDIN, termios.TCSADRAIN, settings)
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(_STDIN, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _on_resize(waker: int) -> Iterator[None]:
+    def note(_number: int, _frame: FrameType | None) -> None:
+        os.write(waker, _RESIZE)  # the thread resizes: a signal handler must not take locks
+
+    previous = signal.signal(signal.SIGWINCH, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, previous)
+
+
+# --- the outcome -----------------------------------------------------------------------------------------------------
+
+
+def _report_outcome(result: ExecResult) -> None:
+    if result.outcome is not Outcome.EXITED:
+        verb = "was" if result.outcome is Outcome.SIGNALED else ""
+        say(" ".join(f"minisandbox: the command {verb} {result.fate}".split()))
+
+
+def _status(result: ExecResult) -> int:
+    if result.outcome is Outcome.TIMEOUT:
+        return exits.TIMEOUT
+    if result.signal is not None:
+        return 128 + result.signal
+    return result.exit_code if result.exit_code is not None else exits.INTERNAL

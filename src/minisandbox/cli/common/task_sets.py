@@ -1,0 +1,80 @@
+"""Options of all commands over tasks: the set, the layout of its rows, the selection."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from minisandbox.cli.common.output import say
+from minisandbox.errors import InvalidValue
+from minisandbox.tasks import DIALECTS, TaskSet
+
+_SET_HELP = "a bundled set's name, a file (.jsonl, .json, .parquet), a folder of such files or datasets, hub:OWNER/NAME"
+
+
+def add_tasks_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """Declare the task set and the selection of its tasks."""
+    add_source_options(parser, default=default)
+    parser.add_argument(
+        "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
+    )
+
+
+def add_source_options(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """Declare the task set, and how its rows are read."""
+    if default is None:
+        parser.add_argument("tasks", metavar="TASKS", help=_SET_HELP)
+    else:
+        help_text = f"{_SET_HELP} (default: {default})"
+        parser.add_argument("tasks", metavar="TASKS", nargs="?", default=default, help=help_text)
+    parser.add_argument(
+        "--dataset",
+        metavar="LAYOUT",
+        help=f"the layout of the rows, if their columns do not show it: {', '.join(DIALECTS)}",
+    )
+    parser.add_argument("--pins", metavar="DIR", type=Path, help="pins exported from the dataset's official images")
+    parser.add_argument(
+        "--repo-mirrors",
+        metavar="DIR",
+        type=Path,
+        help="local git repositories that are tried before the network",
+    )
+    parser.add_argument(
+        "--torch-backend",
+        choices=("cpu",),
+        default="",
+        help="cpu: build images with PyTorch without CUDA, whatever their pins say: sandboxes see no GPU",
+    )
+    add_local_sources_option(parser)
+    parser.add_argument(
+        "--skip-unusable", action="store_true", help="skip rows that are not valid tasks, and report why"
+    )
+
+
+def add_local_sources_option(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--allow-local-sources``."""
+    parser.add_argument(
+        "--allow-local-sources",
+        action="store_true",
+        help="rows may name any directory and repository of this machine, not only directories next to their file; "
+        "only for rows that you trust with every file you can read",
+    )
+
+
+def load(args: argparse.Namespace) -> TaskSet:
+    """Load the tasks selected on the command line."""
+    for option in ("pins", "repo_mirrors"):
+        directory = getattr(args, option)
+        if directory is not None and not directory.is_dir():
+            raise InvalidValue(f"--{option.replace('_', '-')} {directory} is not a directory", hint="check the path")
+    tasks = TaskSet.load(
+        args.tasks,
+        pins=args.pins,
+        repo_mirrors=args.repo_mirrors,
+        form=args.dataset,
+        torch_backend=args.torch_backend,
+        allow_local_sources=args.allow_local_sources,
+        on_refused=(lambda error: say(f"skipped: {error}")) if args.skip_unusable else None,
+    )
+    only = getattr(args, "only", [])
+    return tasks.select(only) if only else tasks

@@ -1,0 +1,1 @@
+"""``minisandbox image``: one module per group of verbs."""

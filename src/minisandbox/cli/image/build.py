@@ -1,0 +1,199 @@
+"""``minisandbox image build``: build images, and repair a failed build by hand."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.builds import Builder
+from minisandbox.cli.common.output import (
+    Column,
+    Progress,
+    add_json_option,
+    human_seconds,
+    human_size,
+    print_json,
+    print_table,
+    put,
+    require_positive,
+    say,
+)
+from minisandbox.cli.common.task_sets import add_tasks_arguments, load
+from minisandbox.cli.image import dockerfile
+from minisandbox.cli.image.listing import image_facts
+from minisandbox.errors import InvalidValue, MiniSandboxError
+from minisandbox.images import (
+    Budget,
+    Buildable,
+    Image,
+    Lock,
+    PythonRecipe,
+    image_sizes,
+    read_lock,
+    total_size,
+)
+from minisandbox.store import Store
+from minisandbox.tasks import read_recipe
+from minisandbox.types import parse_size
+
+KEPT = "finished layers are kept; the same command resumes"
+
+
+def add_build_options(make: argparse.ArgumentParser) -> None:
+    """Declare the options of ``build``."""
+    make.description = "Build the images of tasks, of a recipe (a .toml file) or of a Dockerfile (--file)."
+    add_tasks_arguments(make)
+    make.add_argument("--name", help="the name of the recipe's image (default: the file's name)")
+    make.add_argument("--jobs", type=int, metavar="N", help="build steps at once (default: one per CPU)")
+    make.add_argument(
+        "--memory", metavar="SIZE", help="memory for all build steps together, such as 16G; each gets up to 4G of it"
+    )
+    make.add_argument(
+        "--retry-failed", action="store_true", help="retry steps of tasks that failed in an earlier build"
+    )
+    make.add_argument(
+        "--shell",
+        action="store_true",
+        help="open a shell where the build fails; if its exit status is 0, its changes become a layer and the build "
+        "continues. Without a terminal, commands are read from stdin",
+    )
+    make.add_argument(
+        "--locked", metavar="LOCK", type=Path, help="build from exactly the files of a lock (`image pins --lock`)"
+    )
+    make.add_argument(
+        "--exclude-newer", metavar="DATE", help="ignore packages uploaded on this day or later, such as 2024-03-01"
+    )
+    dockerfile.add_options(make)
+    add_json_option(make)
+    make.set_defaults(run=run_build, kept=KEPT)
+
+
+def run_build(args: argparse.Namespace) -> int:
+    """Build images. A failure does not stop the others; the first one sets the exit status."""
+    require_positive(args, "jobs")
+    is_recipe = args.file is not None or args.tasks.endswith(".toml")
+    recipes = _recipes(args, is_recipe=is_recipe)
+    mirrors = None if args.repo_mirrors is None else _directory(args.repo_mirrors)
+    store = Store.open()
+    with Progress() as progress:
+        builder = Builder(store, progress, mirrors)
+        images = builder.build_recipes(recipes, _budget(args), retry_failed=is_recipe or args.retry_failed)
+    if args.shell and builder.failures and _repaired(store, builder.failures):
+        with Progress() as progress:
+            builder = Builder(store, progress, mirrors)
+            images = builder.build_recipes(recipes, _budget(args))
+    if args.json:
+        built = builder.seconds
+        print_json([{**image_facts(image), "built_in": built.get(name, 0.0)} for name, image in images.items()])
+    elif images:
+        _print_images(list(images.values()), builder.seconds)
+    for error in list(builder.failures.values())[1:]:
+        say(f"minisandbox: {error.what}")
+    if builder.failures:
+        error = next(iter(builder.failures.values()))
+        raise error.about(args.tasks) if is_recipe else error
+    return exits.OK
+
+
+def _recipes(args: argparse.Namespace, *, is_recipe: bool) -> Mapping[str, Callable[[], Buildable]]:
+    """Return what the command line names, by the names of the images."""
+    if is_recipe and args.only:
+        raise InvalidValue("--only selects tasks, and a recipe has none", hint="leave it out")
+    if args.name and not is_recipe:
+        raise InvalidValue("--name is for a recipe's image", hint="images of tasks are named after their ids")
+    if args.file is not None:
+        return dockerfile.recipes(args, Store.open())
+    recipes = _pinned_recipes(args, _recipe_of_file(args) if is_recipe else _recipes_of_tasks(args))
+    if args.shell and len(recipes) != 1:
+        raise InvalidValue(f"--shell is for one image, not {len(recipes)}", hint="choose one with --only")
+    return recipes
+
+
+def _repaired(store: Store, failures: Mapping[str, MiniSandboxError]) -> bool:
+    """Open a shell in the failed build; return whether to build again. Only a failed step leaves one."""
+    from minisandbox.cli.image.repair_shell import repair_by_hand  # noqa: PLC0415 - loads the sandbox and the index
+
+    [(image, error)] = failures.items()
+    if image not in {failure.image for failure in store.failures()}:
+        return False
+    say(f"minisandbox: {error.what}")
+    return repair_by_hand(store, image)
+
+
+def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
+    path = Path(args.tasks)
+    recipe = read_recipe(path)
+    if args.torch_backend:
+        recipe = replace(_python(recipe), torch_backend=args.torch_backend)
+    return {args.name or path.stem: lambda: recipe}
+
+
+def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
+    return {task.instance_id: task.recipe for task in load(args)}
+
+
+def _pinned_recipes(
+    args: argparse.Namespace, recipes: dict[str, Callable[[], Buildable]]
+) -> dict[str, Callable[[], Buildable]]:
+    """Return the recipes with the command line's pins."""
+    for option in ("exclude_newer", "torch_backend"):
+        if args.locked is not None and getattr(args, option):
+            other = option.replace("_", "-")
+            raise InvalidValue(f"--locked and --{other} cannot be combined", hint=f"leave out --{other}")
+    if args.locked is not None:
+        if len(recipes) != 1:
+            raise InvalidValue(f"--locked is for one image, not {len(recipes)}", hint="choose one with --only")
+        return {name: partial(_locked, recipe, read_lock(args.locked)) for name, recipe in recipes.items()}
+    if args.exclude_newer:
+        return {name: partial(_dated, recipe, args.exclude_newer) for name, recipe in recipes.items()}
+    return recipes
+
+
+def _locked(recipe: Callable[[], Buildable], lock: Lock) -> PythonRecipe:
+    plain = _python(recipe())
+    python = lock.python.get("version", plain.python)
+    return replace(plain, lock=lock, python=python, torch_backend=lock.torch_backend)
+
+
+def _dated(recipe: Callable[[], Buildable], date: str) -> PythonRecipe:
+    return replace(_python(recipe()), exclude_newer=date)
+
+
+def _python(recipe: Buildable) -> PythonRecipe:
+    """The recipe, if the package index decides the result."""
+    if not isinstance(recipe, PythonRecipe):
+        raise InvalidValue(
+            "the recipe has a base, whose steps choose their packages themselves",
+            hint="leave out --locked, --exclude-newer and --torch-backend",
+        )
+    return recipe
+
+
+def _budget(args: argparse.Namespace) -> Budget:
+    memory = None if args.memory is None else parse_size(args.memory)
+    return Budget(memory=memory) if args.jobs is None else Budget(args.jobs, memory)
+
+
+def _directory(path: Path) -> Path:
+    if not path.is_dir():
+        raise InvalidValue(f"{path} is not a directory", hint="give one with clones: OWNER/NAME or OWNER__NAME")
+    return path.absolute()
+
+
+def _print_images(images: list[Image], built: dict[str, float]) -> None:
+    sizes = image_sizes(images)
+    columns = ["image", "layers", "shared", "unique", *(["built in"] if built else []), "python"]
+    rows = []
+    for image in images:
+        size, seconds = sizes[image.name], built.get(image.name, 0.0)
+        time_cell = [human_seconds(seconds) if seconds else "cached"] if built else []
+        layers = str(len(image.records()))
+        python = str(image.notes.get("python", ""))
+        rows.append([image.name, layers, human_size(size.shared), human_size(size.unique), *time_cell, python])
+    numbers = ("layers", "shared", "unique", "built in")
+    print_table([Column(title, number=title in numbers, whole=title == "image") for title in columns], rows)
+    put(f"\n{len(images)} images, {human_size(total_size(images))} in total")

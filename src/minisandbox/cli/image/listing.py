@@ -1,0 +1,262 @@
+"""``minisandbox image ls|show``: what the store holds."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import (
+    Column,
+    add_json_option,
+    clean_line,
+    human_age,
+    human_seconds,
+    human_size,
+    print_json,
+    print_table,
+    put,
+)
+from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.images import Image, load_image
+from minisandbox.store import LayerRecord, Store
+from minisandbox.store.overview import ImageRow, Status, apparent_bytes, image_rows, parts
+from minisandbox.store.sizes import StoreSizes, stack_of
+
+
+def add_ls_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``ls``."""
+    parser.description = (
+        "List images. `unique` is the space that a removal frees, `shared` the space shared with other images."
+    )
+    add_names(parser, "*")
+    parser.add_argument("--status", choices=[status.value for status in Status], help="only images in this state")
+    views = parser.add_mutually_exclusive_group()
+    views.add_argument("--tree", action="store_true", help="instead, show which layers the images share")
+    views.add_argument(
+        "--sizes", action="store_true", help="instead, show the store's disk usage by part, and what removes each"
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=run_ls)
+
+
+def add_show_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``show``."""
+    parser.add_argument("name", metavar="IMAGE", help="the image's name, or the reference that it was pulled by")
+    add_json_option(parser)
+    parser.set_defaults(run=run_show)
+
+
+def add_names(parser: argparse.ArgumentParser, count: str) -> None:
+    """Declare the images that a verb is for.
+
+    Args:
+        parser: the verb's parser.
+        count: how many, as argparse's ``nargs``.
+    """
+    parser.add_argument("images", metavar="IMAGE", nargs=count, help="an image's name, or a glob")
+
+
+def chosen(store: Store, patterns: Iterable[str], among: Sequence[str] | None = None) -> list[str]:
+    """Return the names of images that match patterns, in the order of the patterns.
+
+    Args:
+        store: the store.
+        patterns: names or globs.
+        among: the names to choose from; None for the store's images.
+
+    Raises:
+        NotFound: a pattern matches no image.
+    """
+    known, found = store.image_names() if among is None else among, []
+    for pattern in patterns:
+        names = [name for name in known if fnmatchcase(name, pattern)]
+        if not names:
+            raise NotFound(
+                f"image {pattern!r} is not in the store {store.root}",
+                hint="`minisandbox image ls` lists its images",
+            )
+        found += names
+    return list(dict.fromkeys(found))
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    """List the store's images."""
+    store = Store.open()
+    if args.sizes:
+        return _print_sizes(args, store)
+    if args.tree and args.status is None:  # needs no states, which take a while
+        return _print_tree(args, store, chosen(store, args.images) if args.images else store.image_names())
+    rows = [row for row in image_rows(store) if args.status in (None, row.status.value)]
+    if args.images:
+        names = chosen(store, args.images, [row.name for row in rows])
+        rows = [row for row in rows if row.name in names]
+    if args.tree:
+        return _print_tree(args, store, [row.name for row in rows if row.record is not None])
+    if args.json:
+        print_json([_row_json(row) for row in rows])
+    else:
+        _print_rows(rows)
+    return exits.OK
+
+
+def _print_rows(rows: Sequence[ImageRow]) -> None:
+    columns = ("image", "status", "layers", "unique", "shared", "made", "used", "uses", "python")
+    numbers = ("layers", "unique", "shared", "uses")
+    print_table(
+        [Column(title, number=title in numbers, whole=title != "python") for title in columns],
+        [_row_cells(row) for row in rows],
+    )
+    for row in rows:
+        if row.detail:
+            put(f"{row.name}: {row.detail}")
+    count = sum(row.status is Status.READY for row in rows)
+    put(f"\n{count} images ready; a removal frees `unique`; `minisandbox image ls --sizes` shows the whole store")
+
+
+def _row_cells(row: ImageRow) -> list[str]:
+    now = time.time()
+    marks = {"in use": row.in_use, "frozen": row.frozen, "kept": row.pinned}
+    state = ", ".join([row.status.value, *(mark for mark, is_set in marks.items() if is_set)])
+    age, used = human_age(now - row.created), human_age(now - row.used)
+    if row.record is None:
+        return [row.name, state, "", "", "", age if row.created else "", "", "", ""]
+    sizes = [human_size(row.unique), human_size(row.shared)]
+    python = str(row.record.notes.get("python", ""))
+    return [row.name, state, str(len(stack_of(row.record))), *sizes, age, used, str(row.uses), python]
+
+
+def _row_json(row: ImageRow) -> dict[str, object]:
+    record = row.record
+    facts: dict[str, object] = {"name": row.name, "status": row.status, "detail": row.detail, "created": row.created}
+    if record is not None:
+        facts |= {
+            "key": record.key,
+            "commit": record.base_commit,
+            "workdir": record.workdir,
+            "notes": record.notes,
+            "layers": stack_of(record),
+            "shared_bytes": row.shared,
+            "unique_bytes": row.unique,
+            "used": row.used,
+            "uses": row.uses,
+            "in_use": row.in_use,
+            "kept": row.pinned,
+            "frozen": row.frozen,
+        }
+    return facts
+
+
+def _print_sizes(args: argparse.Namespace, store: Store) -> int:
+    """Print the store's disk usage by part."""
+    if args.images or args.status:
+        raise InvalidValue("image ls --sizes is for the whole store", hint="leave out images and --status")
+    found, apparent = parts(store), apparent_bytes(store)
+    total = sum(part.bytes for part in found)
+    if args.json:
+        print_json({"store": store.root, "bytes": total, "image_bytes_unshared": apparent, "parts": found})
+        return exits.OK
+    put(f"{store.root}\n")
+    numbers = ("size", "things")
+    columns = [Column(title, number=title in numbers) for title in ("part", *numbers, "what", "removed by")]
+    rows = [(part.name, human_size(part.bytes), str(part.count), part.purpose, part.removal) for part in found]
+    print_table(columns, rows)
+    put(f"\n{human_size(total)} in total; without sharing, the images' layers would take {human_size(apparent)}")
+    return exits.OK
+
+
+def _print_tree(args: argparse.Namespace, store: Store, names: Sequence[str]) -> int:
+    """Print the tree of layers, with the images on top of them."""
+    sizes = StoreSizes(store, store.images())
+    stacks = [stack_of(sizes.images[name]) for name in names]
+    if args.json:
+        keys = dict.fromkeys(key for stack in stacks for key in stack)
+        layers = {key: _layer_json(sizes, key) for key in keys if key in sizes.layers}
+        print_json({"images": dict(zip(names, stacks, strict=True)), "layers": layers})
+    else:
+        _print_branch(sizes, names, stacks, 0)
+    return exits.OK
+
+
+def _layer_json(sizes: StoreSizes, key: str) -> dict[str, object]:
+    layer = sizes.layers[key]
+    return {
+        "kind": str(layer.record.step.get("kind", "?")),
+        "parent": layer.record.parent,
+        "bytes": layer.total,
+        "images": sizes.uses[key],
+        "imported": layer.record.imported,
+        "frozen": layer.frozen,
+    }
+
+
+def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tuple[str, ...]], depth: int) -> None:
+    """Print the subtree of common layers, each layer once."""
+    indent = "  " * depth
+    groups: dict[str, list[int]] = {}
+    for number, stack in enumerate(stacks):
+        if len(stack) == depth:
+            put(f"{indent}* {names[number]}")
+        else:
+            groups.setdefault(stack[depth], []).append(number)
+    for key, members in groups.items():
+        layer = sizes.layers.get(key)
+        what = "missing" if layer is None else f"{layer.record.step.get('kind', '?')}, {human_size(layer.total)}"
+        what += ", frozen" if layer is not None and layer.frozen else ""
+        count = sizes.uses[key]
+        put(f"{indent}{key[:12]} {what}" + (f", in {count} images" if count > 1 else ""))
+        _print_branch(sizes, [names[i] for i in members], [stacks[i] for i in members], depth + 1)
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print one image."""
+    image = load_image(Store.open(), args.name)
+    if args.json:
+        frozen = [layer.key for layer in image.records() if image.store.is_frozen(layer.key)]
+        facts = {**image_facts(image), "layers": image.records(), "frozen": frozen}
+        print_json({**facts, "environment": dict(image.environment)})
+        return exits.OK
+    put(clean_line(f"{image.name}   {image.key}"))
+    for note, text in image.notes.items():
+        put(f"{note}: {text}")
+    put(clean_line(f"workdir: {image.workdir}   commit: {image.commit or 'no repository'}"))
+    for name, value in image.environment:
+        put(clean_line(f"{name}={value}"))
+    put()
+    columns = ("layer", "key", "size", "files", "made in", "made")
+    print_table(
+        [Column(title, number=title in ("size", "files", "made in"), whole=True) for title in columns],
+        [
+            (
+                _what(image, layer),
+                layer.key[:16],
+                human_size(layer.bytes),
+                str(layer.files),
+                human_seconds(layer.seconds),
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(layer.created)),
+            )
+            for layer in image.records()
+        ],
+    )
+    return exits.OK
+
+
+def _what(image: Image, layer: LayerRecord) -> str:
+    tests = " (tests)" if layer.key == image.tests_layer else ""
+    return str(layer.step.get("kind", "?")) + tests + (", frozen" if image.store.is_frozen(layer.key) else "")
+
+
+def image_facts(image: Image) -> dict[str, object]:
+    """Describe an image, for JSON."""
+    return {
+        "name": image.name,
+        "key": image.key,
+        "created": image.created,
+        "commit": image.commit,
+        "workdir": image.workdir,
+        "notes": image.notes,
+        "own_root": image.own_root,
+        "config": image.config,
+    }

@@ -1,0 +1,38 @@
+"""``minisandbox image``: its verbs, each loaded when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+VERBS = {
+    "build": ("build", "build the images of tasks, of a recipe or of a Dockerfile"),
+    "pull": ("pull", "take container images from registries, OCI layouts or archives"),
+    "ls": ("listing", "list images with their sizes, ages and uses"),
+    "show": ("listing", "print an image's layers and environment variables"),
+    "pins": ("pins", "print what is installed in an image, for --pins and requirements_file"),
+    "verify": ("verifying", "find damaged layers, and quarantine them"),
+    "rm": ("removal", "remove images, and the layers that only they use"),
+    "gc": ("removal", "remove unused layers and leftovers; by age or size, images too"),
+    "freeze": ("freeze", "compress images until their next use"),
+    "thaw": ("freeze", "unpack frozen images now instead of at their next use"),
+    "export": ("transfer", "write images to one file"),
+    "import": ("transfer", "import images from a file or another store"),
+}
+"""By verb, its module and its help line; the module has a function ``add_VERB_options(parser)``."""
+
+
+def configure(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Declare the verbs, with the options of the one in ``words``; the other verbs' modules are not loaded.
+
+    Args:
+        parser: the noun's parser.
+        words: the command line.
+    """
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for verb, (module, summary) in VERBS.items():
+        sub = verbs.add_parser(verb, help=summary)
+        if verb in words:
+            home = importlib.import_module(f"minisandbox.cli.image.{module}")
+            getattr(home, f"add_{verb}_options")(sub)

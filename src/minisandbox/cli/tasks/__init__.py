@@ -1,0 +1,1 @@
+"""``minisandbox tasks``: one module per group of verbs."""

@@ -1,0 +1,1 @@
+"""``minisandbox trajectories``: one module per group of verbs."""

@@ -1,0 +1,147 @@
+"""Print a rollout for a person at a terminal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+
+from minisandbox.cli.common.output import clean_line, human_seconds, put_styled
+from minisandbox.errors import clean
+from minisandbox.trajectories import StepRecord, Trajectory, TurnRecord
+
+_BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "31", "32", "33", "36"
+_COLOURS = {"system": _DIM, "user": _CYAN, "tool": _CYAN, "assistant": _YELLOW}
+
+
+class Reader:
+    """Prints rollouts to stdout, coloured on a terminal, with control characters replaced.
+
+    Args:
+        lines: the maximum number of lines per text, half of them from its start; None for all.
+    """
+
+    def __init__(self, lines: int | None) -> None:
+        self._lines = lines
+        self._colours = sys.stdout.isatty()
+
+    def print(self, one: Trajectory) -> None:
+        """Print the record of a rollout."""
+        self._head(one)
+        if one.messages:
+            self._messages(one)
+        else:
+            for number, step in enumerate(one.steps, start=1):
+                self._title(f"step {number}", _step_line(step), _YELLOW)
+                self._text(_command(step))
+                self._text((step.stdout + step.stderr).decode("utf-8", "replace"), _DIM)
+        self._patch(one)
+        self._tests(one)
+
+    def _head(self, one: Trajectory) -> None:
+        who = one.agent + (f" with {one.model}" if one.model else "")
+        without = "no reward: the pass is unconfirmed" if one.unconfirmed else "no reward: infrastructure error"
+        reward = without if one.reward is None else f"reward {one.reward:g}"
+        put_styled(self._in(_BOLD, clean_line(f"{one.instance_id} #{one.attempt}: {one.exit_status}, {reward}")))
+        put_styled(clean_line(f"{who}; started {one.started}"))
+        times = one.timings
+        parts = [(name, getattr(times, name)) for name in times.__slots__ if getattr(times, name) > 0]
+        put_styled("; ".join(f"{name.replace('_', ' ')} {human_seconds(seconds)}" for name, seconds in parts))
+        if one.turns:
+            read, sampled = (sum(getattr(turn.usage, kind) for turn in one.turns) for kind in ("prompt", "completion"))
+            cost = sum(turn.cost for turn in one.turns)
+            rows = f", {len(one.rows)} training rows" if one.rows else ", no token ids"
+            dollars = f", ${cost:.4f}" if cost else ""
+            put_styled(f"{len(one.turns)} turns, {read} tokens read, {sampled} sampled{rows}{dollars}")
+        for what in (one.detail, *(f"earlier try: {one.phase}: {one.detail}" for one in one.tries)):
+            if what:
+                self._text(what, _DIM)
+        if one.failure is not None:
+            self._text(f"infrastructure error in {one.failure.phase}: {one.failure.kind}: {one.failure.detail}", _RED)
+
+    def _messages(self, one: Trajectory) -> None:
+        turns = {turn.message: (number, turn) for number, turn in enumerate(one.turns)}
+        for index, message in enumerate(one.messages):
+            number, turn = turns.get(index, (-1, None))
+            about = "" if turn is None else _turn_line(turn)
+            title = message.role if turn is None else f"turn {number + 1}"
+            self._title(title, about, _COLOURS[message.role])
+            if message.reasoning:
+                self._text(message.reasoning, _DIM)
+            self._text(message.content)
+            for call in message.tool_calls:
+                self._text(f"{call.name}({call.arguments})")
+            for step in (step for step in one.steps if turn is not None and step.turn == number + 1):
+                put_styled(self._in(_DIM, f"  ran: {_step_line(step)}"))
+
+    def _patch(self, one: Trajectory) -> None:
+        if one.submission is None:
+            self._title("patch", "could not be taken", _BOLD)
+            return
+        text = one.submission.decode("utf-8", "replace")
+        self._title("patch", "" if text else "empty", _BOLD)
+        for line in self._cut(text):
+            colour = {"+": _GREEN, "-": _RED, "@": _CYAN}.get(line[:1], "")
+            put_styled(self._in(colour, line))
+
+    def _tests(self, one: Trajectory) -> None:
+        graded = one.grade
+        if graded is None:
+            self._title("tests", "not graded", _BOLD)
+            return
+        passed = sum(outcome == "passed" for _, outcome in graded.outcomes)
+        about = f"{graded.verdict}: {graded.detail}; {passed} of {len(graded.outcomes)} named tests passed"
+        self._title("tests", about, _BOLD)
+        for test, outcome in graded.outcomes if self._lines is None else _worst(graded.outcomes, self._lines):
+            colour = _GREEN if outcome == "passed" else _RED
+            put_styled(f"  {self._in(colour, clean_line(f'{outcome:12}'))} {clean_line(test)}")
+        for flag in graded.flags:
+            put_styled(clean_line(f"  flag: {flag.kind} {flag.path} {flag.detail}"))
+        if not graded.resolved and graded.log:
+            self._title("log", "the end of the tests' output", _BOLD)
+            self._text(graded.log, _DIM)
+
+    def _title(self, name: str, about: str, colour: str) -> None:
+        put_styled(f"\n{self._in(colour, f'--- {clean_line(name)}')}{'  ' if about else ''}{clean_line(about)}")
+
+    def _text(self, text: str, colour: str = "") -> None:
+        for line in self._cut(text):
+            put_styled(self._in(colour, line))
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """Yield the lines of a text, cleaned, without the middle ones of a long text."""
+        lines = clean(text).rstrip("\n").split("\n") if text.strip("\n") else []
+        if self._lines is None or len(lines) <= self._lines:
+            yield from lines
+            return
+        half = self._lines // 2
+        yield from lines[:half]
+        yield f"[... {len(lines) - 2 * half} lines; --full shows them ...]"
+        yield from lines[-half:]
+
+    def _in(self, colour: str, text: str) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if colour and self._colours else text
+
+
+def _turn_line(turn: TurnRecord) -> str:
+    tries = f", {turn.tries} tries" if turn.tries > 1 else ""
+    ended = "" if turn.finish_reason in ("stop", "tool_calls") else f", ended by {turn.finish_reason}"
+    return (
+        f"at {human_seconds(turn.began)}, answered in {human_seconds(turn.seconds)}: {turn.usage.prompt} tokens read, "
+        f"{turn.usage.completion} sampled{ended}{tries}"
+    )
+
+
+def _step_line(step: StepRecord) -> str:
+    fate = f"exit status {step.exit_code}" if step.exit_code is not None else step.outcome
+    dropped = step.dropped_stdout + step.dropped_stderr
+    return f"{human_seconds(step.duration)}, {fate}" + (f", {dropped} bytes of output dropped" if dropped else "")
+
+
+def _command(step: StepRecord) -> str:
+    return step.command if isinstance(step.command, str) else shlex.join(step.command)
+
+
+def _worst(outcomes: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    """Return failed tests first, then passed ones, up to a number."""
+    return sorted(outcomes, key=lambda one: one[1] == "passed")[:count]

@@ -1,0 +1,102 @@
+"""``minisandbox trajectories``: read the rollouts of a run. Other verbs are in ``trajectories_*``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from minisandbox.cli.common import exits
+from minisandbox.cli.common.output import add_json_option, print_json, put
+from minisandbox.cli.rollout import plain_totals, print_summaries
+from minisandbox.cli.trajectories import data, export
+from minisandbox.cli.trajectories.text import Reader
+from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.rollouts import RunReader, Summary
+from minisandbox.trajectories import Trajectory
+from minisandbox.trajectories.codec import to_json
+
+_LINES = 40
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the verbs."""
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    ls = verbs.add_parser("ls", help="list the rollouts of a run", description="List the rollouts of a run.")
+    ls.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
+    ls.add_argument("--status", metavar="WORD", help="only rollouts whose exit status or verdict contains this word")
+    add_json_option(ls)
+    ls.set_defaults(run=run_ls)
+    show = verbs.add_parser(
+        "show",
+        help="print a rollout: its turns, patch and tests",
+        description="Print a rollout: its turns with timings, then its patch and tests. Without ID, list the rollouts.",
+    )
+    show.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
+    show.add_argument("id", metavar="ID", nargs="?", help="the task's id; ID#N for its N-th rollout, from 0")
+    show.add_argument("--full", action="store_true", help=f"whole texts instead of {_LINES} lines of each")
+    add_json_option(show)
+    show.set_defaults(run=run_show, status=None)
+    data.configure(verbs)
+    export.configure(verbs)
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    """List the rollouts of a run."""
+    with RunReader(args.directory) as run:
+        summaries = [one for one in run.summaries() if args.status is None or _has(one, args.status)]
+    if args.json:
+        print_json(summaries)
+        return exits.OK
+    print_summaries(summaries)
+    totals = plain_totals(summaries)
+    mean = totals["reward"]
+    shown = f"; mean reward {mean:.3f} over {totals['finished']}" if isinstance(mean, float) else ""
+    put(f"\n{len(summaries)} rollouts{shown}")
+    return exits.OK
+
+
+def _has(one: Summary, word: str) -> bool:
+    return word in one.exit_status or word in (one.verdict or "not graded")
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print a rollout."""
+    if args.id is None:
+        return run_ls(args)
+    trajectory = find(args.directory, args.id)
+    if args.json:
+        print_json(to_json(trajectory))
+    else:
+        Reader(None if args.full else _LINES).print(trajectory)
+    return exits.OK
+
+
+def find(directory: Path, name: str) -> Trajectory:
+    """Return a rollout of a run.
+
+    Args:
+        directory: the run's directory.
+        name: the task's id or an unambiguous part of it; ``#N`` after it for its N-th rollout.
+
+    Raises:
+        NotFound: there is no such rollout, or there are several.
+        InvalidValue: N is not a number.
+    """
+    wanted, _, number = name.partition("#")
+    if number and not re.fullmatch(r"\d+", number):
+        raise InvalidValue(f"{name}: {number!r} is not a number", hint=f"for instance {wanted}#0")
+    with RunReader(directory) as run:
+        existing = sorted({(one.instance_id, one.attempt) for one in run.summaries()})
+        ids = {one for one, _ in existing}
+        fits = {wanted} if wanted in ids else {one for one in ids if wanted in one}
+        if len(fits) != 1:
+            known = ", ".join(sorted(fits or ids)[:3]) or "none"
+            problem = "matches several tasks" if fits else "matches no task"
+            raise NotFound(f"{directory}: {name!r} {problem}", hint=f"the run has, for instance, {known}")
+        [instance_id] = fits
+        attempt = int(number) if number else min(one for task, one in existing if task == instance_id)
+        trajectory = run.trajectory(instance_id, attempt)
+    if trajectory is None:
+        raise NotFound(f"{directory}: {instance_id} has no rollout {attempt}", hint="see minisandbox trajectories ls")
+    return trajectory

@@ -1,0 +1,264 @@
+"""COPY, ADD and WORKDIR as layers: the members that are unpacked.
+
+Destinations are resolved in the image's own layers; nothing of it is ever followed by the host's kernel.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from minisandbox.compression import Source as Compressed
+from minisandbox.errors import ImageRefused
+from minisandbox.images.dockerfile.owners import changed_mode, find_owner
+from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source, refuse
+from minisandbox.images.dockerfile.stages import CopyFiles
+from minisandbox.images.dockerfile.trees import split
+from minisandbox.images.oci.below import Below
+from minisandbox.images.oci.blobs import Blob, LayerStream
+from minisandbox.images.oci.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader
+from minisandbox.images.oci.unpack import Unpacked, unpack_members
+from minisandbox.images.tree import LayersTree, LinkError, Parts, Tree, resolve
+
+MADE = 1_577_836_800 * 10**9
+"""The time of what no source has a time for: the first moment of 2020. zip(1) and wheels know none before 1980."""
+_CHUNK = 1 << 20
+_MOST_TAR = 64 << 30
+
+
+# --- the layer --------------------------------------------------------------------------------------------------------
+
+
+def copy_layer(
+    copy: CopyFiles, sources: tuple[Source, ...], tree: Tree, place: Path, below: Below, *, keep_owners: bool
+) -> Unpacked:
+    """Make the layer of a COPY.
+
+    Args:
+        copy: the instruction.
+        sources: what is copied.
+        tree: what that lies in.
+        place: a new directory for the layer.
+        below: the layers that it is made over.
+        keep_owners: whether files get other owners than this process's.
+
+    Raises:
+        DockerfileError: the destination or the owner does not exist or is unfit, or a file changed meanwhile.
+        ImageRefused: an archive that is added is malformed or hostile.
+        OSError: the kernel refused; ENOSPC where the disk is full.
+    """
+    reader = _Members(copy, sources, tree, LayersTree(below))
+    return unpack_members(reader, place, below, keep_owners=keep_owners)
+
+
+class _Made:
+    """The image as it is with what was copied so far: where that is, the image's own links no longer count."""
+
+    def __init__(self, image: Tree) -> None:
+        self.closed = False
+        self.paths: set[Parts] = set()
+        self._image = image
+        self.names, self.link, self.open, self.attributes = image.names, image.link, image.open, image.attributes
+
+    def status(self, path: Parts) -> os.stat_result | None:
+        return None if path in self.paths else self._image.status(path)
+
+
+class _Members:
+    """The members of the layer, as a reader of archives yields them."""
+
+    def __init__(self, copy: CopyFiles, sources: tuple[Source, ...], tree: Tree, image: Tree) -> None:
+        self._copy, self._sources, self._tree, self._image = copy, sources, tree, image
+        self._content: Iterator[bytes] = iter(())
+        self._known: set[Parts] = set()
+        try:
+            self._owner = find_owner(copy.owner, image) if copy.owner else None
+        except ValueError as error:
+            refuse(copy, str(error), "make the user in a RUN before, or give numbers")
+
+    def refuse(self, reason: str, name: bytes | None = None) -> NoReturn:
+        """Refuse a member."""
+        where = f"{name.decode('utf-8', 'backslashreplace')!r}: " if name else ""
+        refuse(self._copy, f"{where}{reason}")
+
+    def content(self) -> Iterator[bytes]:
+        """Yield the content of the last member."""
+        return self._content
+
+    def __iter__(self) -> Iterator[Member]:
+        try:
+            root = resolve(self._image, split(self._copy.destination))
+        except LinkError as error:
+            refuse(self._copy, f"the destination: {error}")
+        alone = not self._is_folder(root)
+        yield from self._folders(root[:-1] if alone else root)
+        for document in self._copy.documents:
+            if "/" in document.name or document.name in (".", ".."):
+                refuse(self._copy, f"{document.name!r} cannot name a file")
+            self._content = iter((document.content,))
+            yield self._placed(Member(b"", FILE, 0o644, 0, 0, MADE, len(document.content)), root, document.name, alone)
+        for source in self._sources:
+            yield from self._members(source, root, alone=alone)
+
+    def _is_folder(self, root: Parts) -> bool:
+        """Whether the destination is a directory."""
+        copy = self._copy
+        info = self._image.status(root)
+        exists = info is not None and stat.S_ISDIR(info.st_mode)
+        if copy.destination.endswith("/") or exists or copy.keep_parents:
+            return True
+        if len(copy.sources) + len(copy.documents) > 1 or len(self._sources) > 1:
+            refuse(copy, "several sources need a directory", "end the destination with a slash")
+        return any(
+            source.is_folder or (copy.extract and self._archive(item))
+            for source in self._sources
+            for item in source.items
+        )
+
+    def _folders(self, path: Parts) -> Iterator[Member]:
+        """Yield the directories on the way that are not there yet."""
+        for depth in range(1, len(path) + 1):
+            part = path[:depth]
+            if part in self._known:
+                continue
+            info = self._image.status(part)
+            self._known.add(part)
+            if info is None:
+                yield self._owned(Member(_name(part), DIRECTORY, 0o755, 0, 0, MADE, 0))
+            elif not stat.S_ISDIR(info.st_mode):
+                refuse(self._copy, f"the destination: /{'/'.join(part)} is not a directory")
+
+    def _members(self, source: Source, root: Parts, *, alone: bool) -> Iterator[Member]:
+        for item in source.items:
+            if self._copy.extract and not source.is_folder and item.kind == FILE and self._archive(item):
+                yield from self._extracted(item, root)
+                continue
+            link = item.link.encode("utf-8", "surrogateescape")
+            attributes = dict(item.attributes)
+            member = Member(b"", item.kind, item.mode, *item.owner, item.mtime, item.size, link, attributes)
+            if item.same_as is not None:
+                member = replace(member, kind=HARD_LINK, target=_name((*root, *item.same_as)), size=0)
+            self._content = self._read(item)
+            if not alone:
+                yield from self._folders((*root, *item.target[:-1]))
+            yield self._placed(member, root, "/".join(item.target), alone)
+
+    def _placed(self, member: Member, root: Parts, target: str, alone: bool) -> Member:
+        """A member at its place, with the owner and the mode that the instruction gives it."""
+        path = root if alone else (*root, *target.split("/"))
+        info = self._image.status(path) if path not in self._known else None
+        if info is not None and stat.S_ISDIR(info.st_mode) != (member.kind == DIRECTORY):
+            what = ("a file", "a directory") if member.kind != DIRECTORY else ("a directory", "something else")
+            refuse(self._copy, f"{what[0]} cannot replace {what[1]}: /{'/'.join(path)}")
+        if member.kind == DIRECTORY:
+            self._known.add(path)
+        if self._copy.mode and member.kind not in (LINK, HARD_LINK):
+            try:
+                mode = changed_mode(self._copy.mode, member.mode, is_folder=member.kind == DIRECTORY)
+            except ValueError as error:
+                refuse(self._copy, f"--chmod: {error}")
+            member = replace(member, mode=mode)
+        return self._owned(replace(member, name=_name(path)))
+
+    def _owned(self, member: Member) -> Member:
+        return member if self._owner is None else replace(member, uid=self._owner[0], gid=self._owner[1])
+
+    def _read(self, item: Item) -> Iterator[bytes]:
+        """Yield a file's content; it must be as long as it was when it was listed."""
+        left = item.size
+        with self._tree.open(item.source) as file:
+            while left and (part := file.read(min(left, _CHUNK))):
+                left -= len(part)
+                yield part
+            if left or file.read(1):
+                refuse(self._copy, f"{'/'.join(item.source)!r} changed meanwhile", "build again")
+
+    # --- archives ---
+
+    def _archive(self, item: Item) -> bool:
+        """Whether a file is an archive: it may be compressed, and begins with a header."""
+        try:
+            with self._opened(item) as stream:
+                tarfile.TarInfo.frombuf(stream.exactly(512), "utf-8", "surrogateescape")
+        except (tarfile.HeaderError, ImageRefused):
+            return False
+        return True
+
+    @contextmanager
+    def _opened(self, item: Item) -> Iterator[LayerStream]:
+        name = f"line {self._copy.line}: {'/'.join(item.source)}"
+        with self._tree.open(item.source) as raw:
+            head = raw.read(6)
+            raw.seek(0)
+            opener = next((one for magic, one in _OPENERS.items() if head.startswith(magic)), None)
+            file = raw if opener is None else _Whole(opener(raw), name)
+            yield LayerStream(Blob(file, "", name), _MOST_TAR)
+
+    def _extracted(self, item: Item, root: Parts) -> Iterator[Member]:
+        made = _Made(self._image)
+        with self._opened(item) as stream:
+            reader = TarReader(stream)
+            for member in reader:
+                path = self._inside(made, reader, member, root)
+                if member.kind == HARD_LINK:
+                    target = _parts(reader, member, member.target)
+                    member.target = _name((*root, *target))
+                if path == root and member.kind == DIRECTORY:  # the destination is there
+                    continue
+                yield from self._folders(path[:-1])
+                made.paths.add(path)
+                self._known.add(path)
+                self._content = reader.content()
+                yield self._owned(replace(member, name=_name(path)))
+            stream.finish()
+
+    def _inside(self, made: _Made, reader: TarReader, member: Member, root: Parts) -> Parts:
+        """Where a member of an archive comes to lie: its directories may be links of the image."""
+        parts = _parts(reader, member, member.name)
+        if not parts:
+            return root
+        if any(part.startswith(WHITEOUT) for part in parts):
+            reader.refuse(f"no layer can have names that begin with {WHITEOUT}", member.name)
+        try:
+            return (*resolve(made, (*root, *parts[:-1])), parts[-1])
+        except LinkError as error:
+            reader.refuse(str(error), member.name)
+
+
+_OPENERS: Mapping[bytes, Callable[[io.BufferedReader], bz2.BZ2File | lzma.LZMAFile]] = {
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+}
+
+
+class _Whole:
+    """A decompressed file whose damage is an error of its own."""
+
+    def __init__(self, file: Compressed, name: str) -> None:
+        self._file, self._name = file, name
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._file.read(size)
+        except (lzma.LZMAError, EOFError, OSError) as error:
+            raise ImageRefused(f"{self._name} cannot be unpacked", reason=str(error), hint="make it again") from error
+
+
+def _parts(reader: TarReader, member: Member, path: bytes) -> Parts:
+    try:
+        return split(path.decode("utf-8", "surrogateescape"))
+    except LinkError:
+        reader.refuse("its path leads out of the destination", member.name)
+
+
+def _name(path: Parts) -> bytes:
+    return "/".join(path).encode("utf-8", "surrogateescape")

@@ -1,0 +1,261 @@
+"""Parse a Dockerfile into instructions with their lines, and check what each may have.
+
+``e2b-dockerfile-utils``, a port of BuildKit's parser, does the syntax: directives, comments, continuation lines, flags,
+heredocs and JSON. Numbers of arguments and known flags are checked here, as BuildKit's ``instructions`` package does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from e2b_dockerfile_utils import (
+    DockerfileInstruction,
+    DockerfileSyntaxError,
+    chomp_heredoc_content,
+    parse_dockerfile_ast,
+)
+
+from minisandbox.errors import DockerfileError
+
+FLAGS: Mapping[str, frozenset[str]] = {
+    "FROM": frozenset({"platform"}),
+    "RUN": frozenset({"mount", "network", "security"}),
+    "COPY": frozenset({"from", "chown", "chmod", "link", "parents", "exclude"}),
+    "ADD": frozenset({"chown", "chmod", "link", "exclude", "keep-git-dir", "checksum", "unpack"}),
+    "HEALTHCHECK": frozenset({"interval", "timeout", "start-period", "start-interval", "retries"}),
+}
+_REPEATED = frozenset({"mount", "exclude"})
+_ALONE = frozenset({"MAINTAINER", "WORKDIR", "USER", "STOPSIGNAL"})
+_LEAST = dict.fromkeys(("ENV", "LABEL", "EXPOSE", "VOLUME", "ARG", "RUN", "HEALTHCHECK", "SHELL", "ONBUILD"), 1) | {
+    "COPY": 2,
+    "ADD": 2,
+}
+_TOO_FEW = {1: "{} has at least one argument", 2: "{} has at least one source and a destination"}
+_NOT_TRIGGERS = frozenset({"ONBUILD", "FROM", "MAINTAINER"})
+_SYNTAX = re.compile(r"\s*#\s*syntax\s*=\s*(\S+)", re.IGNORECASE)
+_FRONTEND = re.compile(r"(?:docker\.io/)?docker/dockerfile(?:-upstream)?(?:[:@].*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Heredoc:
+    """A document in the Dockerfile.
+
+    Attributes:
+        name: its terminator, and the name of the file that a COPY makes of it.
+        raw: its text as it lies there.
+        expand: whether variables in it count (its terminator has no quotes).
+        chomp: whether the tabs that its lines begin with do not count (``<<-``).
+    """
+
+    name: str
+    raw: str
+    expand: bool
+    chomp: bool
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return chomp_heredoc_content(self.raw) if self.chomp else self.raw
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+        name: in capitals, such as ``RUN``.
+        flags: (name, value) of its flags, in order; a flag without a value has "true".
+        args: its arguments; of ENV and LABEL names and values by turns.
+        is_json: whether they were a JSON list (the "exec form").
+        heredocs: its documents.
+        line: the first of its lines, from 1.
+        text: all of it, continuation lines joined.
+    """
+
+    name: str
+    flags: tuple[tuple[str, str], ...]
+    args: tuple[str, ...]
+    is_json: bool
+    heredocs: tuple[Heredoc, ...]
+    line: int
+    text: str
+
+    def flag(self, name: str, default: str = "") -> str:
+        """Return the value of a flag that occurs once at most."""
+        return dict(self.flags).get(name, default)
+
+    def all_of(self, name: str) -> tuple[str, ...]:
+        """Return the values of a flag that may be repeated."""
+        return tuple(value for key, value in self.flags if key == name)
+
+    def is_set(self, name: str) -> bool:
+        """Whether a flag that is on or off is on.
+
+        Raises:
+            DockerfileError: it has another value.
+        """
+        value = self.flag(name, "false").lower()
+        if value not in ("true", "false", "1", "0"):
+            self.refuse(f"--{name}={value}: give true or false")
+        return value in ("true", "1")
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The names and values of ENV or LABEL."""
+        return tuple(zip(self.args[::2], self.args[1::2], strict=True))
+
+    def refuse(self, reason: str, hint: str | None = None) -> NoReturn:
+        """Refuse it.
+
+        Raises:
+            DockerfileError: always.
+        """
+        raise DockerfileError(self.text.splitlines()[0][:200], line=self.line, reason=reason, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Dockerfile:
+    """A parsed Dockerfile.
+
+    Attributes:
+        instructions: in order.
+        escape: the character that escapes others.
+    """
+
+    instructions: tuple[Instruction, ...]
+    escape: str
+
+
+def parse_dockerfile(text: str) -> Dockerfile:
+    """Parse a Dockerfile.
+
+    Raises:
+        DockerfileError: it is malformed, or wants a frontend of its own; the error has the line.
+    """
+    _check_frontend(text)
+    try:
+        parsed = parse_dockerfile_ast(text)
+    except DockerfileSyntaxError as error:
+        reason = re.sub(r"^Dockerfile parse error(?: on line \d+)?: ", "", str(error))
+        raise DockerfileError("the Dockerfile cannot be parsed", line=error.line, reason=reason) from None
+    if not parsed.instructions:
+        raise DockerfileError("the Dockerfile has no instruction", hint="begin with FROM")
+    return Dockerfile(tuple(_checked(_typed(one)) for one in parsed.instructions), parsed.escape_token)
+
+
+def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
+    """Parse what an ONBUILD holds.
+
+    Args:
+        text: the instruction.
+        origin: the ONBUILD, or the FROM whose base has it; errors name its line.
+        escape: the character that escapes others.
+
+    Raises:
+        DockerfileError: it is malformed, or no instruction for ONBUILD.
+    """
+    try:
+        found = parse_dockerfile(text if escape == "\\" else f"# escape={escape}\n{text}")
+    except DockerfileError as error:
+        origin.refuse(f"ONBUILD {text[:200]}: {error.reason or error.what}")
+    trigger = replace(found.instructions[0], line=origin.line)
+    if trigger.name in _NOT_TRIGGERS:
+        origin.refuse(f"ONBUILD cannot have {trigger.name}")
+    return trigger
+
+
+def _check_frontend(text: str) -> None:
+    """Only Docker's own frontends mean what is built here (``# syntax=docker/dockerfile:1``)."""
+    first = text.lstrip("\ufeff").split("\n", 1)[0]
+    found = _SYNTAX.match(first)
+    if found is not None and _FRONTEND.fullmatch(found[1]) is None:
+        raise DockerfileError(
+            first.strip()[:200],
+            line=1,
+            reason="this frontend is a program of its own",
+            hint="remove the line, or use docker/dockerfile:1",
+        )
+
+
+def _typed(found: DockerfileInstruction) -> Instruction:
+    args = tuple(found.args)
+    if found.name in ("ENV", "LABEL"):  # triples: name, value, how they were joined
+        args = tuple(arg for number, arg in enumerate(args) if number % 3 < 2)
+    elif found.name == "ONBUILD":  # which the library leaves out
+        args = tuple(filter(None, (found.original.strip()[len("ONBUILD") :].strip(),)))
+    heredocs = tuple(Heredoc(one.name, one.content, one.expand, one.chomp) for one in found.heredocs)
+    flags = tuple(_flag(text) for text in found.flags)
+    return Instruction(found.name, flags, args, found.json, heredocs, found.start_line, found.original.strip())
+
+
+def _flag(text: str) -> tuple[str, str]:
+    name, equals, value = text.removeprefix("--").partition("=")
+    return name, value if equals else "true"
+
+
+def _checked(one: Instruction) -> Instruction:
+    """Check what can be checked without evaluating anything."""
+    names = [name for name, _ in one.flags]
+    for name in names:
+        if name not in FLAGS.get(one.name, frozenset()):
+            one.refuse(f"{one.name} has no flag --{name}")
+        if name not in _REPEATED and names.count(name) > 1:
+            one.refuse(f"--{name} is given more than once")
+    if one.name in _ALONE and len(one.args) != 1:
+        one.refuse(f"{one.name} has exactly one argument")
+    if len(one.args) < _LEAST.get(one.name, 0):
+        one.refuse(_TOO_FEW[_LEAST[one.name]].format(one.name))
+    if one.name in _CHECKS:
+        _CHECKS[one.name](one)
+    return one
+
+
+def _check_names(one: Instruction) -> None:
+    if any(not name for name, _ in one.pairs):
+        one.refuse(f"{one.name}: a name is empty")
+
+
+def _check_shell(one: Instruction) -> None:
+    if not one.is_json:
+        one.refuse('SHELL needs the JSON form, such as SHELL ["/bin/bash", "-c"]')
+
+
+def _check_volume(one: Instruction) -> None:
+    if "" in one.args:
+        one.refuse("VOLUME: a path is empty")
+
+
+def _check_trigger(one: Instruction) -> None:
+    parse_trigger(one.args[0], one, "\\")
+
+
+def _check_from(one: Instruction) -> None:
+    if len(one.args) == 3 and one.args[1].lower() == "as":
+        if re.fullmatch(r"[a-z][a-z0-9_.-]*", one.args[2].lower()) is None:
+            one.refuse(f"{one.args[2]!r} cannot name a stage: it begins with a letter, and has letters, digits, _ . -")
+    elif len(one.args) != 1:
+        one.refuse("FROM has an image, and perhaps AS with a name")
+
+
+def _check_health(one: Instruction) -> None:
+    kind = one.args[0].upper()
+    if kind == "NONE" and len(one.args) > 1:
+        one.refuse("HEALTHCHECK NONE has no arguments")
+    if kind not in ("NONE", "CMD"):
+        one.refuse(f"HEALTHCHECK {one.args[0]} is unknown: it is NONE or CMD")
+    if kind == "CMD" and len(one.args) < 2:
+        one.refuse("HEALTHCHECK CMD has a command")
+
+
+_CHECKS: Mapping[str, Callable[[Instruction], None]] = {
+    "ENV": _check_names,
+    "FROM": _check_from,
+    "HEALTHCHECK": _check_health,
+    "LABEL": _check_names,
+    "ONBUILD": _check_trigger,
+    "SHELL": _check_shell,
+    "VOLUME": _check_volume,
+}

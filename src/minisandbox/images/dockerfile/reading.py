@@ -1,0 +1,62 @@
+"""Read a Dockerfile as a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minisandbox.errors import InvalidValue
+from minisandbox.images.dockerfile.evaluation import BuildOptions, Config, evaluate
+from minisandbox.images.dockerfile.parsing import parse_dockerfile
+from minisandbox.images.dockerfile.stages import Context
+from minisandbox.images.dockerfile.trees import open_context
+from minisandbox.images.plan import Planner
+from minisandbox.images.recipe import OciBase, Recipe
+from minisandbox.store import Store
+
+_MOST = 4 << 20
+
+
+def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: BuildOptions | None = None) -> Recipe:
+    """Read a Dockerfile as a recipe for :func:`minisandbox.images.build`. Base images that are missing are pulled.
+
+    Args:
+        dockerfile: its path.
+        context: the directory that COPY and ADD take files from.
+        store: where the base images are.
+        options: the stage, arguments, network and secrets.
+
+    Returns:
+        The recipe; its base may be another recipe, for another stage.
+
+    Raises:
+        InvalidValue: the file cannot be read.
+        DockerfileError: it is wrong or wants what is unsupported; the error names the line. Nothing has run then.
+        NotFound: a base image does not exist.
+        RegistryError: a registry does not deliver a base image.
+        ImageRefused: a base image is malformed or hostile.
+    """
+    text = _text(dockerfile)
+    files = Context(context.resolve(), dockerfile.resolve())
+    open_context(files.root, files.dockerfile)  # whether there is one
+    planner = Planner(store)
+
+    def config(base: OciBase) -> Config:
+        image = planner.container(base)
+        rows = [f"{name}={value}" for name, value in image.environment]
+        return {**image.config, "Env": rows, "WorkingDir": str(image.workdir)}
+
+    return evaluate(parse_dockerfile(text), options or BuildOptions(), config, files)
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST + 1)
+    except OSError as error:
+        raise InvalidValue(f"the Dockerfile {path} cannot be read", reason=error.strerror) from None
+    if len(data) > _MOST:
+        raise InvalidValue(f"{path} has more than {_MOST} bytes", hint="is it a Dockerfile?")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{path} is not UTF-8", reason=str(error), hint="is it a Dockerfile?") from None

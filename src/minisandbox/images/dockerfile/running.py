@@ -1,0 +1,254 @@
+"""Run a RUN: in a sandbox over the layers below, whose writes become the next layer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NoReturn
+
+from minisandbox.errors import BuildError, DockerfileError, InvalidValue
+from minisandbox.images.access import Access, host_access
+from minisandbox.images.dockerfile import placing
+from minisandbox.images.dockerfile.copying import copy_layer
+from minisandbox.images.dockerfile.evaluation import PIPES, named_user
+from minisandbox.images.dockerfile.owners import find_home
+from minisandbox.images.dockerfile.placing import Placement
+from minisandbox.images.dockerfile.sources import Source
+from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
+from minisandbox.images.index import host_settings
+from minisandbox.images.oci.below import Below
+from minisandbox.images.runner import (
+    LEAST_READING,
+    NEARLY_FULL,
+    Place,
+    build_limits,
+    build_sandbox,
+    logged,
+    out_of_space,
+    said,
+    write_log,
+)
+from minisandbox.images.tree import LayersTree, LinkError, Tree
+from minisandbox.sandbox.protocol.environment import network_environment
+from minisandbox.store import Made
+from minisandbox.store.faults import store_faults
+from minisandbox.store.room import is_full
+from minisandbox.types import ExecResult, ImageSpec, Outcome
+from minisandbox.types import Mount as HostMount
+
+_APT = b'APT::Sandbox::User "root";\n'
+"""With one id apt cannot become the user _apt."""
+_APT_PLACE = PurePosixPath("/run/minisandbox-apt.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """The files that a bind shows.
+
+    Attributes:
+        copy: what they are as a COPY to ``/m``.
+        sources: them.
+        tree: what they lie in.
+    """
+
+    copy: CopyFiles
+    sources: tuple[Source, ...]
+    tree: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where a RUN runs.
+
+    Attributes:
+        place: where a step of any build runs.
+        binds: for each mount that is a bind, its files.
+        keep_owners: whether files get other owners than this process's.
+    """
+
+    place: Place
+    binds: Mapping[Mount, Bind]
+    keep_owners: bool
+
+    @property
+    def image(self) -> LayersTree:
+        """What lies below."""
+        return LayersTree(Below(tuple(reversed(self.place.layers))))
+
+
+def run_layer(run: RunCommand, place: RunPlace) -> Made:
+    """Run a RUN.
+
+    Args:
+        run: it.
+        place: where.
+
+    Returns:
+        Everything it wrote.
+
+    Raises:
+        BuildError: it failed or took too long; its log is kept.
+        DockerfileError: a mount or a user cannot be had.
+        DiskFull: the store's disk is full.
+        SandboxCreationError: there could be no sandbox.
+    """
+    upper = place.place.staging / "upper"
+    for path in (upper, upper / "tree"):
+        path.mkdir(mode=0o755)
+        path.chmod(0o755)
+    placement = Placement(upper / "tree", place.image)
+    with _placed(run, place, placement):
+        result = _execute(run, place, upper)
+    write_log(place.place.log, logged(f"line {run.line}: {run.text}", result))
+    if not result.ok:
+        _fail(run, place, result)
+    return Made(upper / "tree", patience=max(place.place.timeout, LEAST_READING))
+
+
+def _refuse(run: RunCommand, reason: str, hint: str | None = None) -> NoReturn:
+    raise DockerfileError(run.text.splitlines()[0][:200], line=run.line, reason=reason, hint=hint)
+
+
+# --- mounts -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _placed(run: RunCommand, place: RunPlace, placement: Placement) -> Iterator[None]:
+    """Have what a RUN mounts there while the body runs."""
+    with ExitStack() as stack:
+        stack.callback(placement.clean)
+        for number, mount in enumerate(run.mounts):
+            try:
+                stack.enter_context(_place(place, placement, mount, place.place.staging / f"mount{number}"))
+            except LinkError as error:
+                _refuse(run, f"--mount at {mount.wanted.target}: {error}")
+        yield
+
+
+@contextmanager
+def _place(place: RunPlace, placement: Placement, mount: Mount, work: Path) -> Iterator[None]:
+    wanted = mount.wanted
+    if wanted.kind == "secret":
+        if wanted.target:
+            placement.expect(placement.target(wanted.target))
+        yield
+        return
+    path = placement.target(wanted.target)
+    if wanted.kind == "cache":
+        owners = "kept" if place.keep_owners else "one"
+        mode = 0o755 if wanted.mode is None else wanted.mode
+        with placing.cache(
+            place.place.session.store.root / "caches", wanted.identity, owners, place.place.staging, mode, wanted.owner
+        ) as cached:
+            placement.put(path, cached)
+            yield
+            if (left := placement.take(path)) is not None:
+                left.rename(cached)
+        return
+    if wanted.kind == "tmpfs":
+        work.mkdir()
+        work.chmod(0o1777)
+        placement.put(path, work)
+    else:
+        bind = place.binds[mount]
+        copy_layer(bind.copy, bind.sources, bind.tree, work, Below(), keep_owners=place.keep_owners)
+        placement.put(path, work / "m")
+    yield
+
+
+def _secrets(run: RunCommand, place: RunPlace) -> Iterator[HostMount]:
+    """The files of secrets: mounts, so that they can lie in /run, which each sandbox has of its own."""
+    for number, mount in enumerate(run.mounts):
+        wanted = mount.wanted
+        if wanted.kind != "secret":
+            continue
+        content = dict(run.secrets).get(wanted.identity)
+        if content is None and wanted.required:
+            _refuse(run, f"there is no secret {wanted.identity!r}", f"give it: --secret id={wanted.identity},src=FILE")
+        if content is not None and wanted.target:
+            path = place.place.staging / f"secret{number}"
+            path.write_bytes(content)
+            if place.keep_owners:
+                os.chown(path, *wanted.owner)
+            path.chmod(0o400 if wanted.mode is None else wanted.mode)
+            yield HostMount(path, PurePosixPath(wanted.target))
+
+
+def _secret_variables(run: RunCommand) -> dict[str, str]:
+    wanted = [mount.wanted for mount in run.mounts if mount.wanted.kind == "secret" and mount.wanted.variable]
+    return {
+        one.variable: dict(run.secrets)[one.identity].decode("utf-8", "surrogateescape")
+        for one in wanted
+        if one.identity in dict(run.secrets)
+    }
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def _execute(run: RunCommand, place: RunPlace, upper: Path) -> ExecResult:
+    network = run.network
+    outside = host_access(None, host_settings(), f"line {run.line}") if network.mode == "host" else Access(network, {})
+    environment = {
+        **network_environment(network), **outside.environment, **dict(run.unkeyed),
+        "HOME": _home(run, place), **dict(run.variables),
+    }  # fmt: skip
+    mounts = [*_script(run, place), *_secrets(run, place), *outside.mounts]
+    if not place.keep_owners:
+        apt = place.place.staging / "apt.conf"
+        apt.write_bytes(_APT)
+        mounts.append(HostMount(apt, _APT_PLACE))
+        environment.setdefault("APT_CONFIG", str(_APT_PLACE))
+    spec = ImageSpec(f"{place.place.image}: line {run.line}", place.place.layers, host_usr=False)
+    limits = build_limits(place.place.session.memory)
+    box = build_sandbox(
+        spec,
+        limits,
+        network,
+        tuple(mounts),
+        upper,
+        environment=environment,
+        pretend_owners=not place.keep_owners,
+        keep_tmp=True,
+    )
+    user = named_user(run.user) if place.keep_owners else None
+    with box, place.place.session.cancellation.running(box):
+        try:
+            return box.exec(
+                list(run.argv), cwd=run.workdir, timeout=place.place.timeout, env=_secret_variables(run), user=user
+            )
+        except InvalidValue as error:
+            _refuse(run, f"USER {run.user}: {error}", "make the user in a RUN before")
+
+
+def _home(run: RunCommand, place: RunPlace) -> str:
+    """The home directory of a RUN's user, with one id too, where it runs as root."""
+    return find_home(run.user.partition(":")[0], place.image)
+
+
+def _script(run: RunCommand, place: RunPlace) -> Iterator[HostMount]:
+    if run.script is not None:
+        path = place.place.staging / "script"
+        path.write_bytes(run.script.content)
+        path.chmod(0o755)
+        yield HostMount(path, PurePosixPath(PIPES) / run.script.name)
+
+
+def _fail(run: RunCommand, place: RunPlace, result: ExecResult) -> NoReturn:
+    _, tail = said(result)
+    with store_faults(f"look for space for line {run.line}"):
+        full = is_full(place.place.staging, NEARLY_FULL)
+    what = run.text.splitlines()[0][:200]
+    if full:
+        raise out_of_space(f"finish line {run.line} of image {place.place.image!r}", tail)
+    slow = f"it needs more than {place.place.timeout:.0f} s" if result.outcome is Outcome.TIMEOUT else ""
+    raise BuildError(
+        f"line {run.line} of the Dockerfile of image {place.place.image!r} failed: {what}: {result.fate}",
+        step=f"line {run.line}",
+        log=place.place.log,
+        reason="\n".join(filter(None, (slow, tail))) or None,
+        hint=f"its output is in {place.place.log}",
+    )

@@ -1,0 +1,220 @@
+"""What a COPY copies: the files that its sources mean, and what of them decides the layer's key."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from e2b_dockerfile_utils import PatternMatcher
+
+from minisandbox.errors import DockerfileError
+from minisandbox.images.dockerfile.stages import Context, CopyFiles
+from minisandbox.images.dockerfile.trees import find, is_pattern, split
+from minisandbox.images.oci.tarstream import DIRECTORY, FIFO, FILE, LINK
+from minisandbox.images.tree import LinkError, Parts, Tree
+from minisandbox.store.keys import JSONValue
+
+WHITEOUT = ".wh."
+_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.S_IFIFO: FIFO}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One file, directory or link that is copied.
+
+    Attributes:
+        source: its path in the tree that it is copied from.
+        target: its path below the destination.
+        kind: its kind.
+        mode: its permission bits.
+        owner: its user and group where it lies.
+        mtime: nanoseconds since the epoch.
+        size: bytes of a file.
+        link: where a link leads.
+        attributes: extended attributes.
+        same_as: the target of an earlier item that is the same file.
+    """
+
+    source: Parts
+    target: Parts
+    kind: str
+    mode: int
+    owner: tuple[int, int]
+    mtime: int
+    size: int = 0
+    link: str = ""
+    attributes: tuple[tuple[str, bytes], ...] = ()
+    same_as: Parts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one source came to.
+
+    Attributes:
+        items: what is copied of it.
+        is_folder: whether it is a directory, whose content is copied.
+    """
+
+    items: tuple[Item, ...]
+    is_folder: bool
+
+
+def refuse(copy: CopyFiles, reason: str, hint: str | None = None) -> NoReturn:
+    """Refuse a COPY.
+
+    Raises:
+        DockerfileError: always.
+    """
+    raise DockerfileError(copy.text.splitlines()[0][:200], line=copy.line, reason=reason, hint=hint)
+
+
+def list_sources(copy: CopyFiles, tree: Tree) -> tuple[Source, ...]:
+    """List what is copied.
+
+    Args:
+        copy: the instruction.
+        tree: what its sources lie in.
+
+    Raises:
+        DockerfileError: a source is not there, or lies outside.
+    """
+    try:
+        excluded = PatternMatcher(list(copy.excludes)) if copy.excludes else None
+    except ValueError as error:
+        refuse(copy, f"--exclude: {error}")
+    found: list[Source] = []
+    for text in copy.sources:
+        try:
+            matches = find(tree, text)
+        except (LinkError, ValueError) as error:
+            refuse(copy, f"{text!r}: {error}", "put what is copied into the context")
+        except OSError as error:
+            refuse(copy, f"{text!r} cannot be read: {error}")
+        if not matches and not is_pattern(text):
+            where = "the context" if isinstance(copy.origin, Context) else "that image"
+            hint = "is it left out by .dockerignore?" if isinstance(copy.origin, Context) else None
+            refuse(copy, f"there is no {text!r} in {where}", hint)
+        found += [_listed(copy, tree, text, called, real, excluded) for called, real in matches]
+    return tuple(found)
+
+
+def _listed(
+    copy: CopyFiles, tree: Tree, text: str, called: Parts, real: Parts, excluded: PatternMatcher | None
+) -> Source:
+    info = tree.status(real)
+    assert info is not None
+    is_folder = stat.S_ISDIR(info.st_mode)
+    lister = _Lister(copy, tree, excluded)
+    if copy.keep_parents:
+        prefix = called[len(split(text.partition("/./")[0])) if "/./" in text.lstrip("./") else 0 :]
+        for depth in range(1, len(prefix) + (1 if is_folder else 0)):
+            lister.add(real[: len(real) - len(prefix) + depth], prefix[:depth])
+        prefix = prefix if is_folder else prefix[:-1]
+    else:
+        prefix = ()
+    if is_folder:
+        lister.add_content(real, prefix, ())
+    elif excluded is None or not excluded.matches(called[-1]):
+        lister.add(real, (*prefix, called[-1]))
+    return Source(tuple(lister.items), is_folder)
+
+
+class _Lister:
+    def __init__(self, copy: CopyFiles, tree: Tree, excluded: PatternMatcher | None) -> None:
+        self.items: list[Item] = []
+        self._copy, self._tree, self._excluded = copy, tree, excluded
+        self._inodes: dict[tuple[int, int], Parts] = {}
+
+    def add_content(self, source: Parts, target: Parts, below: Parts) -> None:
+        for name in self._tree.names(source):
+            self._add_one((*source, name), (*target, name), (*below, name))
+
+    def _add_one(self, source: Parts, target: Parts, below: Parts) -> None:
+        info = self._tree.status(source)
+        if info is None:
+            return
+        is_folder = stat.S_ISDIR(info.st_mode)
+        if self._excluded is not None and self._excluded.matches(shown := "/".join(below)):
+            keeps = is_folder and self._excluded.may_match_under(shown)
+            if not keeps:
+                return
+        self.add(source, target)
+        if is_folder:
+            self.add_content(source, target, below)
+
+    def add(self, source: Parts, target: Parts) -> None:
+        """Add one item."""
+        status = self._tree.status(source)
+        if status is None:
+            refuse(self._copy, f"{'/'.join(source)!r} is gone", "the context must not change meanwhile")
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+        if kind is None:
+            if isinstance(self._copy.origin, Context):
+                refuse(self._copy, f"{'/'.join(source)!r} is a device or a socket", "leave it out with .dockerignore")
+            return
+        if any(part.startswith(WHITEOUT) for part in target):
+            refuse(self._copy, f"{'/'.join(source)!r}: no layer can have names that begin with {WHITEOUT}")
+        item = Item(
+            source, target, kind, stat.S_IMODE(status.st_mode), self._owner(status), status.st_mtime_ns,
+            status.st_size if kind == FILE else 0, self._tree.link(source) if kind == LINK else "",
+            tuple(sorted(self._tree.attributes(source).items())) if kind in (FILE, DIRECTORY) else (),
+        )  # fmt: skip
+        self.items.append(replace(item, same_as=self._earlier(item, status)))
+
+    def _owner(self, status: os.stat_result) -> tuple[int, int]:
+        """What a user has on this machine is root's in the image; what lies in an image keeps its owner."""
+        if isinstance(self._copy.origin, Context):
+            return 0, 0
+        return status.st_uid, status.st_gid
+
+    def _earlier(self, item: Item, status: os.stat_result) -> Parts | None:
+        """An earlier name of the same file; in an image equal files may share an inode without being one file."""
+        if item.kind != FILE or not self._tree.closed or status.st_nlink == 1:
+            return None
+        inode = status.st_dev, status.st_ino
+        known = self._inodes.setdefault(inode, item.target)
+        return None if known == item.target else known
+
+
+def content_digest(sources: tuple[Source, ...], tree: Tree) -> str:
+    """Return a hash of what is copied: names, modes, links and contents; times and owners of a context do not count."""
+    hashed = hashlib.sha256()
+    for source in sources:
+        hashed.update(b"D" if source.is_folder else b"F")
+        for item in source.items:
+            content = file_digest(tree, item.source) if item.kind == FILE and item.same_as is None else ""
+            row = ("/".join(item.target), item.kind, item.mode, content, item.link, item.attributes, item.same_as)
+            hashed.update(repr(row).encode("utf-8", "surrogateescape") + b"\n")
+    return hashed.hexdigest()
+
+
+def file_digest(tree: Tree, path: Parts) -> str:
+    """Return the SHA-256 of a file."""
+    with tree.open(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def definition(copy: CopyFiles, origin: str) -> dict[str, JSONValue]:
+    """Return what decides the layer of a COPY over its parent.
+
+    Args:
+        copy: the instruction.
+        origin: the hash of what is copied of a context, or the key of the image that it is copied from.
+    """
+    found: dict[str, JSONValue] = {
+        "kind": "copy",
+        "origin": origin,
+        "destination": copy.destination,
+        "documents": [[one.name, hashlib.sha256(one.content).hexdigest()] for one in copy.documents],
+        "several": len(copy.sources),
+        "owner": copy.owner,
+        "mode": copy.mode,
+        "extract": copy.extract,
+    }
+    if not isinstance(copy.origin, Context):
+        found |= {"sources": list(copy.sources), "excludes": list(copy.excludes), "parents": copy.keep_parents}
+    return found

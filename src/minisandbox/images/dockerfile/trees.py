@@ -1,0 +1,188 @@
+"""Where COPY reads: the build context, and sources with wildcards in it or in an image."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2b_dockerfile_utils import PatternMatcher
+
+from minisandbox.errors import DockerfileError
+from minisandbox.images.tree import LinkError, Parts, Tree, attributes_of, resolve
+from minisandbox.launch.kernel import syscalls
+
+_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+_MOST_IGNORE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ContextTree:
+    """The files of a build context.
+
+    Attributes:
+        root: the directory.
+        ignored: what ``.dockerignore`` leaves out; None: nothing.
+    """
+
+    root: Path
+    ignored: PatternMatcher | None = None
+    closed: bool = True
+
+    def status(self, path: Parts) -> os.stat_result | None:
+        """Return the status of a path; None where nothing is, or where it is left out."""
+        try:
+            info = os.lstat(self._place(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return info if not path or self._shows(path, info) else None
+
+    def names(self, path: Parts) -> list[str]:
+        """Return the names in a directory, sorted, without those that are left out."""
+        found = sorted(os.listdir(self._place(path)))
+        if self.ignored is None:
+            return found
+        return [name for name in found if self._shows((*path, name), os.lstat(self._place((*path, name))))]
+
+    def link(self, path: Parts) -> str:
+        """Return where a link leads."""
+        return os.readlink(self._place(path))
+
+    def open(self, path: Parts) -> io.BufferedReader:
+        """Open a file; a directory on the way that became a link meanwhile is refused."""
+        root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return os.fdopen(syscalls.openat2(root, "/".join(path), os.O_RDONLY, _BENEATH), "rb")
+        finally:
+            os.close(root)
+
+    def attributes(self, path: Parts) -> dict[str, bytes]:
+        """Return the extended attributes of a path."""
+        return attributes_of(self._place(path))
+
+    def _place(self, path: Parts) -> str:
+        return "/".join((os.fspath(self.root), *path))
+
+    def _shows(self, path: Parts, info: os.stat_result) -> bool:
+        if self.ignored is None or not self.ignored.matches(shown := "/".join(path)):
+            return True
+        return stat.S_ISDIR(info.st_mode) and self.ignored.may_match_under(shown) and bool(self.names(path))
+
+
+def open_context(root: Path, dockerfile: Path) -> ContextTree:
+    """Return the files of a build context.
+
+    Args:
+        root: the directory.
+        dockerfile: the Dockerfile, which may have a ``.dockerignore`` of its own (``NAME.dockerignore`` next to it).
+
+    Raises:
+        DockerfileError: there is no such directory, or the ``.dockerignore`` is malformed.
+    """
+    if not root.is_dir():
+        raise DockerfileError(f"{root} is not a directory", hint="give the directory that holds the files for COPY")
+    for path in (dockerfile.with_name(f"{dockerfile.name}.dockerignore"), root / ".dockerignore"):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with path.open("rb") as file:
+                text = file.read(_MOST_IGNORE + 1).decode("utf-8-sig", "surrogateescape")
+            if len(text) > _MOST_IGNORE:
+                raise DockerfileError(f"{path} has more than {_MOST_IGNORE} bytes")
+            try:
+                return ContextTree(root, PatternMatcher(text.splitlines()))
+            except ValueError as error:
+                raise DockerfileError(f"{path} cannot be used", reason=str(error)) from None
+    return ContextTree(root)
+
+
+def split(path: str) -> Parts:
+    """Split a path; nothing leads above its root.
+
+    Raises:
+        LinkError: it does.
+    """
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == ".." and not parts:
+            raise LinkError("it lies outside of the context")
+        if part == "..":
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return tuple(parts)
+
+
+def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
+    """Return the paths that a source with wildcards means, as they are called and as they are without links.
+
+    Args:
+        tree: where.
+        pattern: the source; per part of the path as Go's ``filepath.Match``.
+
+    Raises:
+        LinkError: it leads out of a context, or in circles.
+        ValueError: a wildcard is malformed.
+    """
+    found: list[tuple[Parts, Parts]] = [((), ())]
+    for part in split(pattern):
+        if not is_pattern(part):
+            name = part
+            found = [((*called, name), resolve(tree, (*real, name))) for called, real in found]
+            continue
+        matcher = re.compile(_translate(part))
+        found = [
+            ((*called, name), resolve(tree, (*real, name)))
+            for called, real in found
+            if (info := tree.status(real)) is not None and stat.S_ISDIR(info.st_mode)
+            for name in tree.names(real)
+            if matcher.fullmatch(name)
+        ]
+    return [(called, real) for called, real in found if tree.status(real) is not None]
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text has wildcards."""
+    return any(sign in text for sign in "*?[\\")
+
+
+def _translate(pattern: str) -> str:
+    """One part of a Go pattern as a regular expression."""
+    out, at = "", 0
+    while at < len(pattern):
+        sign = pattern[at]
+        at += 1
+        if sign == "*":
+            out += ".*"
+        elif sign == "?":
+            out += "."
+        elif sign == "[":
+            out, at = _translate_class(pattern, at, out)
+        elif sign == "\\":
+            if at == len(pattern):
+                raise ValueError(f"the pattern {pattern!r} ends with a backslash")
+            out += re.escape(pattern[at])
+            at += 1
+        else:
+            out += re.escape(sign)
+    return f"(?s:{out})"
+
+
+def _translate_class(pattern: str, at: int, out: str) -> tuple[str, int]:
+    start = at
+    out += "["
+    if pattern[at : at + 1] == "^":
+        out, at = f"{out}^", at + 1
+    first = at
+    while at < len(pattern) and (pattern[at] != "]" or at == first):
+        if pattern[at] == "\\":
+            at += 1
+        elif pattern[at] == "-" and at != first:
+            out, at = f"{out}-", at + 1
+            continue
+        out, at = out + re.escape(pattern[at : at + 1]), at + 1
+    if at >= len(pattern):
+        raise ValueError(f"the pattern {pattern!r} has no end for the '[' at {start - 1}")
+    return f"{out}]", at + 1

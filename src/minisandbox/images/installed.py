@@ -1,0 +1,266 @@
+"""What is installed in an image: its Python environments, read out of its layers by the host. Nothing of it runs."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from minisandbox.errors import NotFound
+from minisandbox.images.image import Image
+from minisandbox.images.index import shown
+from minisandbox.images.oci.below import Below
+from minisandbox.images.tree import ImageTree, LayersTree
+
+_MINOR = re.compile(r"python(\d\.\d{1,2})")
+_RELEASE = r"(\d+\.\d+\.\d+)"
+_PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?")
+_PLACES = ("/.venv", "/venv", "/opt/*", "/opt/*/envs/*")
+_AT_HOME = ("*", "*/envs/*", ".pyenv/versions/*")
+_HEADERS = 1 << 16
+"""Bytes of a metadata file that are read: its description may be long."""
+_USUAL = "testbed"
+"""The conda environment of SWE-bench's images, and of those made after them; their shells activate it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PythonEnvironment:
+    """A Python environment of an image.
+
+    Attributes:
+        path: its prefix in the image.
+        python: its interpreter's version, such as ``"3.9.20"``; ``"3.9"`` where the image does not tell the rest.
+        pins: what is installed in it, as ``NAME==VERSION``, sorted.
+        apart: what no package index has, each name with the reason.
+    """
+
+    path: str
+    python: str
+    pins: tuple[str, ...]
+    apart: tuple[tuple[str, str], ...]
+
+    def to_yaml(self) -> str:
+        """Return it as ``conda env export`` writes it, for :func:`minisandbox.images.read_pins` and ``--pins``."""
+        left_out = [f"# not on a package index: {name} ({reason})" for name, reason in self.apart]
+        pins = [f"    - {pin}" for pin in self.pins]
+        lines = [f"# {_plain(self.path)}", *left_out, "dependencies:", f"  - python={self.python}"]
+        return "\n".join([*lines, *(["  - pip:"] if pins else []), *pins, ""])
+
+
+def python_environments(image: Image, *more: str) -> list[PythonEnvironment]:
+    """Read the Python environments of an image.
+
+    Args:
+        image: any image of a store.
+        more: absolute paths in the image where environments may lie, too.
+
+    Returns:
+        First the one that its commands use (``VIRTUAL_ENV``, ``CONDA_PREFIX``, ``PATH``; of a conda installation the
+        environment ``testbed``, or the only one), then others in usual places.
+
+    Raises:
+        NotFound: a layer is no longer in the store.
+        StoreError: a layer is damaged.
+    """
+    with image.store.hold(*image.layers):
+        tree = ImageTree(LayersTree(Below(tuple(image.store.layer_tree(key) for key in reversed(image.layers)))))
+        reader = _Reader(tree, dict(image.environment), image.user.partition(":")[0] or "root")
+        places: dict[tuple[str, ...] | None, str] = {}
+        for path in (*reader.prefixes(str(image.workdir).rstrip("/")), *more):
+            places.setdefault(tree.resolve(path), posixpath.normpath(f"/{path.strip('/')}"))
+        found = [reader.environment(path) for where, path in places.items() if where is not None]
+    return [one for one in found if one is not None]
+
+
+def choose(image: Image, found: Sequence[PythonEnvironment], path: str = "") -> PythonEnvironment:
+    """Choose one of an image's environments.
+
+    Args:
+        image: the image.
+        found: what :func:`python_environments` found in it.
+        path: its path in the image, or the last part of that; "" for the first.
+
+    Raises:
+        NotFound: there is no such environment.
+    """
+    path = path.rstrip("/")
+    for one in found:
+        if path in ("", one.path) or one.path.endswith(f"/{path}"):
+            return one
+    there = ", ".join(one.path for one in found) or "none in its PATH and in the usual places, in layers of its own"
+    which = f"Python environment {path!r}" if path else "Python environment"
+    raise NotFound(f"image {image.name!r} has no {which}", reason=f"found: {there}")
+
+
+class _Distribution(NamedTuple):
+    """One distribution: why no package index has it, or ""."""
+
+    name: str
+    version: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one image."""
+
+    tree: ImageTree
+    variables: Mapping[str, str]
+    user: str
+
+    def prefixes(self, workdir: str) -> Iterator[str]:
+        """Yield where environments may lie, the most likely first."""
+        for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+            if path := self.variables.get(name, ""):
+                yield path.rstrip("/")
+        for folder in self.variables.get("PATH", "").split(":"):
+            for program in (f"{folder}/python", f"{folder}/python3"):
+                if folder.startswith("/") and self.tree.has(program):
+                    yield from self._with_conda(self._prefix_of(program))
+        homes = [f"{self._home()}/{pattern}" for pattern in _AT_HOME]
+        for pattern in (workdir or "/", f"{workdir}/.venv", f"{workdir}/venv", *_PLACES, *homes):
+            yield from self._matching(pattern)
+        yield from ("/usr/local", "/usr")
+
+    def _prefix_of(self, program: str) -> str:
+        """The prefix of an interpreter: a link leads to its base, unless it belongs to a virtual environment."""
+        own = program.rpartition("/")[0].rpartition("/")[0]
+        if self.tree.has(f"{own}/pyvenv.cfg"):
+            return own
+        return "".join(f"/{part}" for part in (self.tree.resolve(program) or ())[:-2]) or own
+
+    def _with_conda(self, prefix: str) -> Iterator[str]:
+        """A prefix; of a conda installation the environment that is meant comes first."""
+        names = self.tree.names(f"{prefix}/envs") if self.tree.has(f"{prefix}/conda-meta") else []
+        environments = [name for name in names if self.tree.has(f"{prefix}/envs/{name}/conda-meta")]
+        if _USUAL in environments or len(environments) == 1:
+            yield f"{prefix}/envs/{_USUAL if _USUAL in environments else environments[0]}"
+        yield prefix
+        yield from (f"{prefix}/envs/{name}" for name in environments)
+
+    def _matching(self, pattern: str) -> Iterator[str]:
+        before, star, after = pattern.partition("*")
+        if not star:
+            yield pattern.rstrip("/")
+            return
+        for name in self.tree.names(before):
+            yield from self._matching(f"{before}{name}{after}")
+
+    def environment(self, prefix: str) -> PythonEnvironment | None:
+        """Read the environment at a prefix; None for any other directory."""
+        settings = dict(_settings(self.tree.read(f"{prefix}/pyvenv.cfg")))
+        minor = self._minor(prefix)
+        if minor is None:
+            return None
+        known: dict[str, _Distribution] = {}
+        for site in dict.fromkeys(self._sites(prefix, minor, settings)):
+            for name in self.tree.names(site):
+                if (one := self._distribution(f"{site}/{name}")) is not None:
+                    known.setdefault(canonicalize_name(one.name), one)
+        found = [known[name] for name in sorted(known)]
+        pins = tuple(f"{one.name}=={one.version}" for one in found if not one.reason)
+        apart = tuple((one.name, one.reason) for one in found if one.reason)
+        return PythonEnvironment(prefix or "/", self._version(prefix, minor, settings), pins, apart)
+
+    def _minor(self, prefix: str) -> str | None:
+        """The minor version at a prefix: after its program, else after its library."""
+        libraries = [match[1] for name in self.tree.names(f"{prefix}/lib") if (match := _MINOR.fullmatch(name))]
+        for program in ("python", "python3", "python2"):
+            name = (self.tree.resolve(f"{prefix}/bin/{program}") or ("",))[-1]
+            if (match := _MINOR.match(name)) and match[1] in libraries:
+                return match[1]
+        marks = ("pyvenv.cfg", "conda-meta", "bin/python", "bin/python3")
+        return (
+            libraries[0] if len(libraries) == 1 and any(self.tree.has(f"{prefix}/{mark}") for mark in marks) else None
+        )
+
+    def _version(self, prefix: str, minor: str, settings: Mapping[str, str]) -> str:
+        """The whole version, from whatever tells it; else the minor version."""
+        base = settings.get("home", f"{prefix}/bin").rpartition("/")[0]
+        header = self.tree.read(f"{base}/include/python{minor}/patchlevel.h")
+        header += self.tree.read(f"{base}/include/python{minor}m/patchlevel.h")
+        texts = (
+            (_RELEASE, settings.get("version") or settings.get("version_info", "")),
+            (rf"python-{_RELEASE}-", "\n".join(self.tree.names(f"{prefix}/conda-meta"))),
+            (rf'PY_VERSION\s+"{_RELEASE}', header.decode("utf-8", "replace")),
+            (
+                rf"(?m)^Package: python{re.escape(minor)}-minimal\n(?:.+\n)*?Version: {_RELEASE}",
+                self.tree.read("/var/lib/dpkg/status").decode("utf-8", "replace") if base == "/usr" else "",
+            ),
+        )
+        found = (match[1] for pattern, text in texts if (match := re.search(pattern, text)))
+        return next((version for version in found if version.startswith(f"{minor}.")), minor)
+
+    def _sites(self, prefix: str, minor: str, settings: Mapping[str, str]) -> Iterator[str]:
+        """The directories with distributions, in the order in which they are imported from (CPython's site.py)."""
+        system = not settings or settings.get("include-system-site-packages", "").lower() == "true"
+        if system:
+            yield f"{self._home()}/.local/lib/python{minor}/site-packages"
+        if prefix == "/usr":  # Debian, Fedora
+            yield f"/usr/local/lib/python{minor}/dist-packages"
+            yield from (f"/usr/local/{lib}/python{minor}/site-packages" for lib in ("lib", "lib64"))
+            yield from ("/usr/lib/python3/dist-packages", f"/usr/lib/python{minor}/dist-packages")
+        yield from (f"{prefix}/{lib}/python{minor}/site-packages" for lib in ("lib", "lib64"))
+        if settings and system:
+            yield from self._sites(settings.get("home", "").rpartition("/")[0], minor, {})
+
+    def _home(self) -> str:
+        rows = [line.split(":") for line in self.tree.read("/etc/passwd").decode("utf-8", "replace").splitlines()]
+        homes = [row[5] for row in rows if len(row) > 5 and self.user in (row[0], row[2])]
+        return self.variables.get("HOME") or (homes[0] if homes else "/root")
+
+    def _distribution(self, path: str) -> _Distribution | None:
+        """Read a distribution by the file or directory that says that it is installed."""
+        stem, _, kind = path.rpartition("/")[2].rpartition(".")
+        if kind == "egg-link":
+            source = self.tree.read(path).decode("utf-8", "replace").partition("\n")[0]
+            reason = f"editable installation of {_plain(source)}"
+            return _Distribution(stem, "", reason) if _PROJECT.fullmatch(stem) else None
+        files = {"dist-info": ("/METADATA",), "egg-info": ("/PKG-INFO", ""), "egg": ("/EGG-INFO/PKG-INFO",)}
+        data = b"".join(self.tree.read(path + name, _HEADERS) for name in files.get(kind, ()))
+        fields = dict(re.findall(r"(?m)^(Name|Version):[ \t]*(\S+)", data.decode("utf-8", "replace").split("\n\n")[0]))
+        name, version = fields.get("Name", ""), fields.get("Version", "")
+        if _PROJECT.fullmatch(name) is None or stem.startswith("~"):  # what pip left behind
+            return None
+        reason = self._reason(path) or ("" if _is_version(version) else f"{_plain(version)!r} is no version")
+        return _Distribution(name, version, reason)
+
+    def _reason(self, path: str) -> str:
+        """Why no package index has a distribution: it says that it came from elsewhere (PEP 610)."""
+        if self.tree.read(f"{path}/INSTALLER").strip() == b"conda":  # says where its package was built
+            return ""
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            origin = json.loads(self.tree.read(f"{path}/direct_url.json") or "{}")
+            url = _plain(shown(str(origin["url"])))
+            vcs, folder = origin.get("vcs_info"), origin.get("dir_info")
+            if isinstance(vcs, dict):
+                return f"installed from {url} at {_plain(str(vcs.get('commit_id')))}"
+            editable = isinstance(folder, dict) and folder.get("editable") is True
+            return f"editable installation of {url}" if editable else f"installed from {url}"
+        return ""
+
+
+def _settings(data: bytes) -> Iterator[tuple[str, str]]:
+    for line in data.decode("utf-8", "replace").splitlines():
+        name, found, value = line.partition("=")
+        if found:
+            yield name.strip().lower(), value.strip()
+
+
+def _is_version(text: str) -> bool:
+    try:
+        return len(text) < 200 and bool(Version(text))
+    except ValueError:
+        return False
+
+
+def _plain(text: str) -> str:
+    """What an image says, fit for a line of a file and for a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:300])

@@ -1,0 +1,3 @@
+FROM minibase
+COPY archive.tar.gz /x/
+ADD *.md /y/

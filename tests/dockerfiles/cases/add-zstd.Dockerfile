@@ -1,0 +1,2 @@
+FROM minibase
+ADD archive.tar.zst /zst/

@@ -1,0 +1,3 @@
+FROM minibase
+RUN echo "$http_proxy" > /out
+#: arg http_proxy=http://proxy.example.org:3128

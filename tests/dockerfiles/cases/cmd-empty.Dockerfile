@@ -1,0 +1,4 @@
+FROM minibase
+ENTRYPOINT ["x"]
+CMD []
+ENTRYPOINT []

@@ -1,0 +1,2 @@
+FROM minibase
+CMD echo "$HOME" && exec bash

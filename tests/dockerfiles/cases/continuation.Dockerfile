@@ -1,0 +1,7 @@
+FROM minibase
+RUN echo a \
+  # a comment between
+
+  && echo b \
+  > /out && \
+  touch /end

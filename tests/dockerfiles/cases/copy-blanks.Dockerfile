@@ -1,0 +1,2 @@
+FROM minibase
+COPY ["sp ace.txt", "a.txt", "/with blank/"]

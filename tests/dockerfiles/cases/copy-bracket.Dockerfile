@@ -1,0 +1,3 @@
+FROM minibase
+COPY arr[[]0].txt /x/
+#: context bracket

@@ -1,0 +1,5 @@
+FROM minibase
+COPY dir /one
+COPY dir/ /two/
+COPY dir/sub /three/sub
+COPY . /all/

@@ -1,0 +1,4 @@
+FROM scratch
+COPY . /all/
+COPY src /src/
+#: context ignored

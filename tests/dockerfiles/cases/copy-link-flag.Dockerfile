@@ -1,0 +1,3 @@
+FROM minibase
+COPY --link a.txt /x/
+COPY --link=false b.txt /x/

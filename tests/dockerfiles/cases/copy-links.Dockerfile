@@ -1,0 +1,5 @@
+FROM minibase
+COPY alink /x/
+COPY dir/link /y
+COPY dirlink /z/
+COPY dirlink/sub /v/

@@ -1,0 +1,4 @@
+FROM scratch
+COPY . /all/
+#: context own_ignore
+#: ignore two

@@ -1,0 +1,4 @@
+FROM minibase AS one
+ENTRYPOINT ["/start"]
+FROM one
+CMD ["mine"]

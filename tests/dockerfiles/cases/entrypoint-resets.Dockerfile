@@ -1,0 +1,4 @@
+FROM minibase AS one
+CMD ["inherited"]
+FROM one
+ENTRYPOINT ["/start"]

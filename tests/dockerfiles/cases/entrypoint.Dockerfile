@@ -1,0 +1,3 @@
+FROM minibase
+CMD ["base"]
+ENTRYPOINT ["/start", "now"]

@@ -1,0 +1,3 @@
+FROM minibase
+ENV PATH=/opt/bin:$PATH
+RUN echo $PATH > /out

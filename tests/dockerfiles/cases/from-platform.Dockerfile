@@ -1,0 +1,2 @@
+FROM --platform=$BUILDPLATFORM minibase
+RUN touch /x

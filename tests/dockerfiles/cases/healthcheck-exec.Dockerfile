@@ -1,0 +1,2 @@
+FROM minibase
+HEALTHCHECK --interval=1m30s CMD ["/bin/true"]

@@ -1,0 +1,4 @@
+FROM minibase AS one
+HEALTHCHECK CMD true
+FROM one
+HEALTHCHECK NONE

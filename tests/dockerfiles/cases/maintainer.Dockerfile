@@ -1,0 +1,2 @@
+FROM minibase
+MAINTAINER Some Body <some@example.org>

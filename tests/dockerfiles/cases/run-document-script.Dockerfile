@@ -1,0 +1,5 @@
+FROM devbase
+RUN <<EOF
+#!/usr/bin/env python3
+open("/out", "w").write("by python\n")
+EOF

@@ -1,0 +1,2 @@
+FROM minibase
+RUN [ -d /etc ] && touch /yes

@@ -1,0 +1,3 @@
+FROM scratch
+COPY a.txt /
+COPY dir /d/

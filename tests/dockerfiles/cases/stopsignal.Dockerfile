@@ -1,0 +1,3 @@
+FROM minibase
+ARG S=SIGQUIT
+STOPSIGNAL $S

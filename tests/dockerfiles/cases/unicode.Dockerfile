@@ -1,0 +1,4 @@
+FROM minibase
+ENV U="ümläut ✓"
+RUN echo "$U" > "/über"
+LABEL u=$U

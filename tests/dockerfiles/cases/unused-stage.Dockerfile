@@ -1,0 +1,4 @@
+FROM minibase AS unused
+RUN false
+FROM minibase
+RUN touch /x

@@ -1,0 +1,4 @@
+FROM minibase
+ARG U=games
+USER $U
+RUN id -un > /tmp/who

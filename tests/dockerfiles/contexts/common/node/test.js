@@ -1,0 +1,1 @@
+if (require("local")(2) !== 4) process.exit(1);

@@ -1,0 +1,2 @@
+def double(number: int) -> int:
+    return 2 * number
