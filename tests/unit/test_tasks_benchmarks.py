@@ -48,14 +48,15 @@ def bench(pins: Path) -> dict[str, Task]:
 
 
 def test_a_row_is_tested_as_swebench_says(bench: dict[str, Task]) -> None:
-    commands = {name: task.test_command for name, task in bench.items()}
+    commands = {name: task.grader.command for name, task in bench.items()}
     assert commands["pallets__flask-5014"] == "pytest -rA tests/test_blueprints.py"
     assert commands["django__django-11066"] == (
         "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 contenttypes_tests.test_operations"
     )
     assert commands["sphinx-doc__sphinx-9711"].startswith("tox --current-env -epy39 -v -- ")
     assert commands["sympy__sympy-24443"].startswith("PYTHONWARNINGS=")
-    assert {task.test_parser for task in bench.values()} == {f"swebench:{task.repo}" for task in bench.values()}
+    parsers = [getattr(task.grader, "parser", "") for task in bench.values()]
+    assert parsers == [f"swebench:{task.repo}" for task in bench.values()]
     assert {task.form for task in bench.values()} == {Form.SWEBENCH}
 
 
@@ -108,8 +109,8 @@ def test_swesmith_rows_are_bugs_in_a_commit_of_their_profile(tmp_path: Path) -> 
     similarity = tasks["luozhouyang__python-string-similarity"]
     assert similarity.form is Form.SWESMITH
     assert similarity.repo == "luozhouyang/python-string-similarity"
-    assert similarity.test_command == "pytest --disable-warnings --color=no --tb=no --verbose"
-    assert similarity.test_parser == "swesmith:luozhouyang__python-string-similarity.115acaac"
+    assert similarity.grader.command == "pytest --disable-warnings --color=no --tb=no --verbose"
+    assert getattr(similarity.grader, "parser", "") == "swesmith:luozhouyang__python-string-similarity.115acaac"
     assert similarity.build.python == "3.10"
     # mido's ids begin at /dev; the file that is hidden from the agent is the repository's
     assert tasks["mido__mido"].FAIL_TO_PASS[0].startswith("../dev/tests/")

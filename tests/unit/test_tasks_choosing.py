@@ -171,7 +171,7 @@ def test_show_prints_how_a_task_is_built_and_tested(tmp_path: Path) -> None:
     for line in (
         "python: 3.11   requirements: pytest==8.3.4", "overrides: attrs", "system packages: gcc", "install: make",
         "source: sdist n 1.0 " + "0" * 64, "network of the install commands: off", "environment: A=b",
-        "tests: python -m pytest   (timeout 300 s)", "runner: pytest   parser: its own reports, exact ids",
+        "tests: python -m pytest   (timeout 300 s)", "grader: pytest",
     ):  # fmt: skip
         assert line in shown.splitlines()
 

@@ -188,7 +188,7 @@ def test_swe_rebench() -> None:
     assert task.build.requirements[-2:] == ("attrs==23.1.0", "pytest==7.4.0")
     assert task.build.install == ("touch x", "pip install -e .[dev]")
     assert task.build.system == ("gcc",)
-    assert task.test_command == "pytest --no-header -rA"
+    assert task.grader.command == "pytest --no-header -rA"
     assert task_from_row({**REBENCH, "install_config": json.dumps(REBENCH["install_config"])}) == task
     with pytest.raises(TaskFileError, match="in other languages"):
         task_from_row({**REBENCH, "install_config": {"install": "npm ci", "test_cmd": "npm test"}})
@@ -199,10 +199,10 @@ def test_custom_rows_as_the_original_documents_them() -> None:
     task = task_from_row({**CUSTOM, **commands, "test_patch": TESTS})
     assert (task.form, task.patch, task.test_patch) == (Form.SWEBENCH, UNDONE, TESTS)
     assert (task.build.python, task.build.install) == ("3.9", ("pip install -e .", "true"))
-    assert task.test_command == "pytest -x"
+    assert task.grader.command == "pytest -x"
     plain = task_from_row({key: value for key, value in CUSTOM.items() if key != "python_version"}, form="custom")
     assert (plain.build.python, plain.build.install) == ("3.11", ("python -m pip install -e .",))
-    assert plain.test_command == "python -m pytest"
+    assert plain.grader.command == "python -m pytest"
     named = task_from_row({**CUSTOM, "custom_install_cmd": "make", "requirements": ["attrs==23.1.0"]})
     assert named.build.install == ("make",)
     assert named.build.requirements[-1] == "attrs==23.1.0"

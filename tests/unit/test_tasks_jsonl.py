@@ -85,7 +85,7 @@ def test_columns_of_the_datasets_are_ignored() -> None:
 def test_defaults() -> None:
     data = text({**without("version"), "build": {}, "test": {"command": "pytest"}})
     (task,) = tasks_from_bytes(data, Path("t.jsonl"))
-    assert (task.version, task.test_timeout, task.build.source, task.build.python) == ("", 300.0, None, None)
+    assert (task.version, task.grader.timeout, task.build.source, task.build.python) == ("", 300.0, None, None)
 
 
 def test_blank_lines_and_windows_line_ends_are_skipped() -> None:

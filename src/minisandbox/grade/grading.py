@@ -21,7 +21,7 @@ from minisandbox.grade.submission import Change, reference_change, screen
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace, workspace
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.tasks import Task, file_of
+from minisandbox.tasks import LogGrader, Task, file_of
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -121,8 +121,10 @@ def workspace_for(
 ) -> Workspace:
     """Return where a task is graded; arguments and errors as for :func:`grade`."""
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
-    files = tuple(sorted({*map(file_of, located(task, named))})) if task.test_parser else files_of(named)
-    seconds = task.test_timeout if timeout is None else timeout
+    files = (
+        tuple(sorted({*map(file_of, located(task, named))})) if isinstance(task.grader, LogGrader) else files_of(named)
+    )
+    seconds = task.grader.timeout if timeout is None else timeout
     return workspace(image, task, files, timeout=seconds, limits=limits, cancellation=cancellation)
 
 

@@ -3,6 +3,7 @@
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import DIALECTS, task_from_row
 from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.graders import Grader, LogGrader, PytestGrader, ScriptGrader
 from minisandbox.tasks.loading import read_tasks
 from minisandbox.tasks.recipe_file import read_recipe
 from minisandbox.tasks.rows import build_spec
@@ -15,9 +16,13 @@ __all__ = [
     "STATUSES_NAME",
     "BuildSpec",
     "Form",
+    "Grader",
     "Layout",
     "LoadContext",
+    "LogGrader",
+    "PytestGrader",
     "Reference",
+    "ScriptGrader",
     "SourceSpec",
     "Task",
     "TaskSet",

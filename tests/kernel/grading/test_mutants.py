@@ -18,7 +18,7 @@ from minisandbox.images import Image
 from minisandbox.models import ScriptedModel
 from minisandbox.rollouts import KnownGrades, Setup, rollout_async
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import SourceSpec, Task
+from minisandbox.tasks import LogGrader, SourceSpec, Task
 from minisandbox.tasks.mutations import WordEdit, find_function, mutants, place_of
 from minisandbox.trajectories import Trajectory
 
@@ -136,7 +136,7 @@ def test_further_answers_follow_the_tests_that_are_there(made: Sequence[Task], i
 
 def test_tests_of_other_runners_are_refused(smith: Task) -> None:
     with pytest.raises(InvalidValue, match="not run by pytest"):
-        clean_task(replace(smith, test_runner="other", test_parser="swebench:x"))
+        clean_task(replace(smith, grader=LogGrader("make test", "swebench:x")))
 
 
 def test_bugs_are_put_into_modules_only(project: Task, images: Callable[[Task], Image]) -> None:

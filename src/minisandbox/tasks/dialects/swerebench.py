@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.dialects.values import commands, object_of, requirement_lines
+from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import not_python
 from minisandbox.tasks.pinning import specified
 from minisandbox.tasks.rows import RowFields
@@ -57,6 +58,5 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: A
             install=found.kept,
             system=found.system,
         ),
-        test_command=" && ".join(commands(config, "test_cmd")) or "python -m pytest",
-        test_timeout=_TEST_TIMEOUT,
+        grader=PytestGrader(" && ".join(commands(config, "test_cmd")) or "python -m pytest", _TEST_TIMEOUT),
     )
