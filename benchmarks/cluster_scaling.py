@@ -25,7 +25,7 @@ from minisandbox.rollouts.cluster.on_ray import RayNode, import_ray
 from minisandbox.rollouts.cluster.workloads import RolloutWorkload
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
-from minisandbox.tasks import PythonBuild, Form, SourceSpec, Task
+from minisandbox.tasks import Form, PythonBuild, SourceSpec, Task
 from minisandbox.trajectories import Timings
 
 

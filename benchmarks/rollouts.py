@@ -41,7 +41,7 @@ from minisandbox.models import Request, ScriptedModel
 from minisandbox.rollouts import Batch, Budgets, RunReader, Setup, Summary
 from minisandbox.sandbox.controller import shut_down
 from minisandbox.store import Store
-from minisandbox.tasks import PythonBuild, Form, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
 
 PARTS = ("overhead", "flight", "memory", "many")
 PYTHON = "/usr/bin/python3"
@@ -159,8 +159,7 @@ def make_task(place: Path) -> Task:
             source=SourceSpec("local", (("path", str(place / "source")),)),
             environment=(("PYTHONPATH", "/testbed/vendor"),),
         ),
-        test_command=f"{PYTHON} -m pytest",
-        test_timeout=300.0,
+        grader=PytestGrader(f"{PYTHON} -m pytest"),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.vendored import vendor_pytest
 
 from minisandbox.grade import Grade
-from minisandbox.tasks import Form, PythonBuild, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
 
 BUG = """\
 diff --git a/calc.py b/calc.py
@@ -93,8 +93,7 @@ def make_task(root: Path, changed: Mapping[str, str] | None = None) -> Task:
             source=SourceSpec("local", (("path", str(root)),)),
             environment=(("PYTHONPATH", "/testbed/vendor"),),
         ),
-        test_command="python3 -m pytest",
-        test_timeout=60.0,
+        grader=PytestGrader("python3 -m pytest", 60.0),
     )
 
 

@@ -19,7 +19,7 @@ from tests.vendored import vendor_pytest
 
 from minisandbox.rollouts import RunReader
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Form, PythonBuild, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
 
 LABEL = "calc__cluster"
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def make_tasks(place: Path, images: int) -> list[Task]:
                 source=SourceSpec("local", (("path", str(root)),)),
                 environment=(("PYTHONPATH", "/testbed/vendor"),),
             ),
-            test_timeout=120.0,
+            grader=PytestGrader(timeout=120.0),
         )
         tasks.append(task if number % 2 == 0 else replace(task, patch=BUG.replace("a - b", "a * b")))
     (place / "tasks.jsonl").write_text("".join(json.dumps(task.to_row()) + "\n" for task in tasks))

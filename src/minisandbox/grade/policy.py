@@ -132,7 +132,7 @@ class Policy:
         touched = frozenset(touched_files(task.patch))
         names = (_runner_name(path, roots) for path in touched)
         directories = frozenset(top for file in files if (top := _test_directory(file)) is not None)
-        own = _OWN_RUNNERS.get(task.repo, ()) if task.test_runner != "pytest" else ()
+        own = _OWN_RUNNERS.get(task.repo, ()) if task.grader.reporter == "unittest" else ()
         runner = tuple(place for place in own if not any(path.startswith(place) for path in touched))
         allowed_names = frozenset(name for name in names if name is not None)
         python = task.build.python if isinstance(task.build, PythonBuild) else None

@@ -4,6 +4,7 @@ from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonB
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import DIALECTS, task_from_row
 from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.graders import Grader, LogGrader, PytestGrader, ScriptGrader
 from minisandbox.tasks.loading import read_tasks
 from minisandbox.tasks.recipe_file import read_recipe
 from minisandbox.tasks.rows import build_spec
@@ -17,11 +18,15 @@ __all__ = [
     "Build",
     "DockerfileBuild",
     "Form",
+    "Grader",
     "ImageBuild",
     "Layout",
     "LoadContext",
+    "LogGrader",
+    "PytestGrader",
     "PythonBuild",
     "Reference",
+    "ScriptGrader",
     "SourceSpec",
     "Task",
     "TaskSet",

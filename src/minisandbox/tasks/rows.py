@@ -13,6 +13,7 @@ from typing import TypedDict
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonBuild, SourceSpec
 from minisandbox.tasks.confining import address_problem, problem_of
+from minisandbox.tasks.graders import FIELDS, Grader, LogGrader, PytestGrader, ScriptGrader, bad_field
 from minisandbox.tasks.task import Form, Task
 
 _FIELDS = (
@@ -86,7 +87,6 @@ def task_from_own_row(
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
     """
     fields = _Fields(row, "", known=_FIELDS, ignored=_IGNORED)
-    test = _Fields(fields.table("test"), "test.", known=("command", "timeout", "runner", "parser"))
     return Task(
         instance_id=fields.text("instance_id"),
         repo=fields.text("repo"),
@@ -99,10 +99,7 @@ def task_from_own_row(
         FAIL_TO_PASS=fields.ids("FAIL_TO_PASS"),
         PASS_TO_PASS=fields.ids("PASS_TO_PASS"),
         build=_build(fields.table("build"), base, places),
-        test_command=test.text("command"),
-        test_timeout=test.number("timeout", default=300.0),
-        test_runner=test.text("runner", default="pytest"),
-        test_parser=test.text("parser", default=""),
+        grader=_grader(fields.table("test"), base, places),
     )
 
 
@@ -117,6 +114,41 @@ def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> Pyth
         TaskFileError: a field is unknown, or has a value that cannot be used; ``field`` names it.
     """
     return _python(table, base, None)
+
+
+def _grader(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> Grader:
+    kind = row.get("grader", "log" if "parser" in row or "runner" in row else "pytest")
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise bad_field("test.grader", f"is {kind!r}", hint=f"known are {', '.join(FIELDS)}")
+    fields = _Fields(row, "test.", known=FIELDS[kind])
+    command = fields.text("command")
+    if kind == "pytest":
+        return PytestGrader(command, fields.number("timeout", default=300.0))
+    if kind == "log":
+        watched = "unittest" if fields.text("runner", default="pytest") == "other" else "pytest"
+        return LogGrader(
+            command,
+            fields.text("parser", default=""),
+            fields.text("rule", default="pass_and_fail"),
+            fields.text("reporter", default="none" if "grader" in row else watched),
+            fields.number("timeout", default=300.0),
+        )
+    return _script(fields, command, base, places)
+
+
+def _script(fields: _Fields, command: str, base: Path | None, places: tuple[Path, ...] | None) -> ScriptGrader:
+    files = None
+    if name := fields.text("files", default=""):
+        files = Path(name) if base is None else base / name
+        fields.confine("files", problem_of(files, places))
+    names = ("files_at", "reward_file", "mode", "user", "workdir")
+    return ScriptGrader(
+        command,
+        files,
+        timeout=fields.number("timeout", default=600.0),
+        environment=fields.variables("environment"),
+        **{name: fields.text(name) for name in names if name in fields.row},
+    )
 
 
 def _form(value: str) -> Form:

@@ -14,6 +14,7 @@ from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
 from minisandbox.tasks.builds import PythonBuild, SourceSpec, github
 from minisandbox.tasks.corrections import AFTERWARDS, BEFORE_TESTS, sort_commands
+from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.pinning import Pinned, exported, listed, requirements_text, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Form, Task
@@ -74,10 +75,12 @@ def task_from_swebench(row: Mapping[str, object], *, pins: Path | None = None, m
             environment=(("LANG", "C.UTF-8"), ("LC_ALL", "C.UTF-8")),
             system=commands.system,
         ),
-        test_command="; ".join((*before, said.test_command)),
-        test_timeout=TEST_TIMEOUT,
-        test_runner="pytest" if re.search(r"\b(?:pytest|tox)\b", said.test_command.split("/")[0]) else "other",
-        test_parser=f"swebench:{repo}",
+        grader=LogGrader(
+            "; ".join((*before, said.test_command)),
+            f"swebench:{repo}",
+            reporter="pytest" if re.search(r"\b(?:pytest|tox)\b", said.test_command.split("/")[0]) else "unittest",
+            timeout=TEST_TIMEOUT,
+        ),
     )
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import TaskFileError
 from minisandbox.patches import touched_files
 from minisandbox.tasks.builds import Build, PythonBuild, TaskContent
-from minisandbox.tasks.languages import check_command
+from minisandbox.tasks.graders import Grader, PytestGrader, ScriptGrader, bad_field
 
 if TYPE_CHECKING:
     from minisandbox.images import Buildable
 
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]*")
 _OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
-RUNNERS = ("pytest", "other")
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]*")
 
 
@@ -64,12 +62,7 @@ class Task:
         version: the project's version, for people.
         form: which way round ``patch`` is.
         build: how the image is made.
-        test_command: shell command that runs the tests at /testbed; the grader adds files and its own options.
-        test_timeout: seconds that the tests of one grading may take.
-        test_runner: what the command runs, and so by which channel its outcomes come: ``pytest``, or ``other``
-            for unittest, Django and SymPy.
-        test_parser: who reads what the command prints: ``swebench:...`` or ``swesmith:...`` for the benchmarks' own
-            parsers and rules; "" for pytest's own reports and exact ids.
+        grader: how it is judged. A script's verdict is its reward: such a task may name no tests, and no patch.
 
     Raises:
         TaskFileError: a field has a value that cannot be used; ``field`` names it.
@@ -87,26 +80,12 @@ class Task:
     version: str = ""
     form: Form = Form.SWEBENCH
     build: Build = _HOST_ALONE
-    test_command: str = "python -m pytest"
-    test_timeout: float = 300.0
-    test_runner: str = "pytest"
-    test_parser: str = ""
+    grader: Grader = field(default_factory=PytestGrader)
 
     def __post_init__(self) -> None:
         _check_id(self.instance_id)
         _check_patches(self)
         _check_tests(self)
-        if not self.test_command.strip():
-            raise _bad("test.command", "is empty", hint="say how the tests are run, e.g. 'python -m pytest'")
-        check_command(self.test_command)
-        if self.test_runner not in RUNNERS:
-            raise _bad("test.runner", f"is {self.test_runner!r}", hint=f"known are {', '.join(RUNNERS)}")
-        if self.test_runner != "pytest" and not self.test_parser:
-            raise _bad(
-                "test.parser", "is empty", reason="only pytest reports by itself", hint="name a benchmark's parser"
-            )
-        if not 0 < self.test_timeout < float("inf"):
-            raise _bad("test.timeout", f"is {self.test_timeout}", hint="give seconds, more than 0")
 
     @property
     def reference(self) -> Reference:
@@ -157,12 +136,7 @@ class Task:
             "FAIL_TO_PASS": list(self.FAIL_TO_PASS),
             "PASS_TO_PASS": list(self.PASS_TO_PASS),
             "build": self.build.to_row(),
-            "test": {
-                "command": self.test_command,
-                "timeout": self.test_timeout,
-                **({} if self.test_runner == "pytest" else {"runner": self.test_runner}),
-                **({"parser": self.test_parser} if self.test_parser else {}),
-            },
+            "test": self.grader.to_row(),
         }
 
 
@@ -190,10 +164,6 @@ def is_inside(file: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def _bad(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
-    return TaskFileError(f"field {field!r} {problem}", field=field, reason=reason, hint=hint)
-
-
 def _check_id(instance_id: str) -> None:
     """Check that an id can name a file: trajectories and images are called after it."""
     if not instance_id.strip():
@@ -204,7 +174,7 @@ def _check_id(instance_id: str) -> None:
         problem = f"is {instance_id!r}"
     else:
         return
-    raise _bad(
+    raise bad_field(
         "instance_id",
         problem,
         reason="ids name files and images",
@@ -213,10 +183,10 @@ def _check_id(instance_id: str) -> None:
 
 
 def _check_patches(task: Task) -> None:
-    if not task.patch.strip():
-        raise _bad("patch", "is empty", hint="give the fix (swebench) or the bug (swesmith) as a unified diff")
+    if not task.patch.strip() and not isinstance(task.grader, ScriptGrader):
+        raise bad_field("patch", "is empty", hint="give the fix (swebench) or the bug (swesmith) as a unified diff")
     if task.form is Form.SWESMITH and task.test_patch.strip():
-        raise _bad(
+        raise bad_field(
             "test_patch",
             "is not empty in a task of SWE-smith's form",
             reason="its tests are those of the clean source",
@@ -227,8 +197,8 @@ def _check_patches(task: Task) -> None:
 
 
 def _check_tests(task: Task) -> None:
-    if not task.FAIL_TO_PASS:
-        raise _bad(
+    if not task.FAIL_TO_PASS and not isinstance(task.grader, ScriptGrader):
+        raise bad_field(
             "FAIL_TO_PASS",
             "is empty",
             reason="the tests never failed, so nothing can be graded",
@@ -238,8 +208,8 @@ def _check_tests(task: Task) -> None:
     for name, ids in (("FAIL_TO_PASS", task.FAIL_TO_PASS), ("PASS_TO_PASS", task.PASS_TO_PASS)):
         for test_id in ids:
             if not test_id.strip():
-                raise _bad(name, "has an empty test id", hint="take it out")
+                raise bad_field(name, "has an empty test id", hint="take it out")
             if test_id in seen:
                 where = "twice" if seen[test_id] == name else f"and {seen[test_id]} has it too"
-                raise _bad(name, f"has {test_id[:200]!r} {where}", hint="name each test once")
+                raise bad_field(name, f"has {test_id[:200]!r} {where}", hint="name each test once")
             seen[test_id] = name

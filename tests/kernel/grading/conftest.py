@@ -14,7 +14,7 @@ from tests.vendored import vendor_pytest
 
 from minisandbox.images import Image, build
 from minisandbox.store import Store
-from minisandbox.tasks import Form, PythonBuild, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
 
 FILES = {
     "calc/__init__.py": "",
@@ -107,7 +107,7 @@ def smith(source: Path) -> Task:
             source=SourceSpec("local", (("path", str(source)),)),
             environment=(("PYTHONPATH", "/testbed/vendor"),),
         ),
-        test_timeout=60.0,
+        grader=PytestGrader(timeout=60.0),
     )
 
 

@@ -14,6 +14,7 @@ from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.revisions import full_commit
 from minisandbox.tasks.dialects.values import commands, requirement_lines
+from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
 from minisandbox.tasks.task import Form, Task
@@ -52,7 +53,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
         FAIL_TO_PASS=lists.FAIL_TO_PASS,
         PASS_TO_PASS=lists.PASS_TO_PASS,
         build=_build(row, repo, commit, context),
-        test_command=" && ".join(commands(row, *_TEST)) or "python -m pytest",
+        grader=PytestGrader(" && ".join(commands(row, *_TEST)) or "python -m pytest"),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.values import commands
+from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import check_ids
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
@@ -67,5 +68,5 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
             source=SourceSpec.on_github(repo, commit),
             install=commands(row, "install") or install,
         ),
-        test_timeout=_TEST_TIMEOUT,
+        grader=PytestGrader(timeout=_TEST_TIMEOUT),
     )

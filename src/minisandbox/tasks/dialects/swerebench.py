@@ -8,6 +8,7 @@ from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.dialects.values import commands, object_of, requirement_lines
+from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import not_python
 from minisandbox.tasks.pinning import specified
 from minisandbox.tasks.rows import RowFields
@@ -58,6 +59,5 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: A
             install=found.kept,
             system=found.system,
         ),
-        test_command=" && ".join(commands(config, "test_cmd")) or "python -m pytest",
-        test_timeout=_TEST_TIMEOUT,
+        grader=PytestGrader(" && ".join(commands(config, "test_cmd")) or "python -m pytest", _TEST_TIMEOUT),
     )
