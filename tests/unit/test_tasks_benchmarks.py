@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.builds import python_build
 
 from minisandbox.errors import HarnessError, TaskFileError
 from minisandbox.tasks import Form, Task, file_of, harness, node_id, task_from_row
@@ -48,19 +49,20 @@ def bench(pins: Path) -> dict[str, Task]:
 
 
 def test_a_row_is_tested_as_swebench_says(bench: dict[str, Task]) -> None:
-    commands = {name: task.test_command for name, task in bench.items()}
+    commands = {name: task.grader.command for name, task in bench.items()}
     assert commands["pallets__flask-5014"] == "pytest -rA tests/test_blueprints.py"
     assert commands["django__django-11066"] == (
         "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 contenttypes_tests.test_operations"
     )
     assert commands["sphinx-doc__sphinx-9711"].startswith("tox --current-env -epy39 -v -- ")
     assert commands["sympy__sympy-24443"].startswith("PYTHONWARNINGS=")
-    assert {task.test_parser for task in bench.values()} == {f"swebench:{task.repo}" for task in bench.values()}
+    parsers = [getattr(task.grader, "parser", "") for task in bench.values()]
+    assert parsers == [f"swebench:{task.repo}" for task in bench.values()]
     assert {task.form for task in bench.values()} == {Form.SWEBENCH}
 
 
 def test_a_row_with_pins_is_built_with_them_alone(bench: dict[str, Task]) -> None:
-    build = bench["django__django-11066"].build
+    build = python_build(bench["django__django-11066"])
     assert (build.python, build.requirements, build.complete) == ("3.6", ("pip==21.2.2", "pytz==2024.2"), True)
     assert build.install == ("python -m pip install -e .",)
     assert build.source is not None
@@ -68,7 +70,7 @@ def test_a_row_with_pins_is_built_with_them_alone(bench: dict[str, Task]) -> Non
 
 
 def test_a_row_without_pins_is_built_as_its_specification_says() -> None:
-    build = task_from_swebench(_rows("swebench_rows")["pylint-dev__astroid-1978"]).build
+    build = python_build(task_from_swebench(_rows("swebench_rows")["pylint-dev__astroid-1978"]))
     assert build.requirements == ("pip<24.1", "setuptools<70", "wheel")
     assert (build.overrides, build.complete, build.python) == (("pytest",), False, "3.9")
 
@@ -89,7 +91,7 @@ def test_requirements_of_the_repository_are_read_from_a_mirror(tmp_path: Path) -
         subprocess.run(["git", *arguments], cwd=repository, check=True, env={**os.environ, **identity})
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, check=True, capture_output=True, text=True)
     row["environment_setup_commit"] = done.stdout.strip()
-    build = task_from_swebench(row, mirrors=tmp_path / "mirrors").build
+    build = python_build(task_from_swebench(row, mirrors=tmp_path / "mirrors"))
     assert {"pytest==7.3.0", "mypy==1.2.0", "pip<24.1"} <= set(build.requirements)
     assert "Werkzeug==2.3.7" in build.overrides  # and not what the repository asks for
     assert not any(line.startswith("Werkzeug") for line in build.requirements)
@@ -108,9 +110,9 @@ def test_swesmith_rows_are_bugs_in_a_commit_of_their_profile(tmp_path: Path) -> 
     similarity = tasks["luozhouyang__python-string-similarity"]
     assert similarity.form is Form.SWESMITH
     assert similarity.repo == "luozhouyang/python-string-similarity"
-    assert similarity.test_command == "pytest --disable-warnings --color=no --tb=no --verbose"
-    assert similarity.test_parser == "swesmith:luozhouyang__python-string-similarity.115acaac"
-    assert similarity.build.python == "3.10"
+    assert similarity.grader.command == "pytest --disable-warnings --color=no --tb=no --verbose"
+    assert getattr(similarity.grader, "parser", "") == "swesmith:luozhouyang__python-string-similarity.115acaac"
+    assert python_build(similarity).python == "3.10"
     # mido's ids begin at /dev; the file that is hidden from the agent is the repository's
     assert tasks["mido__mido"].FAIL_TO_PASS[0].startswith("../dev/tests/")
     assert all(path.startswith("tests/") for path in tasks["mido__mido"].hidden_files)

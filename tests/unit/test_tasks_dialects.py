@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.builds import python_build
 from tests.unit.test_tasks_jsonl import Row
 from tests.unit.test_tasks_jsonl import row as own_row
 
@@ -171,24 +172,25 @@ def test_our_own_layout_stays_strict() -> None:
 
 def test_swe_gym(tmp_path: Path) -> None:
     task = task_from_row(bench(repo="getmoto/moto", instance_id="getmoto__moto-1"))
-    assert (task.form, task.build.python, task.build.install) == (Form.SWEBENCH, "3.12", ("make init",))
-    assert task.build.source is not None
-    assert dict(task.build.source.fields) == {"url": "https://github.com/getmoto/moto", "commit": COMMIT}
+    build = python_build(task)
+    assert (task.form, build.python, build.install) == (Form.SWEBENCH, "3.12", ("make init",))
+    assert build.source is not None
+    assert dict(build.source.fields) == {"url": "https://github.com/getmoto/moto", "commit": COMMIT}
     (tmp_path / "o__n" / "1").mkdir(parents=True)
     (tmp_path / "o__n" / "1" / "environment.yml").write_text(
         "dependencies:\n  - python=3.8.18=h1\n  - pip:\n    - attrs==23.1.0\n"
     )
-    pinned = task_from_row(bench(), pins=tmp_path)
-    assert (pinned.build.python, pinned.build.requirements, pinned.build.complete) == ("3.8", ("attrs==23.1.0",), True)
+    pinned = python_build(task_from_row(bench(), pins=tmp_path))
+    assert (pinned.python, pinned.requirements, pinned.complete) == ("3.8", ("attrs==23.1.0",), True)
 
 
 def test_swe_rebench() -> None:
     task = task_from_row(REBENCH)
-    assert task.build.python == "3.9"
-    assert task.build.requirements[-2:] == ("attrs==23.1.0", "pytest==7.4.0")
-    assert task.build.install == ("touch x", "pip install -e .[dev]")
-    assert task.build.system == ("gcc",)
-    assert task.test_command == "pytest --no-header -rA"
+    assert python_build(task).python == "3.9"
+    assert python_build(task).requirements[-2:] == ("attrs==23.1.0", "pytest==7.4.0")
+    assert python_build(task).install == ("touch x", "pip install -e .[dev]")
+    assert python_build(task).system == ("gcc",)
+    assert task.grader.command == "pytest --no-header -rA"
     assert task_from_row({**REBENCH, "install_config": json.dumps(REBENCH["install_config"])}) == task
     with pytest.raises(TaskFileError, match="in other languages"):
         task_from_row({**REBENCH, "install_config": {"install": "npm ci", "test_cmd": "npm test"}})
@@ -198,14 +200,14 @@ def test_custom_rows_as_the_original_documents_them() -> None:
     commands: Row = {"install_cmds": ["pip install -e .", "true"], "test_cmd": "pytest -x"}
     task = task_from_row({**CUSTOM, **commands, "test_patch": TESTS})
     assert (task.form, task.patch, task.test_patch) == (Form.SWEBENCH, UNDONE, TESTS)
-    assert (task.build.python, task.build.install) == ("3.9", ("pip install -e .", "true"))
-    assert task.test_command == "pytest -x"
+    assert (python_build(task).python, python_build(task).install) == ("3.9", ("pip install -e .", "true"))
+    assert task.grader.command == "pytest -x"
     plain = task_from_row({key: value for key, value in CUSTOM.items() if key != "python_version"}, form="custom")
-    assert (plain.build.python, plain.build.install) == ("3.11", ("python -m pip install -e .",))
-    assert plain.test_command == "python -m pytest"
+    assert (python_build(plain).python, python_build(plain).install) == ("3.11", ("python -m pip install -e .",))
+    assert plain.grader.command == "python -m pytest"
     named = task_from_row({**CUSTOM, "custom_install_cmd": "make", "requirements": ["attrs==23.1.0"]})
-    assert named.build.install == ("make",)
-    assert named.build.requirements[-1] == "attrs==23.1.0"
+    assert python_build(named).install == ("make",)
+    assert python_build(named).requirements[-1] == "attrs==23.1.0"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.dialects.values import commands, object_of, requirement_lines
+from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import not_python
 from minisandbox.tasks.pinning import specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import Form, Task
 
 _TEST_TIMEOUT = 1800.0
 
@@ -49,7 +51,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: A
         test_patch=fields.text("test_patch", default=""),
         FAIL_TO_PASS=lists.FAIL_TO_PASS,
         PASS_TO_PASS=lists.PASS_TO_PASS,
-        build=BuildSpec(
+        build=PythonBuild(
             python=python,
             requirements=pinned.requirements,
             overrides=pinned.overrides,
@@ -57,6 +59,5 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: A
             install=found.kept,
             system=found.system,
         ),
-        test_command=" && ".join(commands(config, "test_cmd")) or "python -m pytest",
-        test_timeout=_TEST_TIMEOUT,
+        grader=PytestGrader(" && ".join(commands(config, "test_cmd")) or "python -m pytest", _TEST_TIMEOUT),
     )
