@@ -201,8 +201,7 @@ class _Members:
             raw.seek(0)
             opener = next((one for magic, one in _OPENERS.items() if head.startswith(magic)), None)
             file = raw if opener is None else _Whole(opener(raw), name)
-            with LayerStream(Blob(file, "", name), _MOST_TAR) as stream:
-                yield stream
+            yield LayerStream(Blob(file, "", name), _MOST_TAR)
 
     def _extracted(self, item: Item, root: Parts) -> Iterator[Member]:
         made = _Made(self._image)
