@@ -2,6 +2,7 @@
 
     python -m benchmarks.images build
     python -m benchmarks.images compare [--as root|range|one ...] [--from registry|layout|archive ...] [IMAGE ...]
+    python -m benchmarks.images measure
 
 As root, with Debian's buildah, podman, runc, skopeo, docker-registry and debootstrap. The images are built once, into
 the cache: ten minutes and 2 GB. All else that is made lies in the cache, too, and is removed at the end. Progress goes
@@ -24,18 +25,19 @@ from pathlib import Path
 from benchmarks.images.building import build_all
 from benchmarks.images.comparing import compare_all, table
 from benchmarks.images.engine import remove_storage
+from benchmarks.images.measuring import measure_all
 from benchmarks.images.projects import NAMES
 from benchmarks.images.sources import KINDS
 from benchmarks.images.users import MODES
 
 _PRIVATE = "MINISANDBOX_PRIVATE_MOUNTS"
-_PREFIX = "run-"
+_PREFIX = "r-"
 
 
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("build", "compare"))
+    parser.add_argument("action", choices=("build", "compare", "measure"))
     parser.add_argument("images", nargs="*", metavar="IMAGE", default=[], help=", ".join(NAMES))
     parser.add_argument("--as", dest="modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--from", dest="kinds", nargs="+", choices=KINDS, default=KINDS)
@@ -56,6 +58,9 @@ def main() -> int:
             print(layout)
             return 0
         with _place(options.cache) as place:
+            if options.action == "measure":
+                print(measure_all(layout, place))
+                return 0
             report = compare_all(layout, place, options.modes, options.kinds, options.images or NAMES)
     print(table(report, options.kinds))
     for line in report.failures:

@@ -47,7 +47,7 @@ def compare_all(layout: Path, place: Path, modes: Sequence[str], kinds: Sequence
     load_modules()
     report = Report()
     shutil.copytree(layout, place / "layout")
-    with private_engine(place / "engine") as engine, registry(place) as host:
+    with private_engine(place / "e") as engine, registry(place) as host:
         sources = Sources(place, place / "layout", host, engine)
         fill_registry(host, layout, engine)
         views: dict[str, View] = {}

@@ -61,15 +61,23 @@ class User:
         text, _ = process.communicate()
         return process.returncode, text
 
+    def check(self, *words: str) -> None:
+        """Run ``minisandbox``.
+
+        Raises:
+            SystemExit: it fails.
+        """
+        status, text = self.call(*words)
+        if status:
+            raise SystemExit(f"minisandbox {' '.join(words)} as {self.mode} ends with {status}:\n{text}")
+
     def pull(self, reference: str, name: str) -> None:
         """Take an image in.
 
         Raises:
             SystemExit: that fails.
         """
-        status, text = self.call("image", "pull", reference, "--name", name)
-        if status:
-            raise SystemExit(f"image pull {reference} as {self.mode} ends with {status}:\n{text}")
+        self.check("image", "pull", reference, "--name", name)
 
     def run(self, image: str, command: str) -> tuple[int, str]:
         """Run a shell command in a new sandbox."""
