@@ -213,9 +213,7 @@ def first_result(spec: ImageSpec) -> float:
 def _untar(blobs: Sequence[Path], tree: Path) -> None:
     tree.mkdir()
     for blob in blobs:
-        subprocess.run(
-            ["tar", "-xzf", blob, "-C", tree, "--xattrs", "--overwrite"], check=True, stderr=subprocess.DEVNULL
-        )
+        run("tar", "-xzf", blob, "-C", tree, "--xattrs", "--overwrite")
 
 
 def _seconds(action: Callable[[], object]) -> float:
