@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.images.engine import TIMEOUT, private_engine, say
+from benchmarks.images.engine import TIMEOUT, Engine, private_engine, say
 from benchmarks.images.projects import NAMES, suite_of
-from benchmarks.images.sources import Sources, fill_registry, registry
+from benchmarks.images.sources import Sources, fill_registry, registry, skopeo
 from benchmarks.images.suites import Outcomes, outcomes, summary
 from benchmarks.images.users import User, at, load_modules, remove_store, user_of
 from benchmarks.images.views import Comparison, View, compare, list_tree
@@ -57,7 +57,7 @@ def compare_all(layout: Path, place: Path, modes: Sequence[str], kinds: Sequence
             engine.podman("pull", "--quiet", "--tls-verify=false", sources.at_registry(image))
             with engine.mounted(sources.at_registry(image)) as tree:
                 views[image] = list_tree(tree)
-            suites[image] = run_in_podman(sources, image)
+            suites[image] = run_in_podman(engine, sources.at_registry(image), image)
         for mode in modes:
             with user_of(mode, place) as user:
                 for image in names:
@@ -65,13 +65,11 @@ def compare_all(layout: Path, place: Path, modes: Sequence[str], kinds: Sequence
     return report
 
 
-def run_in_podman(sources: Sources, image: str) -> Outcomes:
-    """Run an image's tests in a container."""
-    command = sources.engine.podman_words(
-        "run", "--rm", "--network", "none", sources.at_registry(image), "sh", "-c", suite_of(image)
-    )
+def run_in_podman(engine: Engine, reference: str, image: str) -> Outcomes:
+    """Run an image's tests in a container of a copy of it."""
+    command = engine.podman_words("run", "--rm", "--network", "none", reference, "sh", "-c", suite_of(image))
     done = subprocess.run(
-        command, env=sources.engine.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        command, env=engine.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", check=False, timeout=TIMEOUT,
     )  # fmt: skip
     found = outcomes(done.stdout)
@@ -104,7 +102,32 @@ def _compare_image(
         cells.append(f"{summary(found)}, not as in podman (exit status {status})")
     else:
         cells.append(summary(found))
+    cells += _compare_returned(report, at(user, f"store-{kinds[0]}"), sources, image, view, suite)
     report.rows.append(f"| {image} | {user.mode} | {len(view):,} | {' | '.join(cells)} |")
+
+
+def _compare_returned(
+    report: Report, user: User, sources: Sources, image: str, view: View, suite: Outcomes
+) -> list[str]:
+    """Compare what podman makes of an exported archive, and of a pushed image that skopeo copies, with the original."""
+    engine, name, cells = sources.engine, f"{user.mode}/{image}", []
+    archive = user.store.parent / "exported.tar"
+    user.check("image", "export", "--compression", "zstd", image, str(archive))
+    loaded = engine.podman("load", "--quiet", "--input", str(archive)).split()[-1]
+    archive.unlink()
+    user.check("image", "push", image, f"{sources.host}/pushed/{name}")
+    copied = f"{sources.host}/copied/{name}"
+    skopeo(engine, f"docker://{sources.host}/pushed/{name}", f"docker://{copied}")
+    engine.podman("pull", "--quiet", "--tls-verify=false", copied)
+    for kind, reference in (("exported", loaded), ("pushed", copied)):
+        found = run_in_podman(engine, reference, image)
+        with engine.mounted(reference) as tree:
+            result = compare(view, list_tree(tree), owners=user.keeps_owners)
+        lines = [f"outcome {one}" for one in {*suite, *found} if suite[one] != found[one]] + result.differences
+        report.failures += [f"{image}, {kind}, {user.mode}: {line}" for line in lines[:20]]
+        cells.append(f"{len(lines)} differ" if lines else "equal")
+        engine.podman("rmi", "--force", reference)
+    return cells
 
 
 def compare_view(user: User, image: str, view: View) -> Comparison:
@@ -116,7 +139,7 @@ def compare_view(user: User, image: str, view: View) -> Comparison:
 
 def table(report: Report, kinds: Sequence[str]) -> str:
     """Return the report as a table."""
-    heads = ("image", "as", "paths", *kinds, "tests, as in podman")
+    heads = ("image", "as", "paths", *kinds, "tests, as in podman", "exported, in podman", "pushed, in podman")
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *report.rows, ""]
     lines += [f"- as {mode}, {name}: {count} differ as documented" for (mode, name), count in report.explained.items()]
     return "\n".join(lines)

@@ -84,7 +84,11 @@ def fill_registry(host: str, layout: Path, engine: Engine) -> None:
     """Copy all images of a layout into a registry."""
     say("filling the registry")
     for image in NAMES:
-        run(
-            "skopeo", "--policy", engine.place / "policy.json", "copy", "--quiet", "--dest-tls-verify=false",
-            f"oci:{layout}:{image}", f"docker://{host}/testbed/{image}:latest",
-        )  # fmt: skip
+        skopeo(engine, f"oci:{layout}:{image}", f"docker://{host}/testbed/{image}:latest")
+
+
+def skopeo(engine: Engine, source: str, target: str) -> None:
+    """Copy an image with skopeo."""
+    policy = ("--policy", engine.place / "policy.json")
+    insecure = [f"--{side}-tls-verify=false" for side, at in (("src", source), ("dest", target)) if "docker:" in at]
+    run("skopeo", *policy, "copy", "--quiet", *insecure, source, target)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -100,7 +99,7 @@ class User:
             maps = [id_map(Path(f"/proc/{pid}/{kind}_map").read_text().splitlines()) for kind in ("uid", "gid")]
             yield Path(f"/proc/{pid}/root"), maps
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             process.communicate()
 
 
