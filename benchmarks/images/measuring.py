@@ -197,7 +197,7 @@ def blobs_of(layout: Path, image: str) -> list[Path]:
 
 def disk_usage(tree: Path) -> int:
     """Return the bytes that a tree takes on disk, each inode once."""
-    return int(run("du", "-s", "--block-size=1", tree).split()[0])
+    return int(run("du", "-s", "--dereference-args", "--block-size=1", tree).split()[0])
 
 
 def first_result(spec: ImageSpec) -> float:
