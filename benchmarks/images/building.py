@@ -71,11 +71,10 @@ def _build_project(engine: Engine, project: Project, contexts: Path, layout: Pat
     base, environment = f"base-{project.family.suite}", f"environment-{project.name}"
     _bud(engine, "environment", environment, context, BASE=base, PREFIX=project.family.prefix)
     for image, commit in zip(project.images, commits, strict=True):
-        _bud(engine, "instance", image, context, ENVIRONMENT=environment, COMMIT=commit)
+        user = "root" if project.odd else project.user
+        _bud(engine, "instance", image, context, ENVIRONMENT=environment, COMMIT=commit, USER=user)
         if project.odd:
             _bud(engine, "odd", image, context, INSTANCE=image, USER=project.user, WORKDIR=project.workdir)
-        elif project.user != "root":
-            engine.configure(image, user=project.user)
         engine.buildah("push", "--quiet", image, f"oci:{layout}:{image}")
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.images.engine import TIMEOUT, Engine, private_engine, say
-from benchmarks.images.projects import NAMES, suite_of
+from benchmarks.images.projects import suite_of
 from benchmarks.images.sources import Sources, fill_registry, registry, skopeo
 from benchmarks.images.suites import Outcomes, outcomes, summary
-from benchmarks.images.users import User, at, load_modules, remove_store, user_of
+from benchmarks.images.users import User, at, user_of
 from benchmarks.images.views import Comparison, View, compare, list_tree
 
 
@@ -44,7 +44,6 @@ def compare_all(layout: Path, place: Path, modes: Sequence[str], kinds: Sequence
     Returns:
         The report.
     """
-    load_modules()
     report = Report()
     shutil.copytree(layout, place / "layout")
     with private_engine(place / "e") as engine, registry(place) as host:
@@ -143,6 +142,3 @@ def table(report: Report, kinds: Sequence[str]) -> str:
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *report.rows, ""]
     lines += [f"- as {mode}, {name}: {count} differ as documented" for (mode, name), count in report.explained.items()]
     return "\n".join(lines)
-
-
-__all__ = ["NAMES", "compare_all", "remove_store", "table"]

@@ -82,13 +82,6 @@ class Engine:
         """Run podman."""
         return run(*self.podman_words(*words), environment=self.environment).strip()
 
-    def configure(self, image: str, *, user: str) -> None:
-        """Set an image's user."""
-        container = self.buildah("from", "--pull-never", image)
-        self.buildah("config", "--user", user, container)
-        self.buildah("commit", "--quiet", "--format", "docker", container, image)
-        self.buildah("rm", container)
-
     @contextmanager
     def mounted(self, image: str) -> Iterator[Path]:
         """Mount an image."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import zstandard
 from benchmarks.images.views import id_map
 from tests import as_user
 
@@ -20,7 +21,6 @@ import minisandbox
 
 MODES = ("root", "range", "one")
 _WAIT = 60.0  # seconds for a sandbox
-_MODULES = ("minisandbox", "zstandard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ def user_of(mode: str, place: Path) -> Iterator[User]:
         python = as_user.find_python(account)
         if python is None:
             raise SystemExit("no Python >= 3.11 that other users can execute")
-        for name in _MODULES:
-            source = Path(sys.modules[name].__file__ or "").parent
-            shutil.copytree(source, account.base / "code" / name)
+        for module in (minisandbox, zstandard):
+            source = Path(module.__file__ or "").parent
+            shutil.copytree(source, account.base / "code" / source.name)
         environment = {**account.environment(), "PYTHONPATH": f"{account.base}/code"}
         if mode == "one":
             environment["MINISANDBOX_ONE_ID"] = "1"
@@ -154,11 +154,6 @@ def user_of(mode: str, place: Path) -> Iterator[User]:
 def at(user: User, store: str) -> User:
     """Return the user with another store."""
     return replace(user, store=user.store.with_name(store))
-
-
-def load_modules() -> None:
-    """Import what an ordinary user's interpreter has to find."""
-    import zstandard  # noqa: F401, PLC0415 - its files are copied
 
 
 def remove_store(user: User) -> None:
