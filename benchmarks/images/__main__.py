@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--as", dest="modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--from", dest="kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--cache", type=Path, default=Path("/var/cache/minisandbox-images"))
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if unknown := set(options.images) - set(NAMES):
         parser.error(f"there is no image {', '.join(sorted(unknown))}: {', '.join(NAMES)}")
     if os.geteuid():
