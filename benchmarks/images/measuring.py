@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import statistics
 import time
@@ -58,17 +59,17 @@ class _Measuring:
 
     def _pulls(self, first: str, second: str) -> Iterator[Row]:
         """Pull and run a first command, with nothing there, and with another image of the family there."""
-        ours: dict[str, list[float]] = {first: [], second: []}
-        theirs: dict[str, list[float]] = {first: [], second: []}
+        ours: dict[str, list[tuple[float, float]]] = {first: [], second: []}
+        theirs: dict[str, list[tuple[float, float]]] = {first: [], second: []}
         for number in range(_PAIRS):
             user = at(self.user, f"pulls-{number}")
             with private_engine(self.place / "p") as engine:
                 for image in (first, second):
-                    ours[image].append(_seconds(lambda: self._ours_first(user, image)))  # noqa: B023 - called at once
-                    theirs[image].append(_seconds(lambda: self._theirs_first(engine, image)))  # noqa: B023
+                    ours[image].append(_cost(lambda: self._ours_first(user, image)))  # noqa: B023 - called at once
+                    theirs[image].append(_cost(lambda: self._theirs_first(engine, image)))  # noqa: B023
             remove_store(user)
-        yield _paired("pull and first command, nothing there, s", ours[first], theirs[first])
-        yield _paired("the same, second image of the family, s", ours[second], theirs[second])
+        yield from _costs("pull and first command, nothing there", ours[first], theirs[first])
+        yield from _costs("the same, second image of the family", ours[second], theirs[second])
 
     def _ours_first(self, user: User, image: str) -> None:
         user.pull(self.sources.at_registry(image), image)
@@ -103,11 +104,11 @@ class _Measuring:
         )
         for number in range(_PAIRS):
             (context / "repository" / "number").write_text(f"{number}")
-            ours.append(_seconds(lambda: user.check(*build)))
-            theirs.append(_seconds(lambda: engine.buildah(*bud)))
-        yield _paired("build of a Dockerfile of four steps (buildah), s", ours, theirs)
-        again = _seconds(lambda: user.check(*build)), _seconds(lambda: engine.buildah(*bud))
-        yield "the same again, without a change, s", *_numbers(*again)
+            ours.append(_cost(lambda: user.check(*build)))
+            theirs.append(_cost(lambda: engine.buildah(*bud)))
+        yield from _costs("build of a Dockerfile of four steps (buildah)", ours, theirs)
+        again = _cost(lambda: user.check(*build)), _cost(lambda: engine.buildah(*bud))
+        yield from _costs("the same again, without a change", [again[0]], [again[1]])
         engine.podman("rmi", "--force", "--all")
         remove_store(user)
 
@@ -116,11 +117,11 @@ class _Measuring:
         blobs = blobs_of(self.sources.layout, image)
         user, tree, ours, theirs = at(self.user, "unpacking"), self.place / "tree", [], []
         for _ in range(_PAIRS):
-            ours.append(_seconds(lambda: user.pull(f"oci:{self.sources.layout}:{image}", image)))
-            theirs.append(_seconds(lambda: _untar(blobs, tree)))
+            ours.append(_cost(lambda: user.pull(f"oci:{self.sources.layout}:{image}", image)))
+            theirs.append(_cost(lambda: _untar(blobs, tree)))
             remove_store(user)
             shutil.rmtree(tree)
-        yield _paired("unpacking from an OCI layout (tar -xzf), s", ours, theirs)
+        yield from _costs("unpacking from an OCI layout (tar -xzf)", ours, theirs)
 
     def _creation(self, image: str) -> Iterator[Row]:
         """Create a sandbox and run a command over a container image, and over an image built over the host's files."""
@@ -216,10 +217,12 @@ def _untar(blobs: Sequence[Path], tree: Path) -> None:
         run("tar", "-xzf", blob, "-C", tree, "--xattrs", "--overwrite")
 
 
-def _seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _cost(action: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds that an action takes, and the CPU seconds of the programs that it waits for."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     action()
-    return time.perf_counter() - start
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def _shown(value: float) -> str:
@@ -228,6 +231,11 @@ def _shown(value: float) -> str:
 
 def _numbers(ours: float, theirs: float) -> tuple[str, str, str]:
     return _shown(ours), _shown(theirs), f"{ours / theirs:.2f}"
+
+
+def _costs(what: str, ours: Sequence[tuple[float, float]], theirs: Sequence[tuple[float, float]]) -> Iterator[Row]:
+    for number, kind in enumerate(("s", "CPU s")):
+        yield _paired(f"{what}, {kind}", [pair[number] for pair in ours], [pair[number] for pair in theirs])
 
 
 def _paired(what: str, ours: Sequence[float], theirs: Sequence[float]) -> Row:
