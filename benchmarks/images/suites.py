@@ -6,7 +6,8 @@ import re
 from collections import Counter
 
 _LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (.*)$", re.MULTILINE)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_VARYING = re.compile(r" at 0x[0-9a-f]+|\b\d\d:\d\d:\d\d\b")
+"""Addresses, and the time of collection, which marshmallow has in names of tests."""
 
 Outcomes = Counter[tuple[str, str]]
 """How often each test had each outcome; skipped tests are told by their place."""
@@ -16,7 +17,7 @@ def outcomes(text: str) -> Outcomes:
     """Read outcomes from ``pytest -rA``."""
     found: Outcomes = Counter()
     for outcome, rest in _LINE.findall(text):
-        found[outcome, _ADDRESS.sub("", rest.partition(" - ")[0] if outcome != "SKIPPED" else rest)] += 1
+        found[outcome, _VARYING.sub("", rest.partition(" - ")[0] if outcome != "SKIPPED" else rest)] += 1
     return found
 
 

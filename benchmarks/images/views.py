@@ -55,7 +55,7 @@ def _facts(path: str, info: os.stat_result, owner: Owner) -> dict[str, object]:
     kind = stat.S_IFMT(info.st_mode)
     facts: dict[str, object] = {
         "kind": kind, "mode": oct(stat.S_IMODE(info.st_mode)), "owner": owner(info.st_uid, info.st_gid),
-        "attributes": _attributes(path),
+        "attributes": _attributes(path, owner),
     }  # fmt: skip
     if not stat.S_ISDIR(info.st_mode):
         facts["mtime"] = info.st_mtime_ns // 10**9
@@ -69,9 +69,16 @@ def _facts(path: str, info: os.stat_result, owner: Owner) -> dict[str, object]:
     return facts
 
 
-def _attributes(path: str) -> tuple[tuple[str, bytes], ...]:
+def _attributes(path: str, owner: Owner) -> tuple[tuple[str, bytes], ...]:
     names = sorted(name for name in os.listxattr(path, follow_symlinks=False) if ".overlay." not in name)
-    return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in names)
+    return tuple((name, _inside(name, os.getxattr(path, name, follow_symlinks=False), owner)) for name in names)
+
+
+def _inside(name: str, value: bytes, owner: Owner) -> bytes:
+    """Return an attribute's value as its sandbox sees it: capabilities(7), "Namespaced file capabilities"."""
+    if name != "security.capability" or value[3] != 3 or owner(int.from_bytes(value[20:], "little"), 0)[0]:
+        return value
+    return value[:3] + b"\2" + value[4:20]
 
 
 @dataclass(slots=True)
