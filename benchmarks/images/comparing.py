@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.images.engine import TIMEOUT, Engine, private_engine, say
-from benchmarks.images.projects import suite_of
+from benchmarks.images.projects import project_of, suite_of
 from benchmarks.images.sources import Sources, fill_registry, registry, skopeo
 from benchmarks.images.suites import Outcomes, outcomes, summary
 from benchmarks.images.users import User, at, user_of
@@ -60,13 +60,17 @@ def compare_all(layout: Path, place: Path, modes: Sequence[str], kinds: Sequence
         for mode in modes:
             with user_of(mode, place) as user:
                 for image in names:
-                    _compare_image(report, user, sources, kinds, image, views[image], suites[image])
+                    suite = suites[image]
+                    if not user.keeps_owners and project_of(image).user != "root":  # commands run as root here
+                        suite = run_in_podman(engine, sources.at_registry(image), image, "--user", "root")
+                    _compare_image(report, user, sources, kinds, image, views[image], suite)
     return report
 
 
-def run_in_podman(engine: Engine, reference: str, image: str) -> Outcomes:
+def run_in_podman(engine: Engine, reference: str, image: str, *options: str) -> Outcomes:
     """Run an image's tests in a container of a copy of it."""
-    command = engine.podman_words("run", "--rm", "--network", "none", reference, "sh", "-c", suite_of(image))
+    words = ("run", "--rm", "--network", "none", *options, reference, "sh", "-c", suite_of(image))
+    command = engine.podman_words(*words)
     done = subprocess.run(
         command, env=engine.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", check=False, timeout=TIMEOUT,
