@@ -12,11 +12,12 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
+from minisandbox.tasks.builds import PythonBuild, SourceSpec, github
 from minisandbox.tasks.corrections import AFTERWARDS, BEFORE_TESTS, sort_commands
 from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.pinning import Pinned, exported, listed, requirements_text, specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task, github
+from minisandbox.tasks.task import Form, Task
 
 TEST_TIMEOUT = 1800.0
 """Seconds that swebench gives the tests of an instance (``run_evaluation --timeout``)."""
@@ -64,7 +65,7 @@ def task_from_swebench(row: Mapping[str, object], *, pins: Path | None = None, m
         test_patch=fields.text("test_patch"),
         FAIL_TO_PASS=lists.FAIL_TO_PASS,
         PASS_TO_PASS=lists.PASS_TO_PASS,
-        build=BuildSpec(
+        build=PythonBuild(
             python=pinned.python,
             requirements=pinned.requirements,
             complete=pinned.complete,

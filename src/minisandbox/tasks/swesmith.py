@@ -10,11 +10,12 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, TaskFileError
 from minisandbox.tasks import harness
+from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.corrections import AFTERWARDS, sort_commands
 from minisandbox.tasks.graders import LogGrader
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import Form, Task
 
 
 def task_from_swesmith(row: Mapping[str, object], *, pins: Path | None = None) -> Task:
@@ -57,7 +58,7 @@ def task_from_swesmith(row: Mapping[str, object], *, pins: Path | None = None) -
         test_patch="",
         FAIL_TO_PASS=lists.FAIL_TO_PASS,
         PASS_TO_PASS=lists.PASS_TO_PASS,
-        build=BuildSpec(
+        build=PythonBuild(
             python=profile.python,
             requirements=pinned.requirements,
             complete=pinned.complete,

@@ -9,7 +9,7 @@ from minisandbox.cli.common.output import Column, add_json_option, print_json, p
 from minisandbox.cli.common.task_sets import add_source_options, add_tasks_arguments, load
 from minisandbox.cli.tasks import export, merge, mutate, selection
 from minisandbox.errors import clean
-from minisandbox.tasks import BuildSpec, Grader, Task
+from minisandbox.tasks import Build, Grader, PythonBuild, Task
 
 DEFAULT = "quickstart"
 
@@ -88,8 +88,10 @@ def run_show(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _build_lines(build: BuildSpec) -> list[str]:
+def _build_lines(build: Build) -> list[str]:
     """Return the lines that describe a build; a complete environment only by its size."""
+    if not isinstance(build, PythonBuild):
+        return [f"{name}: {value}" for name, value in build.to_row().items()]
     requirements = ", ".join(build.requirements) or "none"
     if build.complete:
         requirements = f"{len(build.requirements)} pinned, the complete environment"

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minisandbox.patches import reversed_patch
+from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.revisions import full_commit
 from minisandbox.tasks.dialects.values import commands, requirement_lines
 from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import Form, Task
 
 _INSTALL = ("install_cmds", "install_cmd", "custom_install_cmd")
 _TEST = ("test_cmd", "custom_test_cmd")
@@ -56,13 +57,13 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
     )
 
 
-def _build(row: Mapping[str, object], repo: str, commit: str, context: LoadContext) -> BuildSpec:
+def _build(row: Mapping[str, object], repo: str, commit: str, context: LoadContext) -> PythonBuild:
     fields = RowFields(row)
     image = fields.text("image_name", default="").rpartition("/")[2]
     python = fields.text("python_version", default=_PYTHON)
     listed = requirement_lines(row.get("requirements"), "requirements")
     pinned = (exported(context.pins, image) if image else None) or specified(python, listed or ("pytest",), ())
-    return BuildSpec(
+    return PythonBuild(
         python=python if "python_version" in row else pinned.python,
         requirements=pinned.requirements,
         complete=pinned.complete,

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from difflib import unified_diff
 
 from minisandbox.errors import TaskFileError
+from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.revisions import full_commit
 from minisandbox.tasks.dialects.values import commands, object_of
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import Form, Task
 
 _COLUMNS = {"docker_image", "commit_hash", "parsed_commit_content"}
 _FOLDER = "r2e_tests"
@@ -74,7 +75,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
         test_patch="".join(_hidden_tests(execution)),
         FAIL_TO_PASS=fail_to_pass,
         PASS_TO_PASS=pass_to_pass,
-        build=BuildSpec(
+        build=PythonBuild(
             python=pinned.python,
             requirements=pinned.requirements,
             complete=pinned.complete,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects.values import commands
 from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import check_ids
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import Form, Task
 
 _COLUMNS = {"repo", "instance_id", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS"}
 _EDITABLE = "python -m pip install -e ."
@@ -60,7 +61,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
         test_patch=fields.text("test_patch"),
         FAIL_TO_PASS=lists.FAIL_TO_PASS,
         PASS_TO_PASS=lists.PASS_TO_PASS,
-        build=BuildSpec(
+        build=PythonBuild(
             python=pinned.python,
             requirements=pinned.requirements,
             complete=pinned.complete,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.dialects.values import commands, object_of, requirement_lines
@@ -11,7 +12,7 @@ from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import not_python
 from minisandbox.tasks.pinning import specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import Form, Task
 
 _TEST_TIMEOUT = 1800.0
 
@@ -50,7 +51,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: A
         test_patch=fields.text("test_patch", default=""),
         FAIL_TO_PASS=lists.FAIL_TO_PASS,
         PASS_TO_PASS=lists.PASS_TO_PASS,
-        build=BuildSpec(
+        build=PythonBuild(
             python=python,
             requirements=pinned.requirements,
             overrides=pinned.overrides,
