@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.belief import Doubt
 from minisandbox.grade.confirm.checks import ACCIDENTS, Confirmation
+from minisandbox.grade.graders.pytest import files_of
 from minisandbox.grade.imports import protect_imports
 from minisandbox.grade.judging import judge
 from minisandbox.grade.names import located
 from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
-from minisandbox.grade.runner import SuiteRun, files_of
+from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.scan import scan
 from minisandbox.grade.submission import Change, reference_change, screen
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
@@ -121,9 +122,12 @@ def workspace_for(
 ) -> Workspace:
     """Return where a task is graded; arguments and errors as for :func:`grade`."""
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
-    files = (
-        tuple(sorted({*map(file_of, located(task, named))})) if isinstance(task.grader, LogGrader) else files_of(named)
-    )
+    if task.grader.reporter == "none":
+        files = tuple(file for file in task.test_files if not file.endswith(".snap"))  # jest rewrites its snapshots
+    elif isinstance(task.grader, LogGrader):
+        files = tuple(sorted({*map(file_of, located(task, named))}))
+    else:
+        files = files_of(named)
     seconds = task.grader.timeout if timeout is None else timeout
     return workspace(image, task, files, timeout=seconds, limits=limits, cancellation=cancellation)
 

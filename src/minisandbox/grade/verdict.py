@@ -51,6 +51,7 @@ class Reason(enum.StrEnum):
     EXIT_FORGED = "exit_status_forged"
     LOG_MISMATCH = "log_mismatch"
     LOG_UNREADABLE = "log_unreadable"
+    NO_RESULTS = "no_results"
     RUNNER_CHANGED = "runner_changed"
     SENTINEL_WRONG = "sentinel_wrong"
     EQUALITY_FORGED = "equality_forged"

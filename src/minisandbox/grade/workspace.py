@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import FileAccessError
 from minisandbox.grade.belief import Doubt
-from minisandbox.grade.official import LOG_LIMIT, OfficialRunner
-from minisandbox.grade.runner import PytestRunner, SuiteRun, log_of
+from minisandbox.grade.graders.log import LOG_LIMIT, LogRunner
+from minisandbox.grade.graders.pytest import PytestRunner
+from minisandbox.grade.runner import SuiteRun, log_of
 from minisandbox.grade.submission import Change
 from minisandbox.grade.testfiles import HIDDEN, lay_out
 from minisandbox.grade.verdict import Reason
@@ -99,9 +100,9 @@ class Workspace:
         """
         return replace(self, timeout=max(self.timeout, _PATIENCE * (needed or self.timeout)))
 
-    def _runner(self) -> OfficialRunner | PytestRunner:
+    def _runner(self) -> LogRunner | PytestRunner:
         if isinstance(self.task.grader, LogGrader):
-            return OfficialRunner(self.task, self.timeout)
+            return LogRunner(self.task, self.timeout)
         return PytestRunner(self.task.grader.command, self.files, self.timeout)
 
 
