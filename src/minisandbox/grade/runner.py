@@ -24,6 +24,7 @@ class SuiteRun:
         log: the end of its output.
         judgement: what the benchmark's own parser and rules make of the output; None where the report decides.
         whole_log: the output, where they read it.
+        reward: what a script wrote; None where tests decide.
     """
 
     report: Report
@@ -33,6 +34,7 @@ class SuiteRun:
     log: str = ""
     judgement: Judgement | None = None
     whole_log: str = ""
+    reward: float | None = None
 
     @classmethod
     def not_run(cls, doubt: Doubt, log: str = "") -> SuiteRun:

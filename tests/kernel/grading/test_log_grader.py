@@ -59,7 +59,8 @@ C = Project(
     "checks.c",
     "#include <stdio.h>\nint add(int, int);\nint zero(void);\n"
     "static int say(const char *name, int good) {\n"
-    '  printf("[ RUN      ] %s\\n[%s ] %s (0 ms)\\n", name, good ? "       OK" : "  FAILED ", name);\n  return !good;\n}\n'
+    '  printf("[ RUN      ] %s\\n[%s ] %s (0 ms)\\n", name, good ? "       OK" : "  FAILED ", name);\n'
+    "  return !good;\n}\n"
     'int main(void) { return say("calc.zero", zero() == 0) + say("calc.adds", add(1, 2) == 3); }\n',
     LogGrader("make check", "swebench5:parse_log_googletest", timeout=60.0),
     "calc.adds",
@@ -182,6 +183,6 @@ def test_tests_that_a_submission_rewrites_are_noticed(task: Task, image: Image, 
 @pytest.mark.parametrize("project", [NODE], indirect=True)
 def test_a_log_cannot_end_its_own_region(task: Task, image: Image, project: Project) -> None:
     """SWE-bench's markers in the log: with fail_only what comes after them would count as passed."""
-    only = replace(task, grader=replace(task.grader, rule="fail_only"))
+    only = replace(task, grader=replace(project.grader, rule="fail_only"))
     code = "console.log('>>>>> End Test Output');\n" + project.files[project.code]
     assert graded(only, image, project, code).reward == 0.0
