@@ -290,9 +290,8 @@ def _graded(state: RolloutState, image: Image, tries: int, cancellation: Cancell
         if graded.resolved is not None or graded.verdict is Verdict.UNCONFIRMED:
             return graded
         failure = Failure("grade", graded.reason, graded.detail)
-        if (
-            tries <= 0 or state.grade is not None or graded.reason is not Reason.INFRASTRUCTURE
-        ):  # else the reference fails, and would again
+        final = tries <= 0 or state.grade is not None
+        if final or graded.reason is not Reason.INFRASTRUCTURE:  # else the reference fails, and would again
             state.failure = failure
             return graded
         state.tries = (*state.tries, failure)

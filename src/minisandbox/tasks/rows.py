@@ -141,14 +141,12 @@ def _script(fields: _Fields, command: str, base: Path | None, places: tuple[Path
     if name := fields.text("files", default=""):
         files = Path(name) if base is None else base / name
         fields.confine("files", problem_of(files, places))
-    variables = fields.table("environment", default={})
-    texts = _Fields(variables, "test.environment.", known=tuple(variables))
     names = ("files_at", "reward_file", "mode", "user", "workdir")
     return ScriptGrader(
         command,
         files,
         timeout=fields.number("timeout", default=600.0),
-        environment=tuple((name, texts.text(name)) for name in variables),
+        environment=fields.variables("environment"),
         **{name: fields.text(name) for name in names if name in fields.row},
     )
 
@@ -321,6 +319,42 @@ class RowFields:
         starting = dict.fromkeys(self._fields.ids("FAIL_TO_PASS"))
         second = dict.fromkeys(self._fields.ids("PASS_TO_PASS"))
         return TestLists(tuple(starting), tuple(test for test in second if test not in starting))
+
+    def task(
+        self, build: Build, grader: Grader, *, form: Form = Form.SWEBENCH, lists: TestLists | None = None, **texts: str
+    ) -> Task:
+        """Return the row as a task.
+
+        Args:
+            build: how it is built.
+            grader: how it is judged.
+            form: which way round its patch is.
+            lists: its tests; None for the row's own.
+            texts: fields of the task that are not the row's columns of these names.
+
+        Raises:
+            TaskFileError: a column is missing or wrong.
+            PatchError: a patch is malformed or unsafe.
+        """
+
+        def text(name: str, default: str | None = None) -> str:
+            return texts[name] if name in texts else self.text(name, default=default)
+
+        lists = lists or self.test_lists()
+        return Task(
+            instance_id=text("instance_id"),
+            repo=text("repo"),
+            base_commit=text("base_commit"),
+            version=text("version", ""),
+            form=form,
+            problem_statement=text("problem_statement"),
+            patch=text("patch"),
+            test_patch=text("test_patch", ""),
+            FAIL_TO_PASS=lists.FAIL_TO_PASS,
+            PASS_TO_PASS=lists.PASS_TO_PASS,
+            build=build,
+            grader=grader,
+        )
 
 
 class _Fields:

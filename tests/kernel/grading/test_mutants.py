@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builds import python_build
 from tests.vendored import vendor_pytest
 
 from minisandbox.agents import AgentLimits, open_agent
@@ -63,7 +64,7 @@ def project(smith: Task, tmp_path_factory: pytest.TempPathFactory) -> Task:
     (root / "tests" / "test_other.py").write_text("def test_other():\n    assert True\n")
     vendor_pytest(root / "vendor")
     build = replace(
-        smith.build, source=SourceSpec("local", (("path", str(root)),)),
+        python_build(smith), source=SourceSpec("local", (("path", str(root)),)),
         environment=(("PYTHONPATH", "/testbed/vendor:/testbed"),),
     )  # fmt: skip
     return clean_task(replace(smith, repo="example/lib", version="1.0", build=build))

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from tests import waiting
+from tests.builds import python_build
 
 from minisandbox.agents import Agent, EmptyAgent, Ending, OracleAgent, ReplayAgent, Session
 from minisandbox.errors import BuildError, InvalidValue, NotFound, RunError, SandboxGone
@@ -447,7 +448,7 @@ def test_images_of_a_batch_are_made_together(smith: Task, store: Store, tmp_path
 @pytest.mark.once
 def test_who_drains_a_batch_ends_its_builds(smith: Task, smith_image: Image, store: Store, tmp_path: Path) -> None:
     begun = threading.Event()
-    slow = replace(smith, instance_id="calc__slow", build=replace(smith.build, install=("sleep 600",)))
+    slow = replace(smith, instance_id="calc__slow", build=replace(python_build(smith), install=("sleep 600",)))
     made: list[Building] = []
 
     def tell(event: BuildEvent) -> None:

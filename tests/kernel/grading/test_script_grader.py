@@ -57,7 +57,7 @@ def test_the_script_decides(scripted: Task, smith_image: Image) -> None:
         ("exit 7", "exit status 7"),
         ("echo pass > /logs/verifier/reward.txt", "'pass': neither a number nor JSON"),
         ("echo nan > /logs/verifier/reward.txt", "not a finite number"),
-        ("echo '{\"a\": 1, \"b\": 0}' > /logs/verifier/reward.json", "not one number"),
+        ('echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json', "not one number"),
         ("mkdir /logs/verifier/reward.txt", "cannot be read"),
         ("mkfifo /logs/verifier/reward.txt", "cannot be read"),
         ("ln -s /dev/zero /logs/verifier/reward.txt", "cannot be read"),
@@ -86,7 +86,14 @@ def test_files_that_are_not_there_are_our_failure(scripted: Task, smith_image: I
 
 @pytest.mark.parametrize(
     ("text", "reward"),
-    [("1\n", 1.0), ("0.25", 0.25), ("-1", -1.0), ('{"reward": 0.5, "style": 1}', 0.5), ('{"score": 1}', 1.0), ("1e-3", 1e-3)],
+    [
+        ("1\n", 1.0),
+        ("0.25", 0.25),
+        ("-1", -1.0),
+        ('{"reward": 0.5, "style": 1}', 0.5),
+        ('{"score": 1}', 1.0),
+        ("1e-3", 1e-3),
+    ],
 )
 def test_rewards(text: str, reward: float) -> None:
     assert parse_reward(text) == reward
@@ -161,7 +168,9 @@ def test_what_an_agent_left_in_the_reward_files_place_is_not_read(scripted: Task
 
 def test_services_of_the_agent_go_on(scripted: Task, smith_image: Image) -> None:
     script = "read answer < /tmp/pipe; echo $answer > /logs/verifier/reward.txt"
-    served = live(with_command(scripted, script), ["mkfifo /tmp/pipe; (echo 1 > /tmp/pipe) > /dev/null 2>&1 &"], smith_image)
+    served = live(
+        with_command(scripted, script), ["mkfifo /tmp/pipe; (echo 1 > /tmp/pipe) > /dev/null 2>&1 &"], smith_image
+    )
     assert served.reward == 1.0, served
 
 
