@@ -9,6 +9,7 @@ from minisandbox.grade.evaluation_report import (
 from minisandbox.grade.evaluations import Evaluated, Evaluation, run_evaluation
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
+from minisandbox.grade.options import ALWAYS, FLAGGED, GradingOptions, confirmed_share
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.predictions import (
     EMPTY,
@@ -26,8 +27,10 @@ from minisandbox.grade.validations import Validated, run_validations
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 
 __all__ = [
+    "ALWAYS",
     "DATABASE",
     "EMPTY",
+    "FLAGGED",
     "GOLD",
     "MAX_SUBMISSION",
     "Cause",
@@ -35,6 +38,7 @@ __all__ = [
     "Evaluation",
     "Flag",
     "Grade",
+    "GradingOptions",
     "Measurement",
     "Policy",
     "Prediction",
@@ -44,6 +48,7 @@ __all__ = [
     "Validated",
     "Validation",
     "Verdict",
+    "confirmed_share",
     "derive_test_lists",
     "empty_predictions",
     "evaluation_report",

@@ -20,7 +20,7 @@ from minisandbox.grade.runner import SuiteRun, log_of
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import touched_files
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Task, file_of, harness, node_id
+from minisandbox.tasks import LogGrader, Task, file_of, harness, node_id
 from minisandbox.types import ExecResult, MiB
 
 LOG_LIMIT = 128 * MiB
@@ -44,11 +44,12 @@ class OfficialRunner:
     """
 
     def __init__(self, task: Task, timeout: float) -> None:
-        self._task = task
+        assert isinstance(task.grader, LogGrader)
+        self._task, self._grader = task, task.grader
         self._timeout = timeout
         self._named = task.FAIL_TO_PASS + task.PASS_TO_PASS
         self._there: frozenset[str] = frozenset()
-        self._program = _program(task)
+        self._program = _program(task.grader)
         self._reporter = Reporter.make(Kind.OTHER if self._program else Kind.PYTEST)
 
     def install(self, box: Sandbox) -> None:
@@ -72,12 +73,12 @@ class OfficialRunner:
             MissingExtra: the benchmark's own code is not installed.
         """
         variables = {**self._reporter.environment(box), "PYTHONHASHSEED": "0"}
-        by_tox = re.match(r"tox\b", self._task.test_command) is not None
+        by_tox = re.match(r"tox\b", self._grader.command) is not None
         if by_tox:  # tox hands on what it is told to; this is how it is told more (tox 4: "Configuration override")
             variables["TOX_OVERRIDE"] = f"testenv.pass_env+={','.join((REPORT_VARIABLE, *variables))}"
         result, report = run_reported(
             box,
-            self._task.test_command,
+            self._grader.command,
             () if self._program else ("-p", self._reporter.module),
             timeout=self._timeout,
             env=variables,
@@ -103,14 +104,14 @@ class OfficialRunner:
 
     def _judged(self, run: SuiteRun) -> SuiteRun:
         task = self._task
-        said = harness.judge(task.test_parser, run.whole_log, task.FAIL_TO_PASS, task.PASS_TO_PASS)
+        said = harness.judge(self._grader.parser, run.whole_log, task.FAIL_TO_PASS, task.PASS_TO_PASS)
         run = replace(run, judgement=said)
         if not said.resolved:
             return run
         reported = self._reported()
         lists = [[test for test in tests if test in reported] for tests in (task.FAIL_TO_PASS, task.PASS_TO_PASS)]
         for told in _logs(run.report, printed=bool(self._program)):
-            seen = harness.judge(task.test_parser, told, *(list(map(node_id, tests)) for tests in lists))
+            seen = harness.judge(self._grader.parser, told, *(list(map(node_id, tests)) for tests in lists))
             if seen.resolved:
                 return run
         missing = (*seen.failed_fail_to_pass, *seen.failed_pass_to_pass)
@@ -136,11 +137,11 @@ _TEST_NAME = re.compile(r"\w+(?: \([\w.]+\))?")
 _PROGRAM = re.compile(r"(?:^|[\s/])(runtests\.py|bin/test)(?=\s|$)")
 
 
-def _program(task: Task) -> str:
+def _program(grader: LogGrader) -> str:
     """The name of the program that runs the tests, where that is not pytest."""
-    if task.test_runner == "pytest":
+    if grader.reporter == "pytest":
         return ""
-    match = _PROGRAM.search(task.test_command)
+    match = _PROGRAM.search(grader.command)
     return match[1].rpartition("/")[2] if match else "unittest"
 
 

@@ -19,7 +19,7 @@ from minisandbox.grade.verdict import Reason
 from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.tasks import Task
+from minisandbox.tasks import LogGrader, Task
 from minisandbox.types import ExecResult, Limits, MiB, Network, Outcome
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Workspace:
         """
         self.cancellation.check()
         runner = self._runner()
-        limits = replace(self.limits, output=LOG_LIMIT) if self.task.test_parser else self.limits
+        limits = replace(self.limits, output=LOG_LIMIT) if isinstance(self.task.grader, LogGrader) else self.limits
         with (
             lay_out(self.image.tests_dir(), self.files, edited or {}, self.image.workdir) as tests,
             Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=tests.mounts) as box,
@@ -100,9 +100,9 @@ class Workspace:
         return replace(self, timeout=max(self.timeout, _PATIENCE * (needed or self.timeout)))
 
     def _runner(self) -> OfficialRunner | PytestRunner:
-        if self.task.test_parser:
+        if isinstance(self.task.grader, LogGrader):
             return OfficialRunner(self.task, self.timeout)
-        return PytestRunner(self.task.test_command, self.files, self.timeout)
+        return PytestRunner(self.task.grader.command, self.files, self.timeout)
 
 
 def _apply(box: Sandbox, change: Change) -> SuiteRun | None:

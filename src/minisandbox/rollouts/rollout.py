@@ -21,7 +21,7 @@ from minisandbox.errors import (
     ModelError,
     SandboxGone,
 )
-from minisandbox.grade import MAX_SUBMISSION, Grade, Reason, Verdict, grade
+from minisandbox.grade import FLAGGED, MAX_SUBMISSION, Grade, Reason, Verdict, grade
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.setup import Setup
@@ -59,6 +59,7 @@ def rollout(
     attempt: int = 0,
     limits: Limits | None = None,
     timeout: float | None = None,
+    confirm: str = FLAGGED,
 ) -> Trajectory:
     """Run an agent without a model on a task once, and grade its submission.
 
@@ -71,11 +72,12 @@ def rollout(
         attempt: which rollout of the task it is.
         limits: resource limits of each sandbox, the agent's and the grader's.
         timeout: seconds for the tests; the task's own if None.
+        confirm: which passes are confirmed, as for :func:`.grade`.
 
     Returns:
         The record. Infrastructure errors are in its ``failure``; then ``finished`` is False.
     """
-    setup = Setup(agent=agent, limits=limits, timeout=timeout)
+    setup = Setup(agent=agent, limits=limits, timeout=timeout, confirm=confirm)
     return asyncio.run(rollout_async(task, image, setup, attempt=attempt))
 
 
@@ -285,7 +287,8 @@ def _grade(state: RolloutState, image: Image, cancellation: Cancellation | None)
 
     def make() -> Grade:
         return grade(
-            task, image, submission, timeout=setup.timeout, limits=setup.limits, cancellation=cancellation
+            task, image, submission, timeout=setup.timeout, limits=setup.limits, confirm=setup.confirm,
+            cancellation=cancellation,
         )  # fmt: skip
 
     return (
