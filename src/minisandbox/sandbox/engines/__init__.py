@@ -1,0 +1,33 @@
+"""Container engines, podman and docker, as a backend of sandboxes: to compare verdicts, time and disk with.
+
+One container per sandbox, one ``exec`` per command or file verb. Each runs the worker of a sandbox, so that everything
+above the core is shared. An engine cannot take snapshots, fork, list changes or filter the network.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from minisandbox.sandbox.core import Core
+from minisandbox.types import ImageSpec
+
+if TYPE_CHECKING:
+    from minisandbox.sandbox.backend import SandboxCore
+    from minisandbox.sandbox.snapshots import Snapshot
+
+BACKENDS = ("sandbox", "podman", "docker")
+"""What a command line calls the backends; the first is :class:`minisandbox.sandbox.core.Core`."""
+
+
+def create_core(image: ImageSpec | Snapshot, **options: Any) -> SandboxCore:
+    """Make a sandbox by the backend that its image names; see :meth:`minisandbox.Sandbox.create`."""
+    if isinstance(image, ImageSpec) and image.backend:
+        from minisandbox.sandbox.engines.core import ContainerCore  # noqa: PLC0415 - few sandboxes need an engine
+
+        return ContainerCore.create(image, **options)
+    return Core.create(image, **options)
+
+
+def stop_core(core: SandboxCore) -> None:
+    """End a sandbox of any backend."""
+    core.stop()
