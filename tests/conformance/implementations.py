@@ -272,21 +272,27 @@ class Implementation:
         has: which needs of cases it always has.
         real: whether it makes sandboxes by the kernel.
         world: makes what the cases stand on.
+        engine: the container engine that makes them, or "".
     """
 
     name: str
     has: frozenset[str]
     real: bool
     world: Callable[[ImageSpec, Path], SyncWorld | AsyncWorld]
+    engine: str = ""
 
 
 # Where an ordinary user may not open the host's own, a fake has none; a sandbox has its own always.
 TERMINALS = {"terminal"} if os.access("/dev/pts/ptmx", os.R_OK | os.W_OK) else set()
 REAL = {"kernel", "terminal"}
 
+CONTAINERS = frozenset({"kernel", "range", "terminal"})
+
 IMPLEMENTATIONS = (
     Implementation("sync", frozenset(REAL), True, partial(SyncWorld, Sandbox)),
     Implementation("async", frozenset(REAL | {"cancel"}), True, partial(AsyncWorld, AsyncSandbox)),
     Implementation("fake", frozenset(TERMINALS), False, partial(SyncWorld, FakeSandbox)),
     Implementation("async-fake", frozenset(TERMINALS | {"cancel"}), False, partial(AsyncWorld, AsyncFakeSandbox)),
+    Implementation("podman", CONTAINERS, True, partial(SyncWorld, Sandbox), "podman"),
+    Implementation("docker", CONTAINERS, True, partial(SyncWorld, Sandbox), "docker"),
 )

@@ -100,4 +100,3 @@ def _carry_in(ours: socket.socket) -> None:
 def _write(data: bytes) -> None:
     while data:
         data = data[os.write(1, data) :]
-

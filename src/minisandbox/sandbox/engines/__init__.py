@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from minisandbox.sandbox.backend import SandboxCore
     from minisandbox.sandbox.snapshots import Snapshot
 
-BACKENDS = ("sandbox", "podman", "docker")
-"""What a command line calls the backends; the first is :class:`minisandbox.sandbox.core.Core`."""
-
 
 def create_core(image: ImageSpec | Snapshot, **options: Any) -> SandboxCore:
     """Make a sandbox by the backend that its image names; see :meth:`minisandbox.Sandbox.create`."""

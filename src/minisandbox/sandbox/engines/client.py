@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from dataclasses import dataclass
 from typing import IO
@@ -37,7 +38,7 @@ class Client:
             ProgramNotFound: it is not installed.
         """
         if name not in _NAMES:
-            raise InvalidValue(f"backend {name!r} is not known", hint=f"give sandbox, {' or '.join(_NAMES)}")
+            raise InvalidValue(f"backend {name!r} is not known", hint=f"give {' or '.join(_NAMES)}")
         program = shutil.which(name)
         if program is None:
             raise ProgramNotFound(f"{name} is not installed", hint=f"install {name}, or leave out --backend")
@@ -74,7 +75,7 @@ class Client:
         text = said.decode(errors="replace").strip()[-1000:]
         return HostError(f"{self.name} {verb} failed", reason=text or None, hint=f"does '{self.name} info' work?")
 
-    def open(self, *words: str, **streams: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    def open(self, *words: str, **streams: IO[bytes] | socket.socket | int) -> subprocess.Popen[bytes]:
         """Start a call in a session of its own: Ctrl-C is for us to handle."""
         return subprocess.Popen([self.program, *words], start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return] # streams only
 
@@ -86,4 +87,3 @@ class Client:
             )
         except subprocess.TimeoutExpired:
             raise HostError(f"{self.name} {words[0]} did not end in {_PATIENCE:g} s") from None
-

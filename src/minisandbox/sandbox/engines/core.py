@@ -89,7 +89,7 @@ class ContainerCore:
         core._labels = tuple(sorted((labels or {}).items()))
         sources = [(mount.source.resolve(), mount.target) for mount in check_mounts(mounts)]
         try:
-            core._start(ensure_image(client, image), sources)
+            core._start(ensure_image(client, image)[0], sources)
         except BaseException:  # a Ctrl-C too: nothing half-made stays
             core.stop()
             raise

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from minisandbox.errors import Unsupported
 from minisandbox.sandbox._sync.sandbox import Sandbox
@@ -29,8 +30,11 @@ def reference_of(image: ImageSpec) -> str:
     return f"localhost/minisandbox/{name[:80]}:{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
-def ensure_image(client: Client, image: ImageSpec) -> str:
-    """Import an image unless the engine has it; return its reference.
+def ensure_image(client: Client, image: ImageSpec) -> tuple[str, bool]:
+    """Import an image unless the engine has it.
+
+    Returns:
+        What the engine calls it, and whether this call imported it.
 
     Raises:
         Unsupported: it shows this machine's /usr, and the engine runs elsewhere or a layer changes it.
@@ -39,9 +43,19 @@ def ensure_image(client: Client, image: ImageSpec) -> str:
     _check_usr(client, image)
     reference = reference_of(image)
     with _turn:
-        if not client.succeeds("image", "inspect", reference):
+        missing = not client.succeeds("image", "inspect", reference)
+        if missing:
             _import(client, image, reference)
-    return reference
+    return reference, missing
+
+
+def image_size(client: Client, reference: str) -> int:
+    """Return the bytes that an engine counts for an image.
+
+    Raises:
+        HostError: it has no such image.
+    """
+    return int(client.run("image", "inspect", "--format", "{{.Size}}", reference))
 
 
 def _check_usr(client: Client, image: ImageSpec) -> None:
@@ -56,21 +70,36 @@ def _check_usr(client: Client, image: ImageSpec) -> None:
 
 def _import(client: Client, image: ImageSpec, reference: str) -> None:
     """Pipe the merged tree from a sandbox into the engine."""
-    pack = _PACK if image.host_usr else _PACK.replace("--exclude ./usr", "")
     words = ("import", "--change", f"LABEL {LABEL}=image", "-", reference)
     taker = client.open(*words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert taker.stdin is not None
-    with Sandbox.create(replace(image, backend=""), limits=Limits(output=1 << 16)) as box:
-        with box.start(pack, user="root", cwd="/") as process, suppress(BrokenPipeError):
-            for event in process.events():
-                if isinstance(event, ExecResult):
-                    packed = event
-                elif event.stream == "stdout":
-                    taker.stdin.write(event.data)
-    _, said = taker.communicate()
+    try:
+        packed = _pack(image, taker.stdin)
+    except BaseException:  # a Ctrl-C too: half an archive makes no image
+        taker.kill()
+        raise
+    finally:
+        _, said = taker.communicate()
     if taker.returncode != 0:
         raise client.failure("import", said)
-    packed.check()
+    if not packed.ok:
+        client.succeeds("image", "rm", reference)
+        packed.check()
+
+
+def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
+    pack = _PACK if image.host_usr else _PACK.replace("--exclude ./usr", "")
+    with (
+        Sandbox.create(replace(image, backend=""), limits=Limits(output=1 << 16)) as box,
+        box.start(pack, user="root", cwd="/") as process,
+    ):
+        for event in process.events():
+            if isinstance(event, ExecResult):
+                return event
+            if event.stream == "stdout":
+                with suppress(BrokenPipeError):  # the engine has failed, and says why
+                    out.write(event.data)
+    raise AssertionError("a process's last event is its result")
 
 
 def mount_options(sources: Sequence[tuple[Path, PurePosixPath]]) -> list[str]:
