@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -94,7 +93,6 @@ class ContainerCore:
             core.stop()
             raise
         core.created_in = time.monotonic() - core._started
-        _live.add(core)
         return core
 
     def _start(self, reference: str, sources: Sequence[tuple[Path, PurePosixPath]]) -> None:
@@ -247,10 +245,17 @@ class ContainerCore:
             jobs, self._jobs = self._jobs, []
         if self._pid != os.getpid():  # a fork inherited it
             return
-        _live.discard(self)
         if first is None:
-            self._client.succeeds("rm", "--force", self.id)  # it may be half-made
-            return
+            if not self._log.closed:  # it may be half-made
+                self._client.succeeds("rm", "--force", self.id)
+        else:
+            self._end(first)
+        for job in jobs:
+            job.wait(_PATIENCE)
+        self._log.close()
+
+    def _end(self, first: subprocess.Popen[bytes]) -> None:
+        """Hang up, and wait until the engine has removed the container."""
         assert first.stdin is not None
         assert first.stdout is not None
         first.stdin.close()
@@ -260,9 +265,3 @@ class ContainerCore:
             self._client.succeeds("rm", "--force", self.id)
             first.kill()
         first.stdout.close()
-        for job in jobs:
-            job.wait(_PATIENCE)
-        self._log.close()
-
-
-_live: weakref.WeakSet[ContainerCore] = weakref.WeakSet()

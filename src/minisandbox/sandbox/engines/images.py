@@ -91,7 +91,7 @@ def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
     pack = _PACK if image.host_usr else _PACK.replace("--exclude ./usr", "")
     with (
         Sandbox.create(replace(image, backend=""), limits=Limits(output=1 << 16)) as box,
-        box.start(pack, user="root", cwd="/") as process,
+        box.start(pack, user=0, cwd="/") as process,
     ):
         for event in process.events():
             if isinstance(event, ExecResult):
