@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import NotFound
 from minisandbox.images import recipe as r
 from minisandbox.images import steps as making
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
-from minisandbox.images.image import DEFAULT_PATH, Image, load_image
+from minisandbox.images.image import DEFAULT_PATH, Image
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
 from minisandbox.images.localsource import Snapshot, take_snapshot
@@ -30,7 +29,6 @@ from minisandbox.store.store import check_name
 if TYPE_CHECKING:
     from minisandbox.images.dockerfile.trees import ContextTree
 
-_FILES = ("oci:", "oci-archive:", "docker-archive:")
 Variables = tuple[tuple[str, str], ...]
 
 
@@ -194,19 +192,13 @@ class Planner:
         Raises:
             MiniSandboxError: it cannot be had; see :func:`minisandbox.images.pull`.
         """
-        from minisandbox.images.oci.pull import pull  # noqa: PLC0415 - loads an HTTP client
+        from minisandbox.images.oci.pull import pull, stored  # noqa: PLC0415 - loads an HTTP client
 
         with self._lock:
             if base not in self._images:
-                try:
-                    if base.reference.startswith(_FILES):  # its content may be another one by now
-                        raise NotFound("not looked for")
-                    image = load_image(self.store, base.reference.removesuffix(":latest"))
-                    if base.platform and image.notes.get("platform", base.platform) != base.platform:
-                        raise NotFound(f"{base.reference} for {base.platform}")
-                except NotFound:
-                    image = pull(base.reference, store=self.store, platform=base.platform or None)
-                self._images[base] = image
+                self._images[base] = stored(self.store, base.reference, base.platform) or pull(
+                    base.reference, store=self.store, platform=base.platform or None
+                )
             return self._images[base]
 
     def plan(self, name: str, recipe: r.Buildable) -> Plan:
