@@ -22,7 +22,7 @@ from minisandbox.patches import reversed_patch
 from minisandbox.store import Store
 from minisandbox.tasks import DockerfileBuild, Form, ImageBuild, PytestGrader, Task
 
-pytestmark = [pytest.mark.kernel, pytest.mark.once]
+pytestmark = pytest.mark.kernel
 
 ROOT = Path(__file__).resolve().parents[3]
 
