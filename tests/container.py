@@ -60,7 +60,7 @@ def write_root(root: Path) -> None:
         _copy_libraries(module, root)
     vendor_pytest(root / "opt/packages")
     (root / "etc").mkdir(exist_ok=True)
-    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\napp:x:1000:1000::/app:/bin/bash\n")
     (root / "root").mkdir(exist_ok=True)
 
 
@@ -100,8 +100,15 @@ def tar_of(root: Path, *, owner: int = 0) -> bytes:
 
 
 def write_layout(place: Path, *roots: Path, environment: dict[str, str] | None = None, owner: int = 0) -> str:
-    """Write filesystems as the layers of a container image with the workdir /app; return its reference."""
-    config: dict[str, object] = {"WorkingDir": "/app", "Entrypoint": ["/bin/false"]}
+    """Write filesystems as the layers of a container image with the workdir /app; return its reference.
+
+    Args:
+        place: where.
+        roots: the filesystems.
+        environment: the image's variables.
+        owner: as whom it runs, and whose everything below /app is.
+    """
+    config: dict[str, object] = {"WorkingDir": "/app", "Entrypoint": ["/bin/false"], "User": str(owner)}
     if environment:
         config["Env"] = [f"{name}={value}" for name, value in environment.items()]
     made = MadeImage([tar_of(root, owner=owner) for root in roots], config)

@@ -137,6 +137,25 @@ def test_an_answer_elsewhere_in_the_image_is_found(task: Task, store: Store, lay
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="with one id, every file is the user's own")
+def test_an_image_of_another_user_is_graded_as_that_user(
+    task: Task, store: Store, layout: Path, tmp_path: Path
+) -> None:
+    roots = (layout / "programs", layout / "project")
+    reference = write_layout(tmp_path / "owned", *roots, environment=ENVIRONMENT, owner=1000)
+    owned = replace(task, instance_id="calc__image-5", build=ImageBuild(reference))
+    image = build(owned.recipe(), store=store, name=owned.instance_id)
+    assert image.user == "1000"
+    assert validate(owned, image).status is Status.VALID
+    with Sandbox.create(image.spec()) as box:
+        assert box.exec("id -u; git status --porcelain").stdout == "1000\n"
+        box.exec("echo 'x = 1' > calc/more.py")
+        submission = box.patch()
+    assert b"calc/more.py" in submission
+    assert grade(owned, image, FIX.encode()).resolved
+
+
+@pytest.mark.slow
 def test_the_commands_work_on_image_tasks(task: Task, tmp_path: Path) -> None:
     lost = replace(task, instance_id="calc__image-lost", build=ImageBuild("oci:nowhere"))
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(one.to_row()) + "\n" for one in (task, lost)))
