@@ -22,7 +22,9 @@ _ASKED = ("repo", "version", "instance_id", "base_commit", "test_patch")
 _PYTHON = re.compile(r"^(?:---|\+\+\+) .*\.pyi?\s*$", re.MULTILINE)
 _APPLIED = re.compile(r"^git apply .*<<'(\w+)'\n.*?^\1$\n?", re.MULTILINE | re.DOTALL)
 # what the grader does itself, or what only informs
-_LEFT_OUT = re.compile(r"#!|set -|cd /testbed$|git (?:checkout|config|status|show|diff|-c)(?: |$)|: '>>>>> ")
+_LEFT_OUT = re.compile(r"#!|cd /testbed$|git (?:checkout|config|status|show|diff|-c)(?: |$)|: '>>>>> ")
+_SHELL = "set -uxo pipefail"
+"""The first line of the benchmark's scripts: Maven's parser reads what -x prints."""
 _END = ": '>>>>> End Test Output'"
 
 
@@ -61,7 +63,7 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
             field="repo",
             hint="give the row eval_script and log_parser (swebench 5), or `build` and `test` (docs/task-files.md)",
         ) from error
-    return fields.task(build, LogGrader(tests_of(script), f"swebench:{row['repo']}", rule))
+    return fields.task(build, LogGrader(f"{_SHELL}\n{tests_of(script)}", f"swebench:{row['repo']}", rule))
 
 
 def tests_of(script: str) -> str:
