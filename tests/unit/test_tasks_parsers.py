@@ -10,7 +10,7 @@ from minisandbox.errors import HarnessError, NotFound
 from minisandbox.tasks import harness, harness_packages
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
-"""Made with Go 1.19.8, cargo 1.9x, jest 30.5.2, vitest 4.1.12, googletest 1.12.1 and Node's test runner."""
+"""Made with Go 1.19.8, cargo 1.95, jest 30.5.2, vitest 4.1.12, googletest 1.12.1 and Node's test runner."""
 PASSED, FAILED, SKIPPED = "PASSED", "FAILED", "SKIPPED"
 
 pytestmark = pytest.mark.once
@@ -89,7 +89,7 @@ def test_a_package_that_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
-    with pytest.raises(HarnessError, match="swebench==5.0.2") as caught:
+    with pytest.raises(HarnessError, match=r"swebench==5\.0\.2") as caught:
         harness.check_parser("swebench5:parse_log_gotest")
     assert caught.value.hint
     assert list((tmp_path / "minisandbox" / "harness").iterdir()) == [
