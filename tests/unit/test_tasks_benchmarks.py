@@ -240,7 +240,7 @@ def test_no_more_processes_are_started_than_may_be(monkeypatch: pytest.MonkeyPat
         return request
 
     monkeypatch.setattr(harness._Server, "exchange", exchange)
-    pool = harness._Pool()
+    pool = harness._Pool(None)
     with ThreadPoolExecutor(12) as threads:
         assert list(threads.map(lambda n: pool.exchange(b"%d" % n, 1.0), range(60))) == [b"%d" % n for n in range(60)]
     assert most == 3
