@@ -205,7 +205,7 @@ class Product:
 
     def __call__(self, task: Task, python: str, reference: bool, tests: Sequence[str]) -> Measurement:
         """Run a task's tests once; see ``Measure``."""
-        recipe = dataclasses.replace(task.recipe(), python=python)
+        recipe = python_recipe(task, python)
         image = build(recipe, store=self._store, name=f"{task.instance_id}-py{python}")
         return measure(task, image, reference=reference, files=tests)
 

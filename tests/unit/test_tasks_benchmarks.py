@@ -14,11 +14,9 @@ import pytest
 from tests.builds import python_build
 
 from minisandbox.errors import HarnessError, TaskFileError
-from minisandbox.tasks import Form, Task, file_of, harness, node_id, task_from_row
+from minisandbox.tasks import Form, ImageBuild, Task, file_of, harness, node_id, task_from_row
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.pinning import exported, listed, requirements_text, specified
-from minisandbox.tasks.swebench import task_from_swebench
-from minisandbox.tasks.swesmith import task_from_swesmith
 
 pytestmark = pytest.mark.once  # the process of the benchmarks' packages takes seconds of CPU
 DATA = Path(__file__).parent.parent / "data"
@@ -45,7 +43,7 @@ def pins(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(pins: Path) -> dict[str, Task]:
-    return {name: task_from_swebench(row, pins=pins) for name, row in _rows("swebench_rows").items()}
+    return {name: task_from_row(row, pins=pins) for name, row in _rows("swebench_rows").items()}
 
 
 def test_a_row_is_tested_as_swebench_says(bench: dict[str, Task]) -> None:
@@ -70,7 +68,7 @@ def test_a_row_with_pins_is_built_with_them_alone(bench: dict[str, Task]) -> Non
 
 
 def test_a_row_without_pins_is_built_as_its_specification_says() -> None:
-    build = python_build(task_from_swebench(_rows("swebench_rows")["pylint-dev__astroid-1978"]))
+    build = python_build(task_from_row(_rows("swebench_rows")["pylint-dev__astroid-1978"], environment="pins"))
     assert build.requirements == ("pip<24.1", "setuptools<70", "wheel")
     assert (build.overrides, build.complete, build.python) == (("pytest",), False, "3.9")
 
@@ -78,7 +76,7 @@ def test_a_row_without_pins_is_built_as_its_specification_says() -> None:
 def test_requirements_of_the_repository_are_read_from_a_mirror(tmp_path: Path) -> None:
     row = {**_rows("swebench_rows")["pallets__flask-5014"]}
     with pytest.raises(TaskFileError, match="nothing says what") as caught:
-        task_from_swebench(row)
+        task_from_row(row, environment="pins")
     assert "requirements/dev.txt" in str(caught.value)
     assert "--repo-mirrors" in str(caught.value)
     repository = tmp_path / "mirrors" / "pallets__flask"
@@ -91,7 +89,7 @@ def test_requirements_of_the_repository_are_read_from_a_mirror(tmp_path: Path) -
         subprocess.run(["git", *arguments], cwd=repository, check=True, env={**os.environ, **identity})
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, check=True, capture_output=True, text=True)
     row["environment_setup_commit"] = done.stdout.strip()
-    build = python_build(task_from_swebench(row, mirrors=tmp_path / "mirrors"))
+    build = python_build(task_from_row(row, environment="pins", repo_mirrors=tmp_path / "mirrors"))
     assert {"pytest==7.3.0", "mypy==1.2.0", "pip<24.1"} <= set(build.requirements)
     assert "Werkzeug==2.3.7" in build.overrides  # and not what the repository asks for
     assert not any(line.startswith("Werkzeug") for line in build.requirements)
@@ -100,13 +98,13 @@ def test_requirements_of_the_repository_are_read_from_a_mirror(tmp_path: Path) -
 def test_a_version_that_swebench_does_not_know_is_named() -> None:
     row = {**_rows("swebench_rows")["pallets__flask-5014"], "version": "99.9"}
     with pytest.raises(TaskFileError, match=r"no specification for pallets/flask 99\.9") as caught:
-        task_from_swebench(row)
+        task_from_row(row, environment="pins")
     assert caught.value.field == "version"
 
 
 def test_swesmith_rows_are_bugs_in_a_commit_of_their_profile(tmp_path: Path) -> None:
     rows = _rows("swesmith_rows")
-    tasks = {name.partition(".")[0]: task_from_swesmith(row) for name, row in rows.items()}
+    tasks = {name.partition(".")[0]: task_from_row(row, environment="pins") for name, row in rows.items()}
     similarity = tasks["luozhouyang__python-string-similarity"]
     assert similarity.form is Form.SWESMITH
     assert similarity.repo == "luozhouyang/python-string-similarity"
@@ -121,7 +119,7 @@ def test_swesmith_rows_are_bugs_in_a_commit_of_their_profile(tmp_path: Path) -> 
 def test_a_repository_that_swesmith_does_not_know_is_named() -> None:
     row = {**next(iter(_rows("swesmith_rows").values())), "instance_id": "nobody__nothing.12345678.lm_rewrite__abc"}
     with pytest.raises(TaskFileError, match="swesmith has no profile") as caught:
-        task_from_swesmith(row)
+        task_from_row(row, environment="pins")
     assert caught.value.field == "instance_id"
 
 
@@ -242,9 +240,23 @@ def test_no_more_processes_are_started_than_may_be(monkeypatch: pytest.MonkeyPat
         return request
 
     monkeypatch.setattr(harness._Server, "exchange", exchange)
-    pool = harness._Pool()
+    pool = harness._Pool(None)
     with ThreadPoolExecutor(12) as threads:
         assert list(threads.map(lambda n: pool.exchange(b"%d" % n, 1.0), range(60))) == [b"%d" % n for n in range(60)]
     assert most == 3
     assert len(pool._idle) <= 2
     assert pool._busy == []
+
+
+def test_rows_name_the_images_of_their_benchmarks() -> None:
+    django = {**_rows("swebench_rows")["django__django-11066"]}
+    for row in (django, {**django, "image": "swebench/sweb.eval.x86_64.django_1776_django-11066"}):
+        build = task_from_row(row).build
+        assert isinstance(build, ImageBuild)
+        assert build.reference == "swebench/sweb.eval.x86_64.django_1776_django-11066"
+        assert not build.reset, "it has changes of its own, committed over the base commit"
+    for name, row in _rows("swesmith_rows").items():
+        build = task_from_row({**row, "image_name": None}, environment="image").build
+        assert isinstance(build, ImageBuild)
+        profile = ".".join(name.split(".")[:2]).replace("__", "_1776_").lower()
+        assert build.reference == f"swebench/swesmith.x86_64.{profile}"

@@ -46,7 +46,7 @@ def test_a_row_without_the_columns_of_its_benchmark_is_not_taken_for_swe_gym() -
     """It silently became a task for Python 3.10."""
     assert refused(GO).field == "FAIL_TO_PASS"
     assert refused({**GO, "FAIL_TO_PASS": ["src/a.test.ts > adds", "src/b.py.js"]}).field == "FAIL_TO_PASS"
-    assert python_build(task_from_row(bench())).python == "3.10"
+    assert python_build(task_from_row(bench(), environment="pins")).python == "3.10"
 
 
 @pytest.mark.parametrize("column", ["language", "repo_language"])

@@ -143,7 +143,7 @@ def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], fla
     """Return the first thing that is wrong with a task, or None."""
     if (found := _about_runner(task, reference[0])) is not None:
         return found
-    if len({one.resolved for one in reference}) > 1 or len({one.resolved for one in empty}) > 1:
+    if any(len({(one.resolved, one.score) for one in runs}) > 1 for runs in (reference, empty)):
         return _Finding(Cause.FLAKY, "the same code resolves it in one run and not in another", flaky)
     if flaky and not isinstance(task.grader, LogGrader):
         return _Finding(Cause.FLAKY, f"{len(flaky)} tests change from run to run", flaky)
@@ -187,7 +187,7 @@ def _about_empty(task: Task, empty: Sequence[Grade]) -> _Finding | None:
     """
     if empty[0].resolved:
         return _Finding(Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS)
-    for run in empty:
+    for run in empty if task.FAIL_TO_PASS else ():
         unseen = _unseen(task, run)
         if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not isinstance(task.grader, LogGrader)):
             return _not_failing(run, unseen)

@@ -1,7 +1,7 @@
 """Tasks: dataset rows, how to build and test them, and the files they are read from."""
 
 from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonBuild, SourceSpec
-from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.context import ENVIRONMENTS, LoadContext
 from minisandbox.tasks.dialects import DIALECTS, task_from_row
 from minisandbox.tasks.documents import Layout
 from minisandbox.tasks.graders import Grader, LogGrader, PytestGrader, ScriptGrader
@@ -14,6 +14,7 @@ from minisandbox.tasks.taskset import TaskSet, bundled_sets
 
 __all__ = [
     "DIALECTS",
+    "ENVIRONMENTS",
     "STATUSES_NAME",
     "Build",
     "DockerfileBuild",

@@ -14,7 +14,7 @@ from minisandbox.tasks.languages import check_command
 REPORTERS = ("pytest", "unittest", "none")
 RULES = ("pass_and_fail", "fail_only")
 MODES = ("fresh", "live")
-_PARSER = re.compile(r"(?:swebench|swesmith):\S+")
+_PARSER = re.compile(r"(?:swebench|swebench5|swesmith):\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class LogGrader:
 
     Attributes:
         command: shell command that runs the tests in the image's working directory.
-        parser: ``swebench:OWNER/NAME`` or ``swebench:parse_log_...``, or ``swesmith:PROFILE``.
+        parser: ``swebench5:parse_log_...`` (swebench 5.0.2), ``swebench:OWNER/NAME`` or ``swebench:parse_log_...``
+            (4.1.0), or ``swesmith:PROFILE``.
         rule: what SWE-bench calls ``eval_type``: ``pass_and_fail`` takes a test that the log lacks for failed,
             ``fail_only`` for passed.
         reporter: what watches the runner from inside and has to agree with the log: ``pytest`` (a plugin),
@@ -70,7 +71,7 @@ class LogGrader:
                 "test.parser",
                 f"is {self.parser!r}",
                 reason="the log of a test command is read by a benchmark's own parser",
-                hint="give swebench:OWNER/NAME, swebench:parse_log_gotest or swesmith:PROFILE",
+                hint="give swebench5:parse_log_gotest, swebench:OWNER/NAME or swesmith:PROFILE",
             )
         _check_choice("test.rule", self.rule, RULES)
         _check_choice("test.reporter", self.reporter, REPORTERS)

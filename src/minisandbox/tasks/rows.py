@@ -320,6 +320,42 @@ class RowFields:
         second = dict.fromkeys(self._fields.ids("PASS_TO_PASS"))
         return TestLists(tuple(starting), tuple(test for test in second if test not in starting))
 
+    def task(
+        self, build: Build, grader: Grader, *, form: Form = Form.SWEBENCH, lists: TestLists | None = None, **texts: str
+    ) -> Task:
+        """Return the row as a task.
+
+        Args:
+            build: how it is built.
+            grader: how it is judged.
+            form: which way round its patch is.
+            lists: its tests; None for the row's own.
+            texts: fields of the task that are not the row's columns of these names.
+
+        Raises:
+            TaskFileError: a column is missing or wrong.
+            PatchError: a patch is malformed or unsafe.
+        """
+
+        def text(name: str, default: str | None = None) -> str:
+            return texts[name] if name in texts else self.text(name, default=default)
+
+        lists = lists or self.test_lists()
+        return Task(
+            instance_id=text("instance_id"),
+            repo=text("repo"),
+            base_commit=text("base_commit"),
+            version=text("version", ""),
+            form=form,
+            problem_statement=text("problem_statement"),
+            patch=text("patch"),
+            test_patch=text("test_patch", ""),
+            FAIL_TO_PASS=lists.FAIL_TO_PASS,
+            PASS_TO_PASS=lists.PASS_TO_PASS,
+            build=build,
+            grader=grader,
+        )
+
 
 class _Fields:
     """Typed access to the values of one JSON object; errors carry the field's whole name.

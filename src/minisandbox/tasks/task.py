@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ class Form(enum.StrEnum):
 
 
 _HOST_ALONE = PythonBuild()
+_PYTEST = PytestGrader()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Task:
     version: str = ""
     form: Form = Form.SWEBENCH
     build: Build = _HOST_ALONE
-    grader: Grader = field(default_factory=PytestGrader)
+    grader: Grader = _PYTEST
 
     def __post_init__(self) -> None:
         _check_id(self.instance_id)
