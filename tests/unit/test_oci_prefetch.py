@@ -25,6 +25,7 @@ from minisandbox.images.recipe import DockerfileBase
 from minisandbox.store import Store
 from minisandbox.store.budget import SizeBudget
 
+PATCH = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n"
 SHARED = entry("shared", os.urandom(400_000)) + END
 PARTS = [entry(f"part{number}", os.urandom(100_000)) + END for number in range(4)]
 
@@ -265,7 +266,7 @@ def test_a_list_is_pulled(server: Registry, bases: list[OciBase], tmp_path: Path
 
 def test_images_of_tasks_are_pulled(server: Registry, bases: list[OciBase], tmp_path: Path) -> None:
     rows = [
-        {"instance_id": f"t{number}", "repo": "o/r", "base_commit": "0" * 40, "problem_statement": "p", "patch": "",
+        {"instance_id": f"t{number}", "repo": "o/r", "base_commit": "0" * 40, "problem_statement": "p", "patch": PATCH,
          "test_patch": "", "form": "swebench", "FAIL_TO_PASS": ["a"], "PASS_TO_PASS": [],
          "test": {"command": "python -m pytest", "timeout": 300}, "build": {"image": base.reference}}
         for number, base in enumerate(bases)
