@@ -287,6 +287,14 @@ TERMINALS = {"terminal"} if os.access("/dev/pts/ptmx", os.R_OK | os.W_OK) else s
 REAL = {"kernel", "terminal"}
 
 CONTAINERS = frozenset({"kernel", "range", "terminal"})
+NOT_IN_CONTAINERS = {
+    "commands-exit_statuses": "256 commands: an engine needs more than the deadline",
+    "commands-many_in_sequence": "hundreds of commands: an engine needs more than the deadline",
+    "commands-fifty_at_once": "50 clients at once: an engine needs more than the deadline",
+    "files-odd_names": "hundreds of file verbs: an engine needs more than the deadline",
+    "files-full_disk": "engines do not enforce Limits.disk",
+}
+"""Cases that an engine's containers do not pass, and why; those that raise Unsupported are not named."""
 
 IMPLEMENTATIONS = (
     Implementation("sync", frozenset(REAL), True, partial(SyncWorld, Sandbox)),

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.waiting import until
 
-from minisandbox.errors import HostError, InvalidValue, SandboxCreationError, SandboxGone, Unsupported
+from minisandbox.errors import HostError, SandboxCreationError, SandboxGone, Unsupported
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.engines import runtime
 from minisandbox.sandbox.engines.client import LABEL, Client
@@ -141,11 +141,6 @@ def own_root(tmp_path: Path) -> ImageSpec:
         (root / name).mkdir(exist_ok=True)
     tmp_path.chmod(0o755)
     return ImageSpec("own-root", (root,), (("PATH", "/bin"),), PurePosixPath("/testbed"), host_usr=False)
-
-
-def test_an_unknown_engine_is_refused(spec: ImageSpec) -> None:
-    with pytest.raises(InvalidValue, match="not known"):
-        Sandbox.create(replace(spec, backend="lxc"))
 
 
 def test_a_remote_engine_gets_copies(

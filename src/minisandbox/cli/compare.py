@@ -83,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
         found: list[Compared] = []
         for task in tasks:
             progress.status(f"{len(found)} of {len(tasks)} tasks; {task.instance_id}")
-            found.append(compare(task, builder, client, grading))
+            found.append(one := compare(task, builder, client, grading))
+            progress.note(f"{len(found)}/{len(tasks)} {task.instance_id}: {'equal' if one.equal else 'DIFFERENT'}")
     layers = {one.key: one.bytes for row in found for one in row.sandbox.layers}
     _print(found, args, sum(layers.values()))
     if any(Status.ERROR in (one.sandbox.status, one.engine.status) for one in found):

@@ -120,6 +120,7 @@ class ContainerCore:
         words = [
             "--name", self.id, "--label", f"{LABEL}=container", "--rm", "--interactive", "--pull", "never",
             "--network", "none" if self._network.mode == "off" else "host", "--user", "0:0", "--workdir", "/",
+            "--security-opt", "no-new-privileges",
             "--pids-limit", str(limits.processes + _OWN_PROCESSES), "--shm-size", str(limits.disk),
         ]  # fmt: skip
         words += [] if self._network.mode == "host" else ["--hostname", HOSTNAME]

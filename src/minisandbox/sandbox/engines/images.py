@@ -15,9 +15,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from minisandbox.errors import Unsupported
-from minisandbox.sandbox._sync.sandbox import Sandbox
+from minisandbox.sandbox._sync.process import Process
+from minisandbox.sandbox.core import Core
 from minisandbox.sandbox.engines.client import LABEL, Client
-from minisandbox.types import ExecResult, ImageSpec, Limits
+from minisandbox.sandbox.protocol.commands import process_channel
+from minisandbox.types import ExecResult, ImageSpec
 
 _turn = threading.Lock()  # the first of many sandboxes over an image makes it
 _PACK = "exec tar --create --one-file-system --numeric-owner --directory / --exclude ./usr --file - ."
@@ -89,16 +91,20 @@ def _import(client: Client, image: ImageSpec, reference: str) -> None:
 
 def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
     pack = _PACK if image.host_usr else _PACK.replace("--exclude ./usr", "")
-    with (
-        Sandbox.create(replace(image, backend=""), limits=Limits(output=1 << 16)) as box,
-        box.start(pack, user=0, cwd="/") as process,
-    ):
-        for event in process.events():
-            if isinstance(event, ExecResult):
-                return event
-            if event.stream == "stdout":
-                with suppress(BrokenPipeError):  # the engine has failed, and says why
-                    out.write(event.data)
+    core = Core.create(replace(image, backend=""))
+    channel = process_channel(
+        core, pack, timeout=None, cwd="/", env=None, user=0, pty=None, lifetime="handle"
+    )  # fmt: skip
+    try:
+        with Process._started(core, channel, owned=True) as process:
+            for event in process.events():
+                if isinstance(event, ExecResult):
+                    return event
+                if event.stream == "stdout":
+                    with suppress(BrokenPipeError):  # the engine has failed, and says why
+                        out.write(event.data)
+    finally:
+        core.stop()
     raise AssertionError("a process's last event is its result")
 
 
