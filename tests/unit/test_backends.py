@@ -43,7 +43,9 @@ def test_an_engine_and_a_cluster_cannot_be_combined(capsys: pytest.CaptureFixtur
     assert "--backend and --cluster cannot be combined" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["validate", "t"], ["evaluate", "t", "-p", "gold"], ["rollout", "t", "--agent", "oracle"]])
+@pytest.mark.parametrize(
+    "words", [["validate", "t"], ["evaluate", "t", "-p", "gold"], ["rollout", "t", "--agent", "empty"]]
+)
 def test_namespaces_are_the_default(words: list[str]) -> None:
     assert parser(words).parse_args(words).backend == "sandbox"
 
