@@ -293,6 +293,11 @@ NOT_IN_CONTAINERS = {
     "commands-fifty_at_once": "50 clients at once: an engine needs more than the deadline",
     "files-odd_names": "hundreds of file verbs: an engine needs more than the deadline",
     "files-full_disk": "engines do not enforce Limits.disk",
+    "management-attach": "containers are not listed and cannot be attached to",
+    "management-attach_and_stop": "containers are not listed and cannot be attached to",
+    "management-list": "containers are not listed and cannot be attached to",
+    "snapshots-owner_only": "containers are not listed and cannot be attached to",
+    "snapshots-during_a_command": "engines take no snapshots",
 }
 """Cases that an engine's containers do not pass, and why; those that raise Unsupported are not named."""
 

@@ -150,8 +150,7 @@ class ContainerCore:
             SandboxGone: the container has ended.
             HostError: the client could not be started.
         """
-        if not self.alive:
-            raise self._gone()
+        self._check_running()
         rlimits = {"CORE": 0, "NOFILE": self.limits.open_files}
         if self.limits.file_size is not None:
             rlimits["FSIZE"] = self.limits.file_size
@@ -177,6 +176,9 @@ class ContainerCore:
         if first is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 first.wait(0.5)
+        self._check_running()
+
+    def _check_running(self) -> None:
         if not self.alive:
             raise self._gone()
 
@@ -200,10 +202,12 @@ class ContainerCore:
 
     def refusals(self) -> Refusals:
         """Nothing is filtered, so nothing is refused."""
+        self._check_running()
         return Refusals()
 
     def processes(self) -> tuple[str, ...]:
         """No process outlives its handle."""
+        self._check_running()
         return ()
 
     def process_listener(self, process_id: str) -> NoReturn:  # noqa: ARG002 - as of every core
@@ -231,7 +235,8 @@ class ContainerCore:
         self._refuse("changes")
 
     def _refuse(self, what: str) -> NoReturn:
-        """Raise Unsupported."""
+        """Raise Unsupported, or SandboxGone where the container has ended."""
+        self._check_running()
         hint = 'leave out the backend: sandboxes (backend="") can'
         raise Unsupported(f"{what} of sandbox {self.id}", reason=f"it is a container of {self._client.name}", hint=hint)
 
