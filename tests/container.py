@@ -51,8 +51,9 @@ def write_root(root: Path) -> None:
         shutil.copy(Path(place).resolve(), root / "bin" / name)
     library = Path(sysconfig.get_path("stdlib"))
     leave = shutil.ignore_patterns(
-        "test", "tests", "site-packages", "dist-packages", "idlelib", "ensurepip", "config-*"
-    )
+        "test", "tests", "site-packages", "dist-packages", "idlelib", "ensurepip", "config-*", "lib2to3", "tkinter",
+        "pydoc_data", "turtledemo", "_test*.so", "*.opt-?.pyc",
+    )  # fmt: skip
     shutil.copytree(library, root / "opt/own/lib" / PYTHON, ignore=leave, symlinks=True)
     (root / "opt/own/bin").mkdir()
     shutil.copy(Path(sys.executable).resolve(), root / "opt/own/bin" / PYTHON)
