@@ -24,7 +24,7 @@ PROGRAMS = (
 )  # fmt: skip
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 ENVIRONMENT = {"PATH": "/opt/own/bin:/bin", "PYTHONPATH": "/opt/packages"}
-SETTINGS = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "protocol.file.allow=always")
+SETTINGS = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "protocol.file.allow=always", "-c", "gc.auto=0")
 
 
 def git(folder: Path, *words: str) -> str:
