@@ -320,6 +320,14 @@ class _Patched:
     def step(
         self, definition: Mapping[str, JSONValue], workdir: PurePosixPath, work: Callable[[], Work], *parts: str
     ) -> BuildStep:
+        """Return the step.
+
+        Args:
+            definition: what decides its result besides its script and the hidden files.
+            workdir: where the repository lies.
+            work: returns what the sandbox is to do, without its command and files.
+            parts: names of the script's parts.
+        """
         text = tool_script(self.name, workdir, "patching", *parts)
 
         def prepare(_: Path) -> Work:
