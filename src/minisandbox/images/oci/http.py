@@ -238,10 +238,11 @@ class Connection:
             raise RegistryError(f"{what}: access denied", reason=status, hint=self._how_to_log_in())
         if error.code == 429:
             limit = RateLimit.parse(error.headers)
+            wait = _retry_after(error.headers.get("Retry-After"), limit.pause if limit else _LIMITED)
             raise RegistryError(
                 f"{what}: too many requests",
-                wait=_retry_after(error.headers.get("Retry-After"), limit.pause if limit else _LIMITED),
-                reason=status + (f"; it allows {limit}" if limit else ""),
+                wait=wait,
+                reason=f"{status}; {f'it allows {limit}; ' if limit else ''}try again in {wait / 60:.0f} min",
                 hint="wait, log in (registries allow more to users), or set up a mirror in registries.conf",
             )
         hint = "check the reference and the registry"

@@ -233,6 +233,8 @@ class Registry:
             if done and answer.status != 206:  # it cannot resume
                 file.truncate(0)
                 raise _Broken("it cannot resume")
+            if answer.headers.get_content_type() == "text/html":
+                raise _Broken("it answers with a page: is a proxy or a login page in its place?")
             clock, came = time.monotonic(), 0
             for chunk in _pieces(answer):
                 if self._over.is_set():
