@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.images.oci.below import Below
-from minisandbox.images.oci.blobs import Blob, LayerStream
-from minisandbox.images.oci.unpack import Bounds, Unpacked, unpack
+from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.streams import Blob, LayerStream
+from minisandbox.store.blobs.unpack import Bounds, Unpacked, unpack
 
 END = bytes(1024)
 

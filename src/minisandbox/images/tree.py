@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 
-from minisandbox.images.oci.below import Below
+from minisandbox.store.blobs.below import Below
 
 _MOST_LINKS = 40  # as the kernel: path_resolution(7)
 

@@ -23,10 +23,10 @@ from minisandbox.images.dockerfile.owners import changed_mode, find_owner
 from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source, refuse
 from minisandbox.images.dockerfile.stages import CopyFiles
 from minisandbox.images.dockerfile.trees import LayersTree, LinkError, Parts, Tree, resolve, split
-from minisandbox.images.oci.below import Below
-from minisandbox.images.oci.blobs import Blob, LayerStream
-from minisandbox.images.oci.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader
-from minisandbox.images.oci.unpack import Unpacked, unpack_members
+from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.streams import Blob, LayerStream
+from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader
+from minisandbox.store.blobs.unpack import Unpacked, unpack_members
 
 MADE = 1_577_836_800 * 10**9
 """The time of what no source has a time for: the first moment of 2020. zip(1) and wheels know none before 1980."""

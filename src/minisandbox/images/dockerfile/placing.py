@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.images.dockerfile.trees import LayersTree, Parts, resolve, split
-from minisandbox.images.oci.unpack import OPAQUE
+from minisandbox.store.blobs.unpack import OPAQUE
 from minisandbox.store.trees import remove_tree
 
 

@@ -20,10 +20,10 @@ from minisandbox.images.dockerfile.sources import Source
 from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
 from minisandbox.images.dockerfile.trees import LayersTree, LinkError, Tree
 from minisandbox.images.index import host_settings
-from minisandbox.images.oci.below import Below
 from minisandbox.images.runner import Place, build_limits, build_sandbox
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
+from minisandbox.store.blobs.below import Below
 from minisandbox.store.durable import write_atomic
 from minisandbox.store.faults import disk_full, store_faults
 from minisandbox.store.room import is_full

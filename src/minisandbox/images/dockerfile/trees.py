@@ -14,8 +14,8 @@ from typing import Protocol
 from e2b_dockerfile_utils import PatternMatcher
 
 from minisandbox.errors import DockerfileError
-from minisandbox.images.oci.below import Below
 from minisandbox.launch.kernel import syscalls
+from minisandbox.store.blobs.below import Below
 
 Parts = tuple[str, ...]
 _MOST_LINKS = 40  # path_resolution(7)

@@ -13,8 +13,8 @@ from typing import IO, Protocol, cast
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.blobs import Blob, LayerStream, is_packed, require_room
-from minisandbox.images.oci.tarstream import FILE, HARD_LINK, LINK, TarReader
+from minisandbox.store.blobs.streams import Blob, LayerStream, is_packed, require_room
+from minisandbox.store.blobs.tarstream import FILE, HARD_LINK, LINK, TarReader
 from minisandbox.store.reading import open_below
 
 _MOST_ARCHIVE = 1 << 40

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
-from minisandbox.images.oci.blobs import check_digest
+from minisandbox.store.blobs.streams import check_digest
 from minisandbox.store.keys import JSONValue
 
 MOST_MANIFEST = 4 << 20

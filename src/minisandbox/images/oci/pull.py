@@ -14,12 +14,12 @@ from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import Entry, write_base
 from minisandbox.images.image import DEFAULT_PATH, Image, image_of, put_if_new
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.below import Below
-from minisandbox.images.oci.blobs import LayerStream
 from minisandbox.images.oci.layout import Directory, DockerArchive, Layout, Source, open_archive
 from minisandbox.images.oci.reference import Local, Remote, image_name, is_of, parse_reference
-from minisandbox.images.oci.unpack import Bounds, Unpacked, is_refusal, refused_path, unpack
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
+from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.streams import LayerStream
+from minisandbox.store.blobs.unpack import Bounds, Unpacked, is_refusal, refused_path, unpack
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import Hold

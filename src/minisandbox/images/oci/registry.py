@@ -16,10 +16,10 @@ from typing import IO
 
 from minisandbox.errors import DiskFull, ImageRefused, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.blobs import Blob, check_digest, check_hash, new_hash, require_room
 from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff, read_bounded
 from minisandbox.images.oci.reference import Remote, places_of
 from minisandbox.store import Store
+from minisandbox.store.blobs.streams import Blob, check_digest, check_hash, new_hash, require_room
 from minisandbox.store.collect import BLOB, PART, remove_download
 from minisandbox.store.faults import fault_point, store_faults
 
