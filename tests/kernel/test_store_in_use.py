@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from minisandbox.images.travel import export_file, import_directory, import_file
+from minisandbox.store.freezing import freeze, frozen_keys
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.images import LocalSource, PythonRecipe, build, host_image, load_image
-from minisandbox.images.travel import export_file, import_directory, import_file
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.store.collect import collect
-from minisandbox.store.freezing import freeze, frozen_keys
 from minisandbox.store.leases import in_use, use_of
 from minisandbox.store.overview import Status, image_rows
 from minisandbox.store.verify import verify
@@ -241,7 +241,7 @@ def test_the_command_line_freezes_and_thaws(store: Store, project: Path) -> None
     assert "frozen, " in run("freeze", "mine")
     assert "ready, frozen" in run("ls")
     assert ", frozen" in run("show", "mine")
-    assert "packs" in run("du")
+    assert "frozen" in run("ls", "--sizes")
     assert "thawed in" in run("thaw", "m*")
     assert "frozen: image mine" in run("gc", "--unused-for", "0s", "--grace", "0s", "--freeze")
     assert "0 layers damaged" in run("verify", "--full")

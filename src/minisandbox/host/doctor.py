@@ -31,7 +31,7 @@ class Status(StrEnum):
     DEGRADED = "degraded"
     MISSING = "missing"
     UNTRIED = "untried"
-    """Nobody knows: what it needs is itself missing."""
+    """It was not tried: another feature that it needs is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def _upper(answer: Answer) -> Check:
 
 
 def _without_user_namespaces(answer: Answer) -> bool:
-    """Whether user namespaces are refused to whoever asks here; root may have them where ordinary users have not."""
+    """Whether user namespaces are refused to this user; root may have them where ordinary users have not."""
     trials = answer.trials
     if trials["user-namespaces"].ok or not trials["user-namespaces"].tried:
         return False

@@ -71,7 +71,7 @@ def connect(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
 
     Raises:
         BlockingIOError: too many others wait (connect(2): EAGAIN), and this one may not.
-        TimeoutError: nobody has opened for a minute.
+        TimeoutError: the listener has accepted no connection for a minute.
         OSError: it does not exist, or its owner has ended.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -86,7 +86,7 @@ def connect(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
     except BaseException as error:  # a Ctrl-C too: nothing half-made stays
         connection.close()
         if wait and isinstance(error, BlockingIOError):
-            raise TimeoutError(errno.ETIMEDOUT, f"nobody has opened for {_PATIENCE:.0f} s") from None
+            raise TimeoutError(errno.ETIMEDOUT, f"no connection was accepted for {_PATIENCE:.0f} s") from None
         raise
     return connection
 

@@ -95,7 +95,7 @@ def _executor(identity: Identity) -> Executor:
 
 
 def _in_fork(action: Callable[[], str]) -> str:
-    """Run ``action`` in a child, the first of a new process namespace where one was unshared; pass on what it says."""
+    """Run ``action`` in a child, the first of a new process namespace where one was unshared; return its answer."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

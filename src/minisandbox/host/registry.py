@@ -96,7 +96,7 @@ def _private(path: Path, elsewhere: str = ELSEWHERE, what: str = "make a runtime
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is none, or it has ended in all its threads."""
+    """When a process started, in clock ticks since boot; None if it does not exist or has ended in all its threads."""
     fields = descendants.stat_fields(pid)
     return None if not fields or descendants.has_ended(pid, fields[0]) else int(fields[_START_TIME])
 

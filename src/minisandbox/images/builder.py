@@ -90,7 +90,7 @@ class Maker:
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
             self._tell(plan, step.name, StepState.STARTED, key, detail=step.detail)
-            with self.session.store.hold(*planned.below, *planned.needs):  # a collection may run beside this
+            with self.session.store.hold(*planned.below, *planned.needs):  # a collection may run meanwhile
                 work = step.prepare(staging)
                 if isinstance(work, Made):
                     return work

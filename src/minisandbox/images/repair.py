@@ -18,7 +18,7 @@ from minisandbox.images.kept import Kept, read_kept, write_kept
 from minisandbox.images.lock import PACKAGES, packages_fact
 from minisandbox.images.packages import PackageIndex, Served
 from minisandbox.images.places import BUILD
-from minisandbox.images.runner import add_usr, build_limits, build_sandbox, mount_points
+from minisandbox.images.runner import build_limits, build_sandbox, mount_points
 from minisandbox.images.steps import step_script
 from minisandbox.images.uvtool import find_uv
 from minisandbox.sandbox import Sandbox
@@ -58,7 +58,6 @@ class Repair:
             settle = step_script("by_hand", "install_settle", WORKDIR=self.failure.workdir)
             self.box.exec(["bash", "-c", settle], cwd="/", timeout=_SETTLING).check()
         self.box.stop()
-        add_usr(self._upper)
         facts = {PACKAGES: packages_fact(self._served.packages.values())} if self._served.packages else {}
         step = {"kind": "by_hand", "image": image, "made": f"{time.time():.6f}"}
         key = step_key(parent, step)

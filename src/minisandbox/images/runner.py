@@ -7,12 +7,12 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
+from minisandbox.errors import BuildError, DiskFull, IndexUnavailable, MiniSandboxError, PatchError
 from minisandbox.images.access import Access, host_access, index_access
 from minisandbox.images.index import host_settings
 from minisandbox.images.lock import PACKAGES, Package, packages_fact
@@ -35,10 +35,10 @@ _DISK, _OUTPUT = 16 * GiB, 8 * MiB
 _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
-_NEARLY_FULL, _ROOMY = 64 * MiB, GiB
+NEARLY_FULL, _ROOMY = 64 * MiB, GiB
 """Bytes free below which a step failed because there is no space: whatever its message; where that says so."""
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
-_LEAST_READING = 60.0
+LEAST_READING = 60.0
 """Seconds; a machine that is busy must not fail a step that was quick."""
 _REASONS = (
     (r"No space left on device", "a file system in the build sandbox is full"),
@@ -244,9 +244,8 @@ def _run_in_sandbox(place: Place, work: Work, access: Access) -> Made:
         _write_files(box, place, work)
         _run_commands(box, place, replace(work, environment={**access.environment, **work.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in work.facts}
-    add_usr(upper)
     # what it wrote in its time may be read for as long: a host is not held up by what a step left behind
-    return Made(upper / "tree", facts, patience=max(place.timeout, _LEAST_READING))
+    return Made(upper / "tree", facts, patience=max(place.timeout, LEAST_READING))
 
 
 def _sandbox(
@@ -259,19 +258,9 @@ def _sandbox(
         empty.mkdir()
         image = Mount(empty, IMAGE, below=place.layers, upper=upper)
         spec = ImageSpec(name, (place.helper,))
-        return Sandbox(Core.create(spec, limits=limits, network=network, mounts=(image, *mounts)))
+        return build_sandbox(spec, limits, network, (image, *mounts), None)
     spec = ImageSpec(name, place.layers, place.environment, place.workdir, host_usr=not place.own_root, user=place.user)
     return build_sandbox(spec, limits, network, mounts, upper)
-
-
-def add_usr(upper: Path) -> None:
-    """Put what was written below /usr, an overlay of its own where it can be written at all, into the layer."""
-    written = upper / "usr"
-    if written.is_dir() and any(written.iterdir()):
-        with store_faults("keep what was written below /usr"):
-            with suppress(FileNotFoundError):
-                (upper / "tree/usr").rmdir()  # the mount point, if it was copied up: nothing can be in it
-            written.rename(upper / "tree/usr")
 
 
 def build_sandbox(
@@ -279,7 +268,7 @@ def build_sandbox(
     limits: Limits,
     network: Network,
     mounts: tuple[Mount, ...],
-    upper: Path,
+    upper: Path | None,
     *,
     environment: dict[str, str] | None = None,
     pretend_owners: bool = False,
@@ -294,7 +283,7 @@ def build_sandbox(
         limits: what it may use.
         network: what it reaches.
         mounts: host directories and files that it sees.
-        upper: where its writes go.
+        upper: where its writes go; None for a sandbox that writes to the disk at an upper of one of its mounts.
         environment: exactly what its commands find; None: the usual defaults, and the image's.
         pretend_owners: whether changes of owners answer success and do nothing.
         keep_tmp: whether its /tmp is written to ``upper`` like the rest.
@@ -344,32 +333,36 @@ def _run_commands(box: Sandbox, place: Place, work: Work) -> None:
     for command in work.commands:
         left = max(deadline - time.monotonic(), 0.1)
         result = box.exec(command.argv, timeout=left, env=work.environment)
-        log += _logged(command, result)
+        log += logged(f"$ {command.title}", result)
         spoke = spoke or bool(result.stdout_bytes or result.stderr_bytes or not result.ok)
         if spoke:  # a log that says nothing would take a block for each step of each image
-            _write_log(place.log, bytes(log))
+            write_log(place.log, bytes(log))
         if not result.ok:
             raise _failure(place, work, command, result)
 
 
-def _logged(command: Command, result: ExecResult) -> bytes:
+def logged(title: str, result: ExecResult) -> bytes:
+    """Return what the log of a step says of a command."""
     dropped = result.dropped_stdout + result.dropped_stderr
     lost = f" ({dropped} bytes of output dropped)" if dropped else ""
     end = f"\n[{result.fate}, {result.duration:.1f} s{lost}]\n"
-    title = command.title.encode("utf-8", "replace")
-    return b"$ " + title + b"\n" + result.stdout_bytes + result.stderr_bytes + end.encode()
+    return title.encode("utf-8", "replace") + b"\n" + result.stdout_bytes + result.stderr_bytes + end.encode()
 
 
-def _write_log(path: Path, data: bytes) -> None:
+def write_log(path: Path, data: bytes) -> None:
+    """Write the log of a step.
+
+    Raises:
+        DiskFull: there is no space for it.
+    """
     with store_faults(f"write {path}"):
         write_atomic(path, data)
 
 
 def _failure(place: Place, work: Work, command: Command, result: ExecResult) -> MiniSandboxError:
-    output = (result.stdout + result.stderr).strip()
-    tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
+    output, tail = said(result)
     if _lacked_space(place, output):
-        return _out_of_space(place, tail)
+        return out_of_space(f"finish build step {place.step!r} of image {place.image!r}", tail)
     if result.exit_code == PATCH_STATUS:
         reason = "\n".join(filter(None, (work.patch_note, tail.replace(str(BUILD / "patch"), "the patch"))))
         hint = "make it from the very source that the recipe names"
@@ -396,13 +389,25 @@ def _lacked_space(place: Place, output: str) -> bool:
 
     One that says so may have removed what it wrote before it ended, as pip does.
     """
-    said = any(text in output for text in _NO_SPACE)
+    named = any(text in output for text in _NO_SPACE)
     with store_faults(f"look for space for build step {place.step!r}"):
-        return is_full(place.staging, _ROOMY if said else _NEARLY_FULL)
+        return is_full(place.staging, _ROOMY if named else NEARLY_FULL)
 
 
-def _out_of_space(place: Place, tail: str) -> MiniSandboxError:
-    fault = disk_full(f"finish build step {place.step!r} of image {place.image!r}")
+def said(result: ExecResult) -> tuple[str, str]:
+    """Return what a command printed, and the end of it, for an error."""
+    output = (result.stdout + result.stderr).strip()
+    return output, "\n".join(output.splitlines()[-_TAIL_LINES:])
+
+
+def out_of_space(what: str, tail: str) -> DiskFull:
+    """Return the error of a step that failed for want of space.
+
+    Args:
+        what: what could not be done.
+        tail: the end of what it printed.
+    """
+    fault = disk_full(what)
     fault.reason = "\n".join(filter(None, (fault.reason, tail)))
     return fault
 

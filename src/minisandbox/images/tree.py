@@ -2,14 +2,83 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from minisandbox.store.blobs.below import Below
 
-_MOST_LINKS = 40  # as the kernel: path_resolution(7)
+Parts = tuple[str, ...]
+_MOST_LINKS = 40  # path_resolution(7)
+
+
+class LinkError(Exception):
+    """A path cannot be resolved: it leads out of the context, or in circles."""
+
+
+class Tree(Protocol):
+    """A tree of files that are not ours."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether a link that leads upwards out of it is an error; in an image, its root is its own parent."""
+
+    def status(self, path: Parts) -> os.stat_result | None:
+        """Return the status of a path, whose directories are no links; None where nothing is."""
+
+    def names(self, path: Parts) -> list[str]:
+        """Return the names in a directory, sorted."""
+
+    def link(self, path: Parts) -> str:
+        """Return where a link leads."""
+
+    def open(self, path: Parts) -> io.BufferedReader:
+        """Open a file."""
+
+    def attributes(self, path: Parts) -> dict[str, bytes]:
+        """Return the extended attributes of a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayersTree:
+    """The files of an image.
+
+    Attributes:
+        below: its layers.
+    """
+
+    below: Below
+    closed: bool = False
+
+    def status(self, path: Parts) -> os.stat_result | None:
+        """Return the status of a path."""
+        found = self.below.find(path)
+        return None if found is None else found[1]
+
+    def names(self, path: Parts) -> list[str]:
+        """Return the names in a directory, sorted."""
+        return self.below.names(path)
+
+    def link(self, path: Parts) -> str:
+        """Return where a link leads."""
+        return os.readlink(self._place(path))
+
+    def open(self, path: Parts) -> io.BufferedReader:
+        """Open a file."""
+        return os.fdopen(os.open(self._place(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+    def attributes(self, path: Parts) -> dict[str, bytes]:
+        """Return the extended attributes of a path, without overlayfs's own."""
+        return attributes_of(self._place(path))
+
+    def _place(self, path: Parts) -> str:
+        found = self.below.find(path)
+        if found is None:
+            raise FileNotFoundError("/".join(path))
+        return found[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,45 +86,28 @@ class ImageTree:
     """Layers that nobody changes meanwhile. Paths are absolute paths of the image; what is closed to us is not there.
 
     Attributes:
-        layers: their trees.
+        files: they.
     """
 
-    layers: Below
+    files: LayersTree
 
-    def resolve(self, path: str) -> tuple[str, ...] | None:
+    def resolve(self, path: str) -> Parts | None:
         """Return the parts of a path without links; None where there is nothing, or nothing that can be reached."""
-        done: list[str] = []
-        todo = path.split("/")[::-1]
-        links = 0
-        while todo:
-            part = todo.pop()
-            if part == "..":
-                del done[-1:]
-            elif part not in ("", "."):
-                done.append(part)
-                found = self._find(done)
-                if found is None:
-                    return None
-                if stat.S_ISLNK(found[1].st_mode):
-                    links += 1
-                    target = os.readlink(found[0])
-                    if links > _MOST_LINKS:
-                        return None
-                    done = [] if target.startswith("/") else done[:-1]
-                    todo += target.split("/")[::-1]
-        return tuple(done)
+        with suppress(OSError, LinkError):
+            return resolve(self.files, tuple(part for part in path.split("/") if part not in ("", ".")), strict=True)
+        return None
 
     def has(self, path: str) -> bool:
         """Whether there is anything at a path; a link that leads nowhere is."""
         folder, _, name = path.rstrip("/").rpartition("/")
         found = self.resolve(folder)
-        return found is not None and self._find([*found, name]) is not None
+        return found is not None and self._status((*found, name)) is not None
 
     def names(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; none where there is no directory."""
         found = self.resolve(path)
         with suppress(OSError):
-            return [] if found is None else self.layers.names(found)
+            return [] if found is None else self.files.names(found)
         return []
 
     def read(self, path: str, most: int = 16 << 20) -> bytes:
@@ -65,14 +117,66 @@ class ImageTree:
             path: the file.
             most: bytes.
         """
-        parts = self.resolve(path)
-        found = None if parts is None else self._find(parts)
-        if found is not None and stat.S_ISREG(found[1].st_mode):
-            with suppress(OSError), open(os.open(found[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        found = self.resolve(path)
+        info = None if found is None else self._status(found)
+        if found is not None and info is not None and stat.S_ISREG(info.st_mode):
+            with suppress(OSError), self.files.open(found) as file:
                 return file.read(most)
         return b""
 
-    def _find(self, parts: list[str] | tuple[str, ...]) -> tuple[str, os.stat_result] | None:
+    def _status(self, path: Parts) -> os.stat_result | None:
         with suppress(OSError):
-            return self.layers.find(tuple(parts))
+            return self.files.status(path)
         return None
+
+
+def resolve(tree: Tree, path: Parts, *, follow: bool = True, strict: bool = False) -> Parts:
+    """Return the path without links.
+
+    Args:
+        tree: where.
+        path: it.
+        follow: whether the last part may be a link that is followed.
+        strict: whether everything on the way must exist; what does not stays otherwise.
+
+    Raises:
+        LinkError: it leads out of a context, in circles, or, if strict, nowhere.
+    """
+    done: list[str] = []
+    waiting, links = list(reversed(path)), 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            if not done and tree.closed:
+                raise LinkError("a link on its way leads out of the context")
+            done[-1:] = []
+            continue
+        done.append(part)
+        if not (waiting or follow):
+            break
+        info = tree.status(tuple(done))
+        if strict and info is None:
+            raise LinkError("nothing is there")
+        if info is None or not stat.S_ISLNK(info.st_mode):
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise LinkError(f"it lies behind more than {_MOST_LINKS} links")
+        target = tree.link(tuple(done))
+        if target.startswith("/"):
+            done.clear()
+        else:
+            done.pop()
+        waiting += [one for one in reversed(target.split("/")) if one not in ("", ".")]
+    return tuple(done)
+
+
+def attributes_of(place: str) -> dict[str, bytes]:
+    """Return the extended attributes that layers keep, without overlayfs's own and a security module's labels."""
+    found: dict[str, bytes] = {}
+    with suppress(OSError):  # this file system has none
+        for name in os.listxattr(place, follow_symlinks=False):
+            is_ours = name.startswith("user.overlay.")
+            if not is_ours and name.startswith(("user.", "security.capability", "system.posix_acl_")):
+                found[name] = os.getxattr(place, name, follow_symlinks=False)
+    return found

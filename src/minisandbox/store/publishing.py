@@ -18,6 +18,7 @@ from minisandbox.store.objects import SMALLEST, Pool
 from minisandbox.store.records import LayerRecord
 from minisandbox.store.scanning import Lifted, scan
 
+
 @dataclass(slots=True)
 class Publication:
     """One layer on its way into the store.

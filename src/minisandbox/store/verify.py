@@ -13,7 +13,6 @@ from minisandbox.store.blobs.kept import COLD, known_blob
 from minisandbox.store.entries import FILE, LINK, Entry
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import is_key
-from minisandbox.store.places import set_aside
 from minisandbox.store.scanning import describe, hash_file, kind_of, walk
 from minisandbox.store.store import Store
 

@@ -22,7 +22,8 @@ from minisandbox.errors import ImageRefused
 from minisandbox.images.dockerfile.owners import changed_mode, find_owner
 from minisandbox.images.dockerfile.sources import WHITEOUT, Item, Source, refuse
 from minisandbox.images.dockerfile.stages import CopyFiles
-from minisandbox.images.dockerfile.trees import LayersTree, LinkError, Parts, Tree, resolve, split
+from minisandbox.images.dockerfile.trees import split
+from minisandbox.images.tree import LayersTree, LinkError, Parts, Tree, resolve
 from minisandbox.store.blobs.below import Below
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, Member, TarReader

@@ -6,7 +6,7 @@ import re
 import stat
 from collections.abc import Iterator
 
-from minisandbox.images.dockerfile.trees import LinkError, Tree, resolve
+from minisandbox.images.tree import LinkError, Tree, resolve
 
 _MOST_IDS = (1 << 32) - 2
 _MOST_FILE = 16 << 20

@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.images.dockerfile.trees import LayersTree, Parts, resolve, split
+from minisandbox.images.dockerfile.trees import split
+from minisandbox.images.tree import LayersTree, Parts, resolve
 from minisandbox.store.blobs.unpack import OPAQUE
 from minisandbox.store.trees import remove_tree
 

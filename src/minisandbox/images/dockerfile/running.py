@@ -18,21 +18,27 @@ from minisandbox.images.dockerfile.owners import find_home
 from minisandbox.images.dockerfile.placing import Placement
 from minisandbox.images.dockerfile.sources import Source
 from minisandbox.images.dockerfile.stages import CopyFiles, Mount, RunCommand
-from minisandbox.images.dockerfile.trees import LayersTree, LinkError, Tree
 from minisandbox.images.index import host_settings
-from minisandbox.images.runner import Place, build_limits, build_sandbox
+from minisandbox.images.runner import (
+    LEAST_READING,
+    NEARLY_FULL,
+    Place,
+    build_limits,
+    build_sandbox,
+    logged,
+    out_of_space,
+    said,
+    write_log,
+)
+from minisandbox.images.tree import LayersTree, LinkError, Tree
 from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.store import Made
 from minisandbox.store.blobs.below import Below
-from minisandbox.store.durable import write_atomic
-from minisandbox.store.faults import disk_full, store_faults
+from minisandbox.store.faults import store_faults
 from minisandbox.store.room import is_full
-from minisandbox.types import ExecResult, ImageSpec, MiB, Outcome
+from minisandbox.types import ExecResult, ImageSpec, Outcome
 from minisandbox.types import Mount as HostMount
 
-_TAIL_LINES = 20
-_LEAST_READING = 60.0
-_NEARLY_FULL = 64 * MiB
 _APT = b'APT::Sandbox::User "root";\n'
 """With one id apt cannot become the user _apt."""
 _APT_PLACE = PurePosixPath("/run/minisandbox-apt.conf")
@@ -96,11 +102,10 @@ def run_layer(run: RunCommand, place: RunPlace) -> Made:
     placement = Placement(upper / "tree", place.image)
     with _placed(run, place, placement):
         result = _execute(run, place, upper)
-    with store_faults(f"write {place.place.log}"):
-        write_atomic(place.place.log, _logged(run, result))
+    write_log(place.place.log, logged(f"line {run.line}: {run.text}", result))
     if not result.ok:
         _fail(run, place, result)
-    return Made(upper / "tree", patience=max(place.place.timeout, _LEAST_READING))
+    return Made(upper / "tree", patience=max(place.place.timeout, LEAST_READING))
 
 
 def _refuse(run: RunCommand, reason: str, hint: str | None = None) -> NoReturn:
@@ -232,25 +237,13 @@ def _script(run: RunCommand, place: RunPlace) -> Iterator[HostMount]:
         yield HostMount(path, PurePosixPath(PIPES) / run.script.name)
 
 
-def _logged(run: RunCommand, result: ExecResult) -> bytes:
-    dropped = result.dropped_stdout + result.dropped_stderr
-    lost = f" ({dropped} bytes of output dropped)" if dropped else ""
-    head = f"line {run.line}: {run.text}\n".encode("utf-8", "replace")
-    return b"".join(
-        (head, result.stdout_bytes, result.stderr_bytes, f"\n[{result.fate}, {result.duration:.1f} s{lost}]\n".encode())
-    )
-
-
 def _fail(run: RunCommand, place: RunPlace, result: ExecResult) -> NoReturn:
-    output = (result.stdout + result.stderr).strip()
-    tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
+    _, tail = said(result)
     with store_faults(f"look for space for line {run.line}"):
-        full = is_full(place.place.staging, _NEARLY_FULL)
+        full = is_full(place.place.staging, NEARLY_FULL)
     what = run.text.splitlines()[0][:200]
     if full:
-        fault = disk_full(f"finish line {run.line} of image {place.place.image!r}")
-        fault.reason = "\n".join(filter(None, (fault.reason, tail)))
-        raise fault
+        raise out_of_space(f"finish line {run.line} of image {place.place.image!r}", tail)
     slow = f"it needs more than {place.place.timeout:.0f} s" if result.outcome is Outcome.TIMEOUT else ""
     raise BuildError(
         f"line {run.line} of the Dockerfile of image {place.place.image!r} failed: {what}: {result.fate}",

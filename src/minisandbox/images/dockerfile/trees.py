@@ -1,4 +1,4 @@
-"""Where COPY reads: the build context, or the layers of an image. Links are resolved inside, never by the host."""
+"""Where COPY reads: the build context, and sources with wildcards in it or in an image."""
 
 from __future__ import annotations
 
@@ -9,84 +9,15 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from e2b_dockerfile_utils import PatternMatcher
 
 from minisandbox.errors import DockerfileError
+from minisandbox.images.tree import LinkError, Parts, Tree, attributes_of, resolve
 from minisandbox.launch.kernel import syscalls
-from minisandbox.store.blobs.below import Below
 
-Parts = tuple[str, ...]
-_MOST_LINKS = 40  # path_resolution(7)
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 _MOST_IGNORE = 1 << 20
-
-
-class LinkError(Exception):
-    """A path cannot be resolved: it leads out of the context, or in circles."""
-
-
-class Tree(Protocol):
-    """A tree of files that are not ours."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether a link that leads upwards out of it is an error; in an image, its root is its own parent."""
-
-    def status(self, path: Parts) -> os.stat_result | None:
-        """Return the status of a path, whose directories are no links; None where nothing is."""
-
-    def names(self, path: Parts) -> list[str]:
-        """Return the names in a directory, sorted."""
-
-    def link(self, path: Parts) -> str:
-        """Return where a link leads."""
-
-    def open(self, path: Parts) -> io.BufferedReader:
-        """Open a file."""
-
-    def attributes(self, path: Parts) -> dict[str, bytes]:
-        """Return the extended attributes of a path."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayersTree:
-    """The files of an image.
-
-    Attributes:
-        below: its layers.
-    """
-
-    below: Below
-    closed: bool = False
-
-    def status(self, path: Parts) -> os.stat_result | None:
-        """Return the status of a path."""
-        found = self.below.find(path)
-        return None if found is None else found[1]
-
-    def names(self, path: Parts) -> list[str]:
-        """Return the names in a directory, sorted."""
-        return self.below.names(path)
-
-    def link(self, path: Parts) -> str:
-        """Return where a link leads."""
-        return os.readlink(self._place(path))
-
-    def open(self, path: Parts) -> io.BufferedReader:
-        """Open a file."""
-        return os.fdopen(os.open(self._place(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
-
-    def attributes(self, path: Parts) -> dict[str, bytes]:
-        """Return the extended attributes of a path, without overlayfs's own."""
-        return _attributes(self._place(path))
-
-    def _place(self, path: Parts) -> str:
-        found = self.below.find(path)
-        if found is None:
-            raise FileNotFoundError("/".join(path))
-        return found[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +62,7 @@ class ContextTree:
 
     def attributes(self, path: Parts) -> dict[str, bytes]:
         """Return the extended attributes of a path."""
-        return _attributes(self._place(path))
+        return attributes_of(self._place(path))
 
     def _place(self, path: Parts) -> str:
         return "/".join((os.fspath(self.root), *path))
@@ -182,42 +113,6 @@ def split(path: str) -> Parts:
         elif part not in ("", "."):
             parts.append(part)
     return tuple(parts)
-
-
-def resolve(tree: Tree, path: Parts, *, follow: bool = True) -> Parts:
-    """Return the path without links; what does not exist stays.
-
-    Args:
-        tree: where.
-        path: it.
-        follow: whether the last part may be a link that is followed.
-
-    Raises:
-        LinkError: it leads out of a context, or in circles.
-    """
-    done: list[str] = []
-    waiting, links = list(reversed(path)), 0
-    while waiting:
-        part = waiting.pop()
-        if part == "..":
-            if not done and tree.closed:
-                raise LinkError("a link on its way leads out of the context")
-            done[-1:] = []
-            continue
-        done.append(part)
-        info = tree.status(tuple(done)) if waiting or follow else None
-        if info is None or not stat.S_ISLNK(info.st_mode):
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            raise LinkError(f"it lies behind more than {_MOST_LINKS} links")
-        target = tree.link(tuple(done))
-        if target.startswith("/"):
-            done.clear()
-        else:
-            done.pop()
-        waiting += [one for one in reversed(target.split("/")) if one not in ("", ".")]
-    return tuple(done)
 
 
 def find(tree: Tree, pattern: str) -> list[tuple[Parts, Parts]]:
@@ -291,14 +186,3 @@ def _translate_class(pattern: str, at: int, out: str) -> tuple[str, int]:
     if at >= len(pattern):
         raise ValueError(f"the pattern {pattern!r} has no end for the '[' at {start - 1}")
     return f"{out}]", at + 1
-
-
-def _attributes(place: str) -> dict[str, bytes]:
-    """The extended attributes that layers keep; overlayfs's own and a security module's labels are none of them."""
-    found: dict[str, bytes] = {}
-    with contextlib.suppress(OSError):  # this file system has none
-        for name in os.listxattr(place, follow_symlinks=False):
-            is_ours = name.startswith("user.overlay.")
-            if not is_ours and name.startswith(("user.", "security.capability", "system.posix_acl_")):
-                found[name] = os.getxattr(place, name, follow_symlinks=False)
-    return found
