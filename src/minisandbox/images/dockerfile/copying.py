@@ -201,7 +201,8 @@ class _Members:
             raw.seek(0)
             opener = next((one for magic, one in _OPENERS.items() if head.startswith(magic)), None)
             file = raw if opener is None else _Whole(opener(raw), name)
-            yield LayerStream(Blob(file, "", name), _MOST_TAR)
+            with LayerStream(Blob(file, "", name), _MOST_TAR) as stream:
+                yield stream
 
     def _extracted(self, item: Item, root: Parts) -> Iterator[Member]:
         made = _Made(self._image)

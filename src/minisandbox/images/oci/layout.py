@@ -187,8 +187,7 @@ def open_archive(path: Path, work: Path) -> Archive:
 
 
 def _copy_unpacked(file: IO[bytes], target: Path, shown: str) -> None:
-    stream = LayerStream(Blob(file, "", shown), _MOST_ARCHIVE)
-    with target.open("xb") as out:
+    with LayerStream(Blob(file, "", shown), _MOST_ARCHIVE) as stream, target.open("xb") as out:
         while part := stream.some(_CHUNK):
             require_room(out.fileno(), len(part), f"unpack {shown}")
             out.write(part)

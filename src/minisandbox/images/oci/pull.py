@@ -162,8 +162,7 @@ class _Taking:
 
     def _unpacked(self, layer: m.Layer, below: list[LayerRecord], staging: Path) -> Made:
         trees = tuple(self.store.layer_tree(one.key) for one in reversed(_seen(below)))
-        with self.source.layer(layer) as blob:
-            stream = LayerStream(blob, m.MOST_LAYER, layer.diff_id)
+        with self.source.layer(layer) as blob, LayerStream(blob, m.MOST_LAYER, layer.diff_id) as stream:
             try:
                 done = unpack(stream, staging / "tree", Below(trees), keep_owners=keeps_owners(), bounds=Bounds())
             except OSError as error:
