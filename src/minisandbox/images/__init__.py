@@ -33,14 +33,17 @@ _HOME = {
     "StepState": "progress",
     "build": "builder",
     "build_all": "schedule",
+    "export_images": "oci.export",
     "find_interpreter": "interpreters",
     "host_image": "image",
+    "import_images": "oci.importing",
     "image_sizes": "image",
     "installed_interpreters": "interpreters",
     "list_images": "image",
     "load_image": "image",
     "lock_of": "lock",
     "pull": "oci.pull",
+    "push": "oci.push",
     "python_environments": "installed",
     "read_dockerfile": "dockerfile.reading",
     "read_lock": "lock",
@@ -72,7 +75,10 @@ if TYPE_CHECKING:
     from minisandbox.images.lock import Package as Package
     from minisandbox.images.lock import lock_of as lock_of
     from minisandbox.images.lock import read_lock as read_lock
+    from minisandbox.images.oci.export import export_images as export_images
+    from minisandbox.images.oci.importing import import_images as import_images
     from minisandbox.images.oci.pull import pull as pull
+    from minisandbox.images.oci.push import push as push
     from minisandbox.images.pins import Pins as Pins
     from minisandbox.images.pins import read_pins as read_pins
     from minisandbox.images.probe import Interpreter as Interpreter

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.blobs import freezing
-from minisandbox.store.blobs.kept import COLD, FOLDER, read_blobs
+from minisandbox.store.blobs.kept import FOLDER
 from minisandbox.store.faults import store_faults
 from minisandbox.store.leases import in_use, use_of
 from minisandbox.store.locks import hold_lock, try_flock
@@ -330,7 +330,7 @@ class _Collection:
 
     def blobs(self, grace: float = math.inf) -> None:
         """Blobs of layers that have gone; and of layers with a tree, copies that are older than this."""
-        frozen, copies = self._known_blobs()
+        frozen, copies = freezing.blob_names(self.store)
         for path in sorted((self.store.root / FOLDER).glob("[!.]*")):
             with suppress(FileNotFoundError):
                 info = path.stat()
@@ -341,17 +341,6 @@ class _Collection:
                         self._leftover(f"copy {path.name[:16]} of a layer for push and export", info.st_blocks * 512)
                     if not self.dry_run:
                         path.unlink()
-
-    def _known_blobs(self) -> tuple[set[str], set[str]]:
-        """The names of blobs that frozen layers need, and of those that other layers remember."""
-        frozen, copies = set[str](), set[str]()
-        for key in self.store.layer_keys():
-            with suppress(StoreError):  # verification tells
-                record = read_blobs(self.store.root, key)
-                for compression, digest in record.digests.items() if record is not None else ():
-                    cold = compression == COLD and self.store.is_frozen(key)
-                    (frozen if cold else copies).add(digest.partition(":")[2])
-        return frozen, copies
 
     def remove_logs(self, grace: float) -> None:
         """Logs of steps whose layer is not there, unless the failure is still known."""

@@ -148,9 +148,7 @@ def parts(store: Store) -> list[Part]:
     orphans = _orphans(store)
     lists = sum(_taken(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, BLOBS))
     found = [
-        Part(
-            "layers", sizes.total - sizes.blobs + lists, len(layers), "what images are made of", "image rm, image gc"
-        ),
+        Part("layers", sizes.total - sizes.blobs + lists, len(layers), "what images are made of", "image rm, image gc"),
         Part("objects", orphans[1], orphans[0], "files that no layer has any more", "image gc"),
     ]
     for path in sorted(store.root.iterdir()):

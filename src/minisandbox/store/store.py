@@ -352,9 +352,7 @@ class Store(Catalogue):
     ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
             below = self._objects_below(unsized.parent, beside)
-            publication = Publication(
-                self.pool, work, made.tree, below, made.patience, made.digests, made.expected
-            )
+            publication = Publication(self.pool, work, made.tree, below, made.patience, made.digests, made.expected)
             whole, record = publication.prepare(unsized)
             if hold is not None:  # before anybody can see it, and so remove it
                 hold.add_unpublished(record.key, whole)

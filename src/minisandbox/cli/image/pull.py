@@ -15,6 +15,7 @@ from minisandbox.cli.common.output import (
     print_json,
     put,
 )
+from minisandbox.cli.image.transfer import add_private_option
 from minisandbox.images import pull, total_size
 from minisandbox.store import Store
 
@@ -32,6 +33,7 @@ def add_pull_options(take: argparse.ArgumentParser) -> None:
     )
     take.add_argument("--name", help="its name in the store (default: after REF, `python:3.12` is `python-3.12`)")
     take.add_argument("--platform", metavar="OS/ARCH", help="such as linux/arm64 (default: this machine's)")
+    add_private_option(take)
     add_json_option(take)
     take.set_defaults(run=run_pull, kept="finished layers and downloads are kept; the same command resumes")
 
@@ -41,7 +43,12 @@ def run_pull(args: argparse.Namespace) -> int:
     began = time.monotonic()
     with Progress() as progress:
         image = pull(
-            args.reference, store=Store.open(), name=args.name, platform=args.platform, progress=progress.status
+            args.reference,
+            store=Store.open(),
+            name=args.name,
+            platform=args.platform,
+            private=args.private,
+            progress=progress.status,
         )
     if args.json:
         facts = {"name": image.name, "key": image.key, "notes": image.notes, "layers": image.layers}

@@ -50,7 +50,7 @@ def thaw(layer: Path) -> None:
         if is_frozen(layer):
             label = f"thaw-{layer.name[:12]}"
             with store_faults(f"thaw layer {layer.name}"), Staging(root / "staging").directory(label) as work:
-                _thaw(root, layer, _unpacked(root, layer, work))
+                _put_back(layer, _unpacked(root, layer, work))
 
 
 def _unpacked(root: Path, layer: Path, work: Path) -> Path:
@@ -74,7 +74,7 @@ def _unpacked(root: Path, layer: Path, work: Path) -> Path:
         raise
 
 
-def _thaw(root: Path, layer: Path, whole: Path) -> None:
+def _put_back(layer: Path, whole: Path) -> None:
     os.replace(whole / listing.NAME, layer / listing.NAME)  # blocks may be others; and a copy, where an inode is full
     fault_point("thaw-listed")
     rename_directory(whole / "tree", layer / "tree")

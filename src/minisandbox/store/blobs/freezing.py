@@ -10,11 +10,12 @@ import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import DiskFull, NotFound, StoreError
-from minisandbox.store.blobs.kept import COLD, ensure_blob
+from minisandbox.store.blobs.kept import COLD, blob_path, ensure_blob, read_blobs
 from minisandbox.store.durable import sync_directory
 from minisandbox.store.faults import fault_point, store_faults
 from minisandbox.store.leases import in_use, open_exclusive
@@ -82,6 +83,28 @@ def frozen_keys(store: Store) -> list[str]:
     return [key for key in store.layer_keys() if store.is_frozen(key)]
 
 
+def blob_names(store: Store) -> tuple[set[str], set[str]]:
+    """Return the names of blobs that frozen layers need, and of those that layers remember besides."""
+    needed, others = set[str](), set[str]()
+    for key in store.layer_keys():
+        with suppress(StoreError):  # verification tells
+            record = read_blobs(store.root, key)
+            for compression, digest in record.digests.items() if record is not None else ():
+                cold = compression == COLD and store.is_frozen(key)
+                (needed if cold else others).add(blob_path(store.root, digest).name)
+    return needed, others - needed
+
+
+def remove_copies(store: Store, digests: Sequence[str]) -> None:
+    """Remove blobs, but those that frozen layers need."""
+    if digests:
+        with store_faults("remove blobs"), store.alone():
+            needed = blob_names(store)[0]
+            for path in (blob_path(store.root, digest) for digest in digests):
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)
+
+
 @dataclass(slots=True)
 class _Freezing:
     """One freezing on its way."""
@@ -111,10 +134,7 @@ class _Freezing:
         self.done.freed = private + orphans - self.done.blobs
 
     def _try(self, key: str) -> bool:
-        if in_use(self.store.layer_directory(key)):
-            frozen = False
-        else:
-            frozen = self.dry_run or self._freeze(key)
+        frozen = not in_use(self.store.layer_directory(key)) and (self.dry_run or self._freeze(key))
         if not frozen and key not in self.done.spared:
             self.done.spared.append(key)
         return frozen

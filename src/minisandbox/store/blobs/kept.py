@@ -138,8 +138,11 @@ def open_cold(root: Path, key: str) -> Iterator[LayerStream]:
         known = known_blob(root, key, COLD)
         if known is None:
             raise FileNotFoundError(f"{BLOBS} names none")
-        with open_below(root, f"{FOLDER}/{known.path.name}") as file:
-            yield LayerStream(Blob(file, known.digest, f"the blob of layer {key}"), MOST)
+        with (
+            open_below(root, f"{FOLDER}/{known.path.name}") as file,
+            LayerStream(Blob(file, known.digest, f"the blob of layer {key}"), MOST) as stream,
+        ):
+            yield stream
     except (ImageRefused, FileNotFoundError) as error:
         raise StoreError(
             f"layer {key} is damaged: its blob cannot be unpacked",
@@ -182,14 +185,14 @@ def _open_file(root: Path, key: str, entry: Entry) -> IO[bytes]:
 def _kept(root: Path, key: str, compression: str) -> LayerBlob:
     made = _made(root, key, compression, root / FOLDER)
     path = blob_path(root, made.digest)
-    os.rename(made.path, path)
-    sync_directory(path.parent)
-    fault_point("blob-there")
     record = read_blobs(root, key)
     if record is None or record.diff_id != made.diff_id:
         record = BlobRecord(made.diff_id)
     digests, sizes = {**record.digests, compression: made.digest}, {**record.sizes, compression: made.size}
-    _write(root, key, dataclasses.replace(record, digests=digests, sizes=sizes))
+    _write(root, key, dataclasses.replace(record, digests=digests, sizes=sizes))  # first: a collection asks it
+    os.rename(made.path, path)
+    sync_directory(path.parent)
+    fault_point("blob-there")
     return dataclasses.replace(made, path=path)
 
 

@@ -91,7 +91,7 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _gzip(pieces: Iterator[bytes], out: _Hashed) -> None:
-    """Write one gzip stream, its pieces compressed in parallel: each looks back into the one before, as pigz(1) does."""
+    """Write one gzip stream, its pieces compressed in parallel, each with a look back into the last (pigz(1))."""
     workers = len(os.sched_getaffinity(0))
     total = crc = 0
     before = b""
@@ -111,5 +111,5 @@ def _gzip(pieces: Iterator[bytes], out: _Hashed) -> None:
 
 def _deflated(piece: bytes, before: bytes) -> bytes:
     """Compress a piece so that another can follow."""
-    packer = zlib.compressobj(_GZIP_LEVEL, wbits=-15, zdict=before) if before else zlib.compressobj(_GZIP_LEVEL, wbits=-15)
+    packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -15, zdict=before)
     return packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)

@@ -9,6 +9,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Self
 
 from minisandbox.compression import MAGIC, CorruptedError, Decompressed, Source
 from minisandbox.errors import ImageRefused
@@ -125,7 +126,7 @@ class LayerStream:
         self._chunk = b""
         self._at = 0
 
-    def __enter__(self) -> LayerStream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

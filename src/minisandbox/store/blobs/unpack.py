@@ -112,7 +112,16 @@ def unpack(
         ImageRefused: the archive is malformed, hostile or too large.
         OSError: the kernel refused; ENOSPC where the disk is full.
     """
-    done = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)
+    try:
+        done = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)
+    except OSError as error:
+        if not _is_refusal(error):
+            raise
+        raise ImageRefused(
+            f"{stream.name} has a path that this file system cannot hold",
+            reason=str(error)[:400],
+            hint="nothing of this layer was published",
+        ) from error
     stream.finish()
     return done
 
@@ -487,15 +496,6 @@ def _hash_zeros(hashed: hashlib._Hash, count: int) -> None:
         count -= len(_ZEROS)
 
 
-def is_refusal(error: OSError) -> bool:
+def _is_refusal(error: OSError) -> bool:
     """Whether the kernel refused a path of the archive, not the disk."""
     return error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EMLINK, errno.EILSEQ, errno.EINVAL)
-
-
-def refused_path(stream: LayerStream, error: OSError) -> ImageRefused:
-    """Return the error for a path that this file system cannot hold."""
-    return ImageRefused(
-        f"{stream.name} has a path that this file system cannot hold",
-        reason=str(error)[:400],
-        hint="nothing of this layer was published",
-    )
