@@ -288,9 +288,14 @@ class IndexUnavailable(MiniSandboxError):
 
 
 class RegistryError(MiniSandboxError):
-    """A registry did not deliver an image: unreachable, access denied, rate limit, malformed response."""
+    """A registry did not deliver or take an image: unreachable, access denied, rate limit, malformed response.
+
+    Attributes:
+        transient: whether another attempt may succeed.
+    """
 
     exit_code = 27
+    transient = False
 
 
 class ImageRefused(MiniSandboxError):

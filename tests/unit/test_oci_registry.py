@@ -25,12 +25,12 @@ from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images import Image, load_image, pull
-from minisandbox.images.oci import blobs as blob_module
 from minisandbox.images.oci import http
-from minisandbox.images.oci.manifest import own_platform
+from minisandbox.images.oci.manifest import container, own_platform
 from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.images.oci.registry import open_registry
 from minisandbox.store import Store
+from minisandbox.store.blobs import streams as blob_module
 from minisandbox.store.verify import verify
 
 FIRST = entry("a", os.urandom(300_000)) + END
@@ -379,10 +379,10 @@ def test_a_layer_that_another_pull_publishes_leaves_nothing_half(
     remote = parse_reference(server.add(image, "1"))
     assert isinstance(remote, Remote)
     with open_registry(remote, store, lambda _: None) as source:
-        container = source.container(own_platform())
-        source.prefetch(container.layers)
+        layers = container(source.manifest(own_platform()), "image", own_platform()).layers
+        source.prefetch(layers)
         began.wait(20)
-        source.published(container.layers[0])
+        source.published(layers[0])
         over.set()
     assert not [path for path in (store.root / "downloads").iterdir() if path.name.startswith(name[7:])]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from minisandbox.errors import ImageRefused, NotFound, StoreError
 from minisandbox.store import entries as listing
-from minisandbox.store.blobs.kept import COLD, known_blob
+from minisandbox.store.blobs.kept import COLD, is_there, known_blob
 from minisandbox.store.entries import FILE, LINK, Entry
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import is_key
@@ -203,14 +203,13 @@ class _Check:
         self.files += sum(entry.kind == FILE for entry in expected.values())
         try:
             blob = known_blob(self.store.root, key, COLD)
-            size = -1 if blob is None else blob.path.lstat().st_size
-        except (FileNotFoundError, ImageRefused):
-            blob, size = None, -1
-        if blob is None or size != blob.size:
+        except (StoreError, ImageRefused):
+            blob = None
+        if blob is None or not is_there(blob):
             yield "its blob is missing, or has another size"
         elif self.full:
-            self.bytes += size
-            if f"sha256:{hash_file(str(blob.path), size)}" != blob.digest:
+            self.bytes += blob.size
+            if f"sha256:{hash_file(str(blob.path), blob.size)}" != blob.digest:
                 yield "its blob has other content"
 
     def _compare(self, key: str, expected: dict[str, Entry]) -> Iterator[str]:

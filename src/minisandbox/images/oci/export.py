@@ -95,7 +95,7 @@ def export_images(
     for image in images:
         check_portable(image, private=private)
     tell, rows, archived = progress or silent, list[Document](), list[Document]()
-    with store_faults(f"write {path}"), _work(store, path) as work, _opened(path) as put:
+    with _work(store, path) as work, store_faults(f"write {path}"), _opened(path) as put:
         layout = _Layout(store, compression, work, put)
         put("oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         for image in images:

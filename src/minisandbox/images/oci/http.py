@@ -39,10 +39,6 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 Body = bytes | Callable[[], Iterable[bytes]]
 
 
-class Interrupted(RegistryError):
-    """A request that another attempt may bring through."""
-
-
 @dataclass(slots=True)
 class Connection:
     """The API of one registry for one repository. Threads may share it.
@@ -88,8 +84,7 @@ class Connection:
 
         Raises:
             NotFound: the registry has no such thing.
-            Interrupted: another attempt may succeed.
-            RegistryError: the registry refuses.
+            RegistryError: it fails, or the registry refuses.
         """
         logged_in = False
         attempt = ATTEMPTS - 1 if callable(body) else 0
@@ -119,10 +114,11 @@ class Connection:
     ) -> http.client.HTTPResponse:
         base = self._base()
         url = urllib.parse.urljoin(f"{base}/v2/{self.place.repository}/", path)
-        if url.partition(":")[0] not in self._schemes:
+        own = url.startswith(f"{base}/")
+        if not own and url.partition(":")[0] not in self._schemes:
             raise urllib.error.URLError(f"it sends its clients to {url[:100]!r}")
         request = urllib.request.Request(url, body, {**self._own_headers, **headers}, method=method)  # noqa: S310 - checked
-        if self._authorization and url.startswith(f"{base}/"):  # not for where a redirect leads
+        if self._authorization and own:  # not for where a redirect leads
             request.add_unredirected_header("Authorization", self._authorization)
         return cast("http.client.HTTPResponse", self._opener().open(request, timeout=TIMEOUT))
 
@@ -237,15 +233,15 @@ class Connection:
             raise RegistryError(f"{what}: access denied", reason=status, hint=self._how_to_log_in())
         if error.code == 429:
             limit = error.headers.get("RateLimit-Limit", "").partition(";")[0]
-            raise Interrupted(
+            raise _transient(
                 f"{what}: too many requests",
-                reason=status + (f"; it allows {limit} in some hours" if limit.isdigit() else ""),
-                hint="wait, log in (registries allow more to users), or set up a mirror in registries.conf",
+                status + (f"; it allows {limit} in some hours" if limit.isdigit() else ""),
+                "wait, log in (registries allow more to users), or set up a mirror in registries.conf",
             )
         hint = "check the reference and the registry"
         if error.code >= 500:
             hint = "the registry is in trouble: try again later, or use a mirror (registries.conf)"
-            raise Interrupted(what, reason=status, hint=hint)
+            raise _transient(what, status, hint)
         raise RegistryError(what, reason=status, hint=hint)
 
     def _how_to_log_in(self) -> str:
@@ -278,11 +274,15 @@ class Connection:
             hint = f"put its certificate into {place}, or mark it as insecure in registries.conf"
         elif isinstance(error, TimeoutError) or isinstance(cause, TimeoutError):
             reason = f"it did not answer within {TIMEOUT:.0f} seconds"
-        return Interrupted(
-            f"registry {self.place.host} cannot be reached",
-            reason=reason or f"its answer is no HTTP ({type(error).__name__})",
-            hint=hint,
-        )
+        reason = reason or f"its answer is no HTTP ({type(error).__name__})"
+        return _transient(f"registry {self.place.host} cannot be reached", reason, hint)
+
+
+def _transient(what: str, reason: str, hint: str) -> RegistryError:
+    """Return the error of a request that another attempt may bring through."""
+    error = RegistryError(what, reason=reason, hint=hint)
+    error.transient = True
+    return error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

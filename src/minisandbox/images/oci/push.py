@@ -9,13 +9,14 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import IO
 
 from minisandbox.errors import InvalidValue, NotFound, RegistryError
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.export import check_portable, described, write_image
-from minisandbox.images.oci.http import ATTEMPTS, Connection, Interrupted, backoff
+from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff
 from minisandbox.images.oci.pull import Tell, silent
 from minisandbox.images.oci.reference import Remote, parse_reference, places_of
 from minisandbox.store import Store
@@ -113,6 +114,7 @@ class _Registry:
     _keys: list[str] = field(default_factory=list)
     _coming: dict[str, Future[None]] = field(default_factory=dict)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "push"))
+    _files: ExitStack = field(default_factory=ExitStack)
     _over: threading.Event = field(default_factory=threading.Event)
     _connection: Connection = field(init=False)
 
@@ -134,7 +136,7 @@ class _Registry:
                 return known
         blob = ensure_blob(self.store.root, key, self.compression)
         if blob.digest not in self._coming and (known is not None or not self._has(blob.digest)):
-            file = blob.path.open("rb")  # now: a collection may remove it
+            file = self._files.enter_context(blob.path.open("rb"))  # now: a collection may remove it
             self._coming[blob.digest] = self._pool.submit(self._send, blob.digest, blob.size, file, session)
             self.sent, self.size = self.sent + 1, self.size + blob.size
         return blob
@@ -161,6 +163,7 @@ class _Registry:
         """Give up what is on its way; the blobs are kept for the next attempt."""
         self._over.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._files.close()
 
     def _pause(self, seconds: float) -> None:
         if self._over.wait(seconds):
@@ -189,22 +192,23 @@ class _Registry:
 
     def _send(self, digest: str, size: int, file: IO[bytes], session: str) -> None:
         """Send a blob; after an interruption, what the registry has not got yet."""
-        with file:
-            for attempt in range(ATTEMPTS):
-                try:
-                    if attempt and self._has(digest):  # the answer was lost, not the blob
-                        return
-                    session, done = self._progress(session) if session and attempt else (session or self._begin(), 0)
-                    if done < size:
-                        session = self._append(session, file, done, size)
-                    self._finish(session, digest)
+        for attempt in range(ATTEMPTS):
+            try:
+                if attempt and self._has(digest):  # the answer was lost, not the blob
                     return
-                except (Interrupted, NotFound) as error:
-                    if attempt == ATTEMPTS - 1:
-                        raise
-                    if isinstance(error, NotFound):  # the registry has forgotten what it had of it
-                        session = ""
-                self._pause(backoff(attempt))
+                session, done = self._progress(session) if session and attempt else (session or self._begin(), 0)
+                if done < size:
+                    session = self._append(session, file, done, size)
+                self._finish(session, digest)
+                return
+            except RegistryError as error:
+                if attempt == ATTEMPTS - 1 or not error.transient:
+                    raise
+            except NotFound:  # the registry has forgotten what it had of it
+                if attempt == ATTEMPTS - 1:
+                    raise
+                session = ""
+            self._pause(backoff(attempt))
 
     def _append(self, session: str, file: IO[bytes], done: int, size: int) -> str:
         self.tell(f"sending {size - done} bytes" + (f", from byte {done} on" if done else ""))

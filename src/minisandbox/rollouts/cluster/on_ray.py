@@ -23,6 +23,7 @@ from minisandbox.rollouts.cluster.worker import Terms, Worker
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
 from minisandbox.store import Store
+from minisandbox.store.blobs.kept import LayerBlob
 from minisandbox.tasks import Task
 
 Row: TypeAlias = Mapping[str, Any]

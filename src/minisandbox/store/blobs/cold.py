@@ -43,7 +43,7 @@ def thaw(layer: Path) -> None:
     if is_read_only(root):
         raise StoreError(
             f"layer {layer.name} is frozen, and the store {root} is read-only",
-            hint=f"export its images (MINISANDBOX_STORE={root} minisandbox image export), and import them into a "
+            hint=f"export its images (MINISANDBOX_STORE={root} minisandbox image export --private); import them into a "
             "store of your own",
         )
     with hold_lock(root / "locks" / f"thaw-{layer.name}.lock", timeout=_TIMEOUT):

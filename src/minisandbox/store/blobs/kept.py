@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from minisandbox.store.entries import Entry, read_entries
 from minisandbox.store.faults import fault_point, store_faults
 from minisandbox.store.leases import BLOBS, is_frozen
 from minisandbox.store.locks import hold_lock
+from minisandbox.store.places import is_read_only
 from minisandbox.store.reading import open_below
 from minisandbox.store.records import BlobRecord
 from minisandbox.store.scanning import Lifted
@@ -70,13 +72,13 @@ def ensure_blob(root: Path, key: str, compression: str, work: Path | None = None
     """
     with store_faults(f"compress layer {key}"):
         known = known_blob(root, key, compression)
-        if known is not None and known.path.is_file():
+        if known is not None and is_there(known) and (work is None or not is_read_only(root)):  # others change theirs
             return known
         if work is not None:
             return _made(root, key, compression, work)
         with hold_lock(root / "locks" / f"blob-{key}.lock", timeout=_TIMEOUT):
             known = known_blob(root, key, compression)  # another process may have made it
-            if known is not None and known.path.is_file():
+            if known is not None and is_there(known):
                 return known
             return _kept(root, key, compression)
 
@@ -92,6 +94,15 @@ def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
         return None
     digest = record.digests[compression]
     return LayerBlob(blob_path(root, digest), record.diff_id, digest, record.sizes.get(compression, 0))
+
+
+def is_there(blob: LayerBlob) -> bool:
+    """Whether a blob's file has its size."""
+    try:
+        info = blob.path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(info.st_mode) and info.st_size == blob.size
 
 
 def read_blobs(root: Path, key: str) -> BlobRecord | None:
@@ -136,8 +147,8 @@ def open_cold(root: Path, key: str) -> Iterator[LayerStream]:
     """
     try:
         known = known_blob(root, key, COLD)
-        if known is None:
-            raise FileNotFoundError(f"{BLOBS} names none")
+        if known is None or not is_there(known):
+            raise FileNotFoundError("it is not there, or has another size")
         with (
             open_below(root, f"{FOLDER}/{known.path.name}") as file,
             LayerStream(Blob(file, known.digest, f"the blob of layer {key}"), MOST) as stream,

@@ -93,6 +93,10 @@ def _content(entry: Entry, open_file: Opener) -> Iterator[bytes]:
 
 def _check(entry: Entry) -> None:
     """Refuse what whoever reads the tar would refuse, or take for something else."""
+    try:
+        os.fsencode(entry.path + entry.target + entry.same)
+    except UnicodeEncodeError:
+        _refuse(entry, "its name has half of a surrogate pair, which no file's name has")
     names = entry.path.split("/")
     if len(names) > DEEPEST:
         _refuse(entry, f"it lies in more than {DEEPEST} directories")
