@@ -358,7 +358,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG.keys())
-def test_records_that_are_malformed_are_refused(other: Store, copy: Path, change: object) -> None:
+def test_a_forged_file_is_refused(other: Store, copy: Path, change: object) -> None:
     rewritten(copy, change)
     with pytest.raises(ImageRefused, match=r"malformed|has 2 layers"):
         import_images(copy, store=other, private=True)
@@ -466,3 +466,49 @@ def test_a_store_that_is_only_read_is_exported(store: Store, tmp_path: Path) -> 
     export_images(theirs, ["one"], tmp_path / "one.tar", private=True)
     assert sorted(os.listdir(tmp_path)) == ["here", "one.tar"]
     assert image_of(theirs.image("one"), theirs).layers
+
+
+AS_A_USER = """
+    import os, sys
+    from pathlib import Path
+    import encodings.ascii, zstandard
+    from minisandbox.images.oci.export import export_images
+    from minisandbox.images.oci.importing import import_images
+    from minisandbox.store import Store
+    from minisandbox.store.verify import verify
+    os.setgroups([]); os.setgid(12345); os.setuid(12345)  # now: the interpreter may be in root's home
+    source, place = Path(sys.argv[1]), Path(sys.argv[2])
+    theirs, mine = Store.open(source), Store.open(place / "mine")
+    print(theirs.writable, [image.name for image in theirs.images()])
+    export_images(theirs, ["owned"], place / "theirs.tar", private=True)
+    import_images(place / "theirs.tar", store=mine, private=True)
+    print(verify(mine, full=True).damaged, {path.lstat().st_uid for path in (place / "mine").rglob("*")})
+    export_images(mine, ["owned"], place / "back.tar", private=True)
+"""
+
+
+def test_another_users_images_become_ones_own(store: Store, other: Store, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be two users")
+
+    def make(work: Path) -> Made:
+        (work / "tree/of").mkdir(parents=True)
+        for name, owner in (("daemon", 1), ("root", 0)):
+            (work / "tree/of" / name).write_text(name * 100)
+            os.chown(work / "tree/of" / name, owner, owner)
+        return Made(work / "tree")
+
+    store.ensure_layer(key_of("owned"), parent=None, step={"kind": "test"}, make=make)
+    add_image(store, "owned", key_of("owned"))
+    closed = [path for path in tmp_path.parents if path.stat().st_mode & 0o005 != 0o005]
+    for path in (*closed, tmp_path, *tmp_path.rglob("*")):
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o044))
+    (tmp_path / "user").mkdir()
+    os.chown(tmp_path / "user", 12345, 12345)
+    settings = {"HOME": str(tmp_path / "user"), "TMPDIR": str(tmp_path / "user")}
+    running = python(AS_A_USER, store.root, tmp_path / "user", environment=settings)
+    out, err = running.communicate(timeout=60)
+    assert out.splitlines() == ["False ['owned']", "() {12345}"], err
+    import_images(tmp_path / "user/back.tar", store=other, private=True)
+    owners = {entry.uid for entry in read_entries(other.layer_directory(key_of("owned")))}
+    assert owners == {0}, "what was the user's own is root's own"
