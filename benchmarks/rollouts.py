@@ -41,7 +41,7 @@ from minisandbox.models import Request, ScriptedModel
 from minisandbox.rollouts import Batch, Budgets, RunReader, Setup, Summary
 from minisandbox.sandbox.controller import shut_down
 from minisandbox.store import Store
-from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
 
 PARTS = ("overhead", "flight", "memory", "many")
 PYTHON = "/usr/bin/python3"
@@ -154,13 +154,12 @@ def make_task(place: Path) -> Task:
         FAIL_TO_PASS=("tests/test_add.py::test_add",),
         PASS_TO_PASS=("tests/test_slow.py::test_slow",),
         form=Form.SWESMITH,
-        build=BuildSpec(
+        build=PythonBuild(
             python=None,
             source=SourceSpec("local", (("path", str(place / "source")),)),
             environment=(("PYTHONPATH", "/testbed/vendor"),),
         ),
-        test_command=f"{PYTHON} -m pytest",
-        test_timeout=300.0,
+        grader=PytestGrader(f"{PYTHON} -m pytest"),
     )
 
 

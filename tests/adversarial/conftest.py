@@ -29,7 +29,10 @@ def image(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 @pytest.fixture
 def attempt(task: Task, image: Image, record_property: Callable[[str, object], None]) -> Try:
-    """Grade a submission that fixes nothing; whatever comes of it, it earns nothing and is not ours."""
+    """Grade a submission that fixes nothing; whatever comes of it, it earns nothing and is not ours.
+
+    The default policy confirms a pass only if it has a flag. What earns nothing so earns nothing with ``always``.
+    """
 
     def graded(submission: str) -> Grade:
         found = grade(task, image, submission.encode(), timeout=20.0)

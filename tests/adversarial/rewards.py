@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.vendored import vendor_pytest
 
 from minisandbox.grade import Grade
-from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
 
 BUG = """\
 diff --git a/calc.py b/calc.py
@@ -88,13 +88,12 @@ def make_task(root: Path, changed: Mapping[str, str] | None = None) -> Task:
         FAIL_TO_PASS=("tests/test_add.py::test_add", "tests/test_unit.py::TestUnit::test_unit"),
         PASS_TO_PASS=("tests/test_more.py::test_more",),
         form=Form.SWESMITH,
-        build=BuildSpec(
+        build=PythonBuild(
             python=None,
             source=SourceSpec("local", (("path", str(root)),)),
             environment=(("PYTHONPATH", "/testbed/vendor"),),
         ),
-        test_command="python3 -m pytest",
-        test_timeout=60.0,
+        grader=PytestGrader("python3 -m pytest", 60.0),
     )
 
 

@@ -19,7 +19,7 @@ from tests.vendored import vendor_pytest
 
 from minisandbox.rollouts import RunReader
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
 
 LABEL = "calc__cluster"
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,12 +46,12 @@ def make_tasks(place: Path, images: int) -> list[Task]:
             FAIL_TO_PASS=("tests/test_add.py::test_add",),
             PASS_TO_PASS=("tests/test_add.py::test_zero",),
             form=Form.SWESMITH,
-            build=BuildSpec(
+            build=PythonBuild(
                 python=f"{sys.version_info.major}.{sys.version_info.minor}",
                 source=SourceSpec("local", (("path", str(root)),)),
                 environment=(("PYTHONPATH", "/testbed/vendor"),),
             ),
-            test_timeout=120.0,
+            grader=PytestGrader(timeout=120.0),
         )
         tasks.append(task if number % 2 == 0 else replace(task, patch=BUG.replace("a - b", "a * b")))
     (place / "tasks.jsonl").write_text("".join(json.dumps(task.to_row()) + "\n" for task in tasks))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests import waiting
+from tests.builds import python_build
 from tests.cluster.cluster_tools import begin, clean_hosts, live, make_tasks
 from tests.cluster.hosts import Hosts
 
@@ -19,6 +20,7 @@ IMAGES = 3
 _ENGINE = """
 import asyncio, sys
 from pathlib import Path
+from tests.builds import python_build
 from minisandbox.models import Script, ScriptedModel
 from minisandbox.models.engine import EngineServer
 
@@ -36,7 +38,7 @@ asyncio.run(main())
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("work")
     tasks = make_tasks(found, IMAGES)
-    broken = replace(tasks[1], instance_id="calc__cluster-broken", build=replace(tasks[1].build, python="9.9"))
+    broken = replace(tasks[1], instance_id="calc__cluster-broken", build=replace(python_build(tasks[1]), python="9.9"))
     rows = [task.to_row() for task in (*tasks, broken)]
     (found / "validated.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return found

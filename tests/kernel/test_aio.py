@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from tests.waiting import PATIENCE
 
 from minisandbox.errors import InvalidValue, SandboxGone, WaitTimeout
-from minisandbox.sandbox import AsyncProcess, AsyncSandbox, AsyncShell, live_sandboxes
+from minisandbox.sandbox import AsyncProcess, AsyncSandbox, AsyncShell, core, live_sandboxes
 from minisandbox.sandbox.protocol.connection import MOST_UNREAD
 from minisandbox.types import ExecResult, ImageSpec, Limits, Outcome, Output, Terminal
 
@@ -214,6 +216,27 @@ def test_a_cancelled_start_leaves_no_process(spec: ImageSpec) -> None:
 
     async def none_left(box: AsyncSandbox) -> bool:
         return not await runs(box, "sleep 77")
+
+    run(body())
+
+
+def test_a_cancelled_look_at_a_process_closes_its_connection(spec: ImageSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[socket.socket] = []
+    reach = core.reach_process
+
+    def slow(*arguments: Any) -> socket.socket:
+        connection = reach(*arguments)
+        time.sleep(0.2)
+        reached.append(connection)
+        return connection
+
+    async def body() -> None:
+        async with sandbox(spec) as box, await box.start("sleep 79", lifetime="sandbox") as process:
+            monkeypatch.setattr(core, "reach_process", slow)
+            task = asyncio.create_task(box.process(process.id))
+            await asyncio.sleep(0.05)
+            await cancelled(task)
+            assert [connection.fileno() for connection in reached] == [-1]
 
     run(body())
 

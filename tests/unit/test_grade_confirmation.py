@@ -12,15 +12,22 @@ from typing import Any, cast
 
 import pytest
 
-from minisandbox.errors import SandboxGone
+from minisandbox.agents import open_agent
+from minisandbox.cli.main import main
+from minisandbox.errors import InvalidValue, RunError, SandboxGone
+from minisandbox.grade import GradingOptions, confirmed_share
 from minisandbox.grade.belief import Doubt
 from minisandbox.grade.grading import grade_in
+from minisandbox.grade.options import recorded_policy
 from minisandbox.grade.report import Record, Report
 from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.submission import Change
 from minisandbox.grade.verdict import Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace
+from minisandbox.integrations.skyrl.config import SandboxOptions
+from minisandbox.rollouts import RunDirectory, Setup
 from minisandbox.tasks import Task
+from minisandbox.train.options import from_mapping
 
 PATCH = "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-{}\n+{}\n"
 BROKEN, FIXED, OTHER = "def add(a, b): return a - b", "def add(a, b): return a + b", "def add(a, b): return b + a"
@@ -104,8 +111,8 @@ def _without_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minisandbox.grade.grading.protect_imports", lambda policy, *_: policy)
 
 
-def graded(place: Place) -> Grade:
-    return grade_in(cast("Workspace", place), PATCH.format(BROKEN, OTHER).encode())
+def graded(place: Place, confirm: str = "always", patch: str = OTHER) -> Grade:
+    return grade_in(cast("Workspace", place), PATCH.format(BROKEN, patch).encode(), confirm)
 
 
 def failing(reason: Reason, who: str, what: str, times: int = 9) -> Trouble:
@@ -120,10 +127,77 @@ def failing(reason: Reason, who: str, what: str, times: int = 9) -> Trouble:
 ACCIDENTS = [Reason.TIMEOUT, Reason.OUT_OF_MEMORY, Reason.KILLED]
 
 
-def test_an_honest_pass_takes_three_runs(place: Place) -> None:
+CONFIRMED = {("submission", what): 1 for what in ("tests", "sentinels", "plain")}
+ONCE = {("submission", "tests"): 1}
+SUSPICIOUS = "def add(a, b): return a + b if __import__('sys')._getframe(0) else None"
+
+
+def test_an_honest_pass_takes_three_runs_where_all_are_confirmed(place: Place) -> None:
     found = graded(place)
     assert (found.verdict, found.reward) == (Verdict.RESOLVED, 1.0), found
-    assert place.runs == {("submission", what): 1 for what in ("tests", "sentinels", "plain")}
+    assert place.runs == CONFIRMED
+
+
+@pytest.mark.parametrize("policy", ["flagged", "share(0)", "share(0.0)"])
+def test_an_honest_pass_takes_one_run_where_only_flagged_ones_are_confirmed(place: Place, policy: str) -> None:
+    found = graded(place, policy)
+    assert (found.verdict, found.reward, found.flags) == (Verdict.RESOLVED, 1.0, ()), found
+    assert place.runs == ONCE
+
+
+@pytest.mark.parametrize("policy", ["flagged", "share(0)", "always"])
+def test_a_flagged_pass_is_always_confirmed(place: Place, policy: str) -> None:
+    found = graded(place, policy, SUSPICIOUS)
+    assert [flag.kind for flag in found.flags] == ["suspicious: frame_walking"], found
+    assert place.runs == CONFIRMED
+    forged = graded(replace(place, add=lambda *_: Equal(), runs=Counter()), policy, SUSPICIOUS)
+    assert (forged.verdict, forged.reason) == (Verdict.TAMPERED, Reason.SENTINEL_WRONG), forged
+
+
+def test_a_share_of_the_others_is_drawn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = iter([0.2, 0.4])
+    monkeypatch.setattr("minisandbox.grade.options.random.SystemRandom.random", lambda _: next(draws))
+    assert graded(place, "share(0.3)").resolved
+    assert place.runs == CONFIRMED
+    place.runs.clear()
+    assert graded(place, "share(.3)").resolved
+    assert place.runs == ONCE
+
+
+def test_a_changed_runner_is_looked_into_under_every_policy(place: Place) -> None:
+    """The first run itself shows it, so that no confirming run is needed to see it."""
+
+    def changed(who: str, what: str, _: int) -> SuiteRun | None:
+        names = ("json.dumps",) if who == "submission" else ()
+        report = Report(tuple(outcomes(TESTS, place.add)), started=True, changed=names)
+        return SuiteRun(report, None, 0, 0.5) if what == "tests" else None
+
+    found = graded(replace(place, trouble=changed), "flagged")
+    assert (found.verdict, found.reason) == (Verdict.TAMPERED, Reason.RUNNER_CHANGED), found
+    assert place.runs == {**ONCE, ("reference", "tests"): 1}
+
+
+def test_a_run_from_before_there_were_policies_is_resumed_with_always(tmp_path: Path) -> None:
+    """Those confirmed every pass: their rollouts are not mixed with others."""
+    with RunDirectory.open(tmp_path, {}):
+        pass
+    with RunDirectory.open(tmp_path, recorded_policy("always")):
+        pass
+    with pytest.raises(RunError, match="confirm"):
+        RunDirectory.open(tmp_path, recorded_policy("flagged"))
+
+
+@pytest.mark.parametrize("policy", ["", "never", "Always", "share", "share()", "share(1.1)", "share(-1)", "share(nan)"])
+def test_an_unknown_policy_is_refused(policy: str) -> None:
+    for take in (
+        confirmed_share,
+        lambda text: GradingOptions(confirm=text),
+        lambda text: Setup(agent=open_agent("oracle"), confirm=text),
+        lambda text: from_mapping(SandboxOptions, {"grading": {"confirm": text}}, place="minisandbox"),
+    ):
+        with pytest.raises(InvalidValue, match="confirm is"):
+            take(policy)
+    assert main(["evaluate", "quickstart", "-p", "gold", "--confirm", policy]) == InvalidValue.exit_code
 
 
 @pytest.mark.parametrize("reason", ACCIDENTS)

@@ -79,6 +79,11 @@ def test_reading_the_tests_is_flagged(line: str) -> None:
         ("__import__('json').loads = f", "monkey_patching"),
         ("importlib.import_module('math').comb=f", "monkey_patching"),
         ("    def __eq__(self, other): return True", "always_true"),
+        ("    def __eq__(self, other): return self.x == other.x", "own_comparison"),
+        ("    def __bool__(self):", "own_comparison"),
+        ("    __ne__ = __lt__ = f", "own_comparison"),
+        ("return pytest.approx(a)", "own_comparison"),
+        ("from unittest.mock import ANY", "own_comparison"),
     ],
 )
 def test_what_is_flagged(line: str, kind: str) -> None:
@@ -94,7 +99,6 @@ def test_what_is_flagged(line: str, kind: str) -> None:
         "import inspect, signal, gc, sys",
         "inspect.signature(f)",
         "return a == b",
-        "def __eq__(self, other): return self.x == other.x",
         "raise AssertionError(x)",
         "os.fork_count = 1",
         "class TestSuite: pass",
@@ -102,6 +106,8 @@ def test_what_is_flagged(line: str, kind: str) -> None:
         "sys.modules[__name__].__class__ = Lazy",
         "if sys.modules[name] == module:",
         "from builtins import str",
+        "    return self.__eq__(other) == True",
+        "approx = a + b",
     ],
 )
 def test_what_is_not(line: str) -> None:
@@ -120,7 +126,7 @@ PATCHED = [
     ("import os.path", "os.path.exists = f"),
     ("from os import path", "path.exists = f"),
     ("from pathlib import (Path)", "Path.read_text = f"),
-    ("from comparelib.tools import other, Same as One", "One.__eq__ = f"),
+    ("from comparelib.tools import other, Same as One", "One.same = f"),
     ("import sys", "sys.exit = f"),
 ]
 SET = [
@@ -163,8 +169,9 @@ def test_the_repositorys_own_modules_are_those_of_its_tests_and_its_reference() 
 
 
 def test_a_comparison_that_returns_a_constant() -> None:
-    assert found("def __eq__(self, other):", "    return True") == {"always_true"}
-    assert found("def __eq__(self, other):", "    return self is other", "def f():", "    return True") == set()
+    assert found("def __eq__(self, other):", "    return True") == {"always_true", "own_comparison"}
+    other = found("def __eq__(self, other):", "    return self is other", "def f():", "    return True")
+    assert other == {"own_comparison"}
 
 
 def test_only_what_is_added_and_applied_counts() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.grade import confirmation
-from minisandbox.grade.sentinels import make_sentinels
+from minisandbox.grade.confirm import checks
+from minisandbox.grade.confirm.sentinels import make_sentinels
 
 BODIES = [
     "assert add(2, 3) == 5",
@@ -148,8 +148,8 @@ def test_a_copy_in_which_nothing_is_changed_passes_under_another_name(text: str)
 )
 def test_copies_have_the_names_that_a_runner_gives_them(original: str, name: str, called: str) -> None:
     copy = original.replace("::test_it", "::test_it_x")
-    assert confirmation._called(copy, {copy: original}, {original: name}) == called
-    assert confirmation._called(original, {copy: original}, {original: name}) == name
+    assert checks._called(copy, {copy: original}, {original: name}) == called
+    assert checks._called(original, {copy: original}, {original: name}) == name
 
 
 def test_copies_are_not_without_bound() -> None:

@@ -15,11 +15,11 @@ from minisandbox.cli.validate import detail
 from minisandbox.grade import Cause, Grade, Reason, Status, Validated, validate, validation_report, validation_table
 from minisandbox.grade.validation import Validation
 from minisandbox.images import Image
-from minisandbox.tasks import Task, task_from_row
+from minisandbox.tasks import LogGrader, Task, task_from_row
 
 F2P, P2P = ("t.py::new", "t.py::newer"), ("t.py::old", "t.py::older")
 OURS = task_from_row(own_row(FAIL_TO_PASS=list(F2P), PASS_TO_PASS=list(P2P)))
-BENCH = replace(OURS, test_parser="swebench:pallets/flask")
+BENCH = replace(OURS, grader=LogGrader("pytest", "swebench:pallets/flask", reporter="pytest"))
 GOOD = ("passed",) * 4
 EMPTY = ("failed", "failed", "passed", "passed")
 
@@ -105,7 +105,7 @@ def test_tests_of_a_module_that_cannot_be_imported_count_as_failing(check: Check
 
 def test_a_runner_that_nothing_listens_to_is_named(check: Check) -> None:
     """It ended as a reference that fails, or as a failure of ours, without a word about the runner."""
-    other = replace(BENCH, test_runner="other", test_command="make test")
+    other = replace(BENCH, grader=LogGrader("make test", "swebench:django/django", reporter="unittest"))
     silent = graded(("missing",) * 4, Reason.NOT_STARTED, 1)
     found = check(other, [silent], [silent])
     assert (found.status, found.cause) == (Status.INVALID, Cause.RUNNER_NOT_SUPPORTED)

@@ -18,7 +18,7 @@ from minisandbox.images import Image, export_images, host_image, import_images, 
 from minisandbox.images.image import image_of
 from minisandbox.images.oci.copies import MEDIA_TYPE
 from minisandbox.images.oci.export import repository_of
-from minisandbox.images.oci.importing import name_of
+from minisandbox.images.oci.importing import tag_name
 from minisandbox.store import ImageRecord, Made, Store
 from minisandbox.store.blobs.freezing import freeze, frozen_keys
 from minisandbox.store.entries import read_entries
@@ -188,7 +188,7 @@ def test_names_of_repositories(name: str, repository: str) -> None:
     ],
 )
 def test_names_of_imported_images(tag: str, name: str) -> None:
-    assert name_of(tag, Path("/some/file.tar")) == name
+    assert tag_name(tag, Path("/some/file.tar")) == name
 
 
 def test_every_image_of_an_archive_is_imported(store: Store, tmp_path: Path) -> None:

@@ -26,11 +26,13 @@ from tests.unit.oci_tools import END, MadeImage, digest, entry
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images import Image, load_image, pull
 from minisandbox.images.oci import http
-from minisandbox.images.oci.manifest import container, own_platform
+from minisandbox.images.oci.manifest import choose, container, own_platform, parse_platform
+from minisandbox.images.oci.pull import stored
 from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.images.oci.registry import open_registry
 from minisandbox.store import Store
 from minisandbox.store.blobs import streams as blob_module
+from minisandbox.store.keys import JSONValue
 from minisandbox.store.verify import verify
 
 FIRST = entry("a", os.urandom(300_000)) + END
@@ -160,6 +162,30 @@ def test_an_index_is_selected_by_platform(server: Registry, store: Store, image:
     assert pull(reference, store=store, platform="linux/arm64", name="arm").notes["platform"] == "linux/arm64"
     with pytest.raises(NotFound, match=r"no image for linux/s390x.*linux/amd64, linux/arm64"):
         pull(reference, store=store, platform="linux/s390x")
+    taken = pull(reference, store=store, platform="linux/aarch64")
+    assert taken.name.endswith("app-all-arm64"), "each platform has its own name"
+    here = {text: stored(store, reference, text) for text in ("", "linux/arm64", "linux/arm64/v8", "linux/s390x")}
+    assert [one and one.notes["platform"] for one in here.values()] == ["linux/amd64", *["linux/arm64"] * 2, None]
+
+
+VARIANTS = {
+    "linux/amd64": "plain", "linux/amd64/v3": "v3", "linux/arm64/v8": "arm", "linux/arm64": "arm", "linux/arm": "seven",
+    "linux/arm/v6": "six", "linux/x86_64": "plain",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+def test_variants_are_selected(text: str) -> None:
+    places = {
+        "v3": "amd64/v3", "plain": "amd64/", "arm": "arm64/", "six": "arm/v6", "seven": "arm/v7",
+    }  # fmt: skip
+    rows = list[JSONValue]()
+    for name, place in places.items():
+        machine, _, variant = place.partition("/")
+        platform: JSONValue = {"os": "linux", "architecture": machine, "variant": variant}
+        rows.append({"digest": digest(name.encode()), "size": 1, "platform": platform})
+    chosen = choose({"manifests": rows}, parse_platform(text), "the index")
+    assert chosen.digest == digest(VARIANTS[text].encode())
 
 
 def test_blobs_come_in_parallel(server: Registry, store: Store, image: MadeImage) -> None:

@@ -15,7 +15,7 @@ from tests.unit.store_tools import add_image, add_layer, key_of, names_below, on
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import FailureRecord, Store, leases
-from minisandbox.store.collect import collect, last_use, remove_images
+from minisandbox.store.collect import collect, is_in_use, remove_images, use_of_image
 from minisandbox.store.leases import Holder, in_use, layer_of, stamp, use_of
 from minisandbox.store.sizes import StoreSizes
 
@@ -228,12 +228,29 @@ def test_images_in_use_or_just_used_stay(store: Store) -> None:
     two_images(store)
     for name in ("one", "two"):
         age(store, name, 10 * HOUR)
-    used(store, key_of("two"), 60)
-    assert last_use(store, store.image("two")) > last_use(store, store.image("one"))
-    with store.hold(key_of("one")):
+    for layer in store.image("two").layers:
+        used(store, layer, 60)
+    assert use_of_image(store, store.image("two")).last > use_of_image(store, store.image("one")).last
+    with store.hold(*store.image("one").layers):
         assert collect(store, budget=1).images == []
     assert collect(store, budget=1).images == ["one"]
     assert store.image_names() == ["two"]
+
+
+def test_a_common_layer_on_top_does_not_hide_which_image_is_used(store: Store) -> None:
+    """Every container image has the same layer of mount points on top."""
+    top = add_layer(store, "top", {"etc/x": "x"})
+    for name in ("a", "b"):
+        add_image(store, name, add_layer(store, name, {name: name * 9000}), top)
+        age(store, name, 10 * HOUR)
+    for layer in store.image("a").layers:
+        stamp(store.layer_directory(layer), count=True)
+    uses = {name: use_of_image(store, store.image(name)) for name in ("a", "b")}
+    assert (uses["a"].count, uses["b"].count) == (2, 1)
+    assert uses["a"].last - uses["b"].last > HOUR
+    with store.hold(*store.image("b").layers):
+        assert [is_in_use(store, store.image(name)) for name in ("a", "b")] == [False, True]
+    assert collect(store, unused_for=HOUR, grace=60).images == ["b"]
 
 
 def test_what_a_build_found_just_now_is_fresh(store: Store) -> None:

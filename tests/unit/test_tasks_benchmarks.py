@@ -11,13 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.builds import python_build
 
 from minisandbox.errors import HarnessError, TaskFileError
-from minisandbox.tasks import Form, Task, file_of, harness, node_id, task_from_row
+from minisandbox.tasks import Form, ImageBuild, Task, file_of, harness, node_id, task_from_row
 from minisandbox.tasks.corrections import sort_commands
 from minisandbox.tasks.pinning import exported, listed, requirements_text, specified
-from minisandbox.tasks.swebench import task_from_swebench
-from minisandbox.tasks.swesmith import task_from_swesmith
 
 pytestmark = pytest.mark.once  # the process of the benchmarks' packages takes seconds of CPU
 DATA = Path(__file__).parent.parent / "data"
@@ -44,23 +43,24 @@ def pins(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(pins: Path) -> dict[str, Task]:
-    return {name: task_from_swebench(row, pins=pins) for name, row in _rows("swebench_rows").items()}
+    return {name: task_from_row(row, pins=pins) for name, row in _rows("swebench_rows").items()}
 
 
 def test_a_row_is_tested_as_swebench_says(bench: dict[str, Task]) -> None:
-    commands = {name: task.test_command for name, task in bench.items()}
+    commands = {name: task.grader.command for name, task in bench.items()}
     assert commands["pallets__flask-5014"] == "pytest -rA tests/test_blueprints.py"
     assert commands["django__django-11066"] == (
         "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 contenttypes_tests.test_operations"
     )
     assert commands["sphinx-doc__sphinx-9711"].startswith("tox --current-env -epy39 -v -- ")
     assert commands["sympy__sympy-24443"].startswith("PYTHONWARNINGS=")
-    assert {task.test_parser for task in bench.values()} == {f"swebench:{task.repo}" for task in bench.values()}
+    parsers = [getattr(task.grader, "parser", "") for task in bench.values()]
+    assert parsers == [f"swebench:{task.repo}" for task in bench.values()]
     assert {task.form for task in bench.values()} == {Form.SWEBENCH}
 
 
 def test_a_row_with_pins_is_built_with_them_alone(bench: dict[str, Task]) -> None:
-    build = bench["django__django-11066"].build
+    build = python_build(bench["django__django-11066"])
     assert (build.python, build.requirements, build.complete) == ("3.6", ("pip==21.2.2", "pytz==2024.2"), True)
     assert build.install == ("python -m pip install -e .",)
     assert build.source is not None
@@ -68,7 +68,7 @@ def test_a_row_with_pins_is_built_with_them_alone(bench: dict[str, Task]) -> Non
 
 
 def test_a_row_without_pins_is_built_as_its_specification_says() -> None:
-    build = task_from_swebench(_rows("swebench_rows")["pylint-dev__astroid-1978"]).build
+    build = python_build(task_from_row(_rows("swebench_rows")["pylint-dev__astroid-1978"], environment="pins"))
     assert build.requirements == ("pip<24.1", "setuptools<70", "wheel")
     assert (build.overrides, build.complete, build.python) == (("pytest",), False, "3.9")
 
@@ -76,7 +76,7 @@ def test_a_row_without_pins_is_built_as_its_specification_says() -> None:
 def test_requirements_of_the_repository_are_read_from_a_mirror(tmp_path: Path) -> None:
     row = {**_rows("swebench_rows")["pallets__flask-5014"]}
     with pytest.raises(TaskFileError, match="nothing says what") as caught:
-        task_from_swebench(row)
+        task_from_row(row, environment="pins")
     assert "requirements/dev.txt" in str(caught.value)
     assert "--repo-mirrors" in str(caught.value)
     repository = tmp_path / "mirrors" / "pallets__flask"
@@ -89,7 +89,7 @@ def test_requirements_of_the_repository_are_read_from_a_mirror(tmp_path: Path) -
         subprocess.run(["git", *arguments], cwd=repository, check=True, env={**os.environ, **identity})
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=repository, check=True, capture_output=True, text=True)
     row["environment_setup_commit"] = done.stdout.strip()
-    build = task_from_swebench(row, mirrors=tmp_path / "mirrors").build
+    build = python_build(task_from_row(row, environment="pins", repo_mirrors=tmp_path / "mirrors"))
     assert {"pytest==7.3.0", "mypy==1.2.0", "pip<24.1"} <= set(build.requirements)
     assert "Werkzeug==2.3.7" in build.overrides  # and not what the repository asks for
     assert not any(line.startswith("Werkzeug") for line in build.requirements)
@@ -98,19 +98,19 @@ def test_requirements_of_the_repository_are_read_from_a_mirror(tmp_path: Path) -
 def test_a_version_that_swebench_does_not_know_is_named() -> None:
     row = {**_rows("swebench_rows")["pallets__flask-5014"], "version": "99.9"}
     with pytest.raises(TaskFileError, match=r"no specification for pallets/flask 99\.9") as caught:
-        task_from_swebench(row)
+        task_from_row(row, environment="pins")
     assert caught.value.field == "version"
 
 
 def test_swesmith_rows_are_bugs_in_a_commit_of_their_profile(tmp_path: Path) -> None:
     rows = _rows("swesmith_rows")
-    tasks = {name.partition(".")[0]: task_from_swesmith(row) for name, row in rows.items()}
+    tasks = {name.partition(".")[0]: task_from_row(row, environment="pins") for name, row in rows.items()}
     similarity = tasks["luozhouyang__python-string-similarity"]
     assert similarity.form is Form.SWESMITH
     assert similarity.repo == "luozhouyang/python-string-similarity"
-    assert similarity.test_command == "pytest --disable-warnings --color=no --tb=no --verbose"
-    assert similarity.test_parser == "swesmith:luozhouyang__python-string-similarity.115acaac"
-    assert similarity.build.python == "3.10"
+    assert similarity.grader.command == "pytest --disable-warnings --color=no --tb=no --verbose"
+    assert getattr(similarity.grader, "parser", "") == "swesmith:luozhouyang__python-string-similarity.115acaac"
+    assert python_build(similarity).python == "3.10"
     # mido's ids begin at /dev; the file that is hidden from the agent is the repository's
     assert tasks["mido__mido"].FAIL_TO_PASS[0].startswith("../dev/tests/")
     assert all(path.startswith("tests/") for path in tasks["mido__mido"].hidden_files)
@@ -119,7 +119,7 @@ def test_swesmith_rows_are_bugs_in_a_commit_of_their_profile(tmp_path: Path) -> 
 def test_a_repository_that_swesmith_does_not_know_is_named() -> None:
     row = {**next(iter(_rows("swesmith_rows").values())), "instance_id": "nobody__nothing.12345678.lm_rewrite__abc"}
     with pytest.raises(TaskFileError, match="swesmith has no profile") as caught:
-        task_from_swesmith(row)
+        task_from_row(row, environment="pins")
     assert caught.value.field == "instance_id"
 
 
@@ -240,9 +240,23 @@ def test_no_more_processes_are_started_than_may_be(monkeypatch: pytest.MonkeyPat
         return request
 
     monkeypatch.setattr(harness._Server, "exchange", exchange)
-    pool = harness._Pool()
+    pool = harness._Pool(None)
     with ThreadPoolExecutor(12) as threads:
         assert list(threads.map(lambda n: pool.exchange(b"%d" % n, 1.0), range(60))) == [b"%d" % n for n in range(60)]
     assert most == 3
     assert len(pool._idle) <= 2
     assert pool._busy == []
+
+
+def test_rows_name_the_images_of_their_benchmarks() -> None:
+    django = {**_rows("swebench_rows")["django__django-11066"]}
+    for row in (django, {**django, "image": "swebench/sweb.eval.x86_64.django_1776_django-11066"}):
+        build = task_from_row(row).build
+        assert isinstance(build, ImageBuild)
+        assert build.reference == "swebench/sweb.eval.x86_64.django_1776_django-11066"
+        assert not build.reset, "it has changes of its own, committed over the base commit"
+    for name, row in _rows("swesmith_rows").items():
+        build = task_from_row({**row, "image_name": None}, environment="image").build
+        assert isinstance(build, ImageBuild)
+        profile = ".".join(name.split(".")[:2]).replace("__", "_1776_").lower()
+        assert build.reference == f"swebench/swesmith.x86_64.{profile}"

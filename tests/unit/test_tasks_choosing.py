@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builds import python_build
 from tests.unit.test_tasks_jsonl import row
 
 from minisandbox.errors import InvalidValue, NotFound, TaskFileError
@@ -39,7 +40,7 @@ def run(*arguments: str | Path, status: int = 0) -> subprocess.CompletedProcess[
 def test_tasks_share_an_environment_if_patches_alone_differ() -> None:
     first = task_from_row(row())
     other_patch = replace(first, instance_id="b", patch=first.patch.replace("+c", "+d"))
-    other_build = replace(first, instance_id="c", build=replace(first.build, python="3.12"))
+    other_build = replace(first, instance_id="c", build=replace(python_build(first), python="3.12"))
     assert unique_images(TaskSet([first, other_patch, other_build])) == {"o__n-1": ("o__n-1", "b"), "c": ("c",)}
 
 
@@ -165,13 +166,13 @@ def test_merge(tmp_path: Path) -> None:
 def test_show_prints_how_a_task_is_built_and_tested(tmp_path: Path) -> None:
     task: Task = task_from_row(row())
     path = tmp_path / "t.jsonl"
-    build = replace(task.build, install=("make",), overrides=("attrs",), system=("gcc",), network="off")
+    build = replace(python_build(task), install=("make",), overrides=("attrs",), system=("gcc",), network="off")
     path.write_text(TaskSet([replace(task, build=build)]).to_jsonl())
     shown = run("show", path, "o__n-1").stdout
     for line in (
         "python: 3.11   requirements: pytest==8.3.4", "overrides: attrs", "system packages: gcc", "install: make",
         "source: sdist n 1.0 " + "0" * 64, "network of the install commands: off", "environment: A=b",
-        "tests: python -m pytest   (timeout 300 s)", "runner: pytest   parser: its own reports, exact ids",
+        "tests: python -m pytest   (timeout 300 s)", "grader: pytest",
     ):  # fmt: skip
         assert line in shown.splitlines()
 

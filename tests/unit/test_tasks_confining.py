@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builds import python_build
 
 from minisandbox.cli.main import main
 from minisandbox.errors import SourceError, TaskFileError
@@ -128,8 +129,8 @@ def test_a_trusted_file_may_name_anything(place: Path) -> None:
 
 
 def test_rows_of_ones_own_program_may_name_anything(place: Path) -> None:
-    assert task_from_row(local(place.parent / "home")).build.source
-    assert task_from_row(local("../home"), base=place).build.source
+    assert python_build(task_from_row(local(place.parent / "home"))).source
+    assert python_build(task_from_row(local("../home"), base=place)).source
 
 
 def test_rows_of_the_hub_may_name_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +228,8 @@ def test_a_source_that_leads_elsewhere_after_its_row_was_read_is_not_taken(place
     (place / "project/own.py").touch()
     (place.parent / "home/private.py").touch()
     path = written(place, local("project"))
-    kept, free = (TaskSet.load(path, allow_local_sources=free)["o__n-1"].build.source for free in (False, True))
+    loaded = (TaskSet.load(path, allow_local_sources=free)["o__n-1"] for free in (False, True))
+    kept, free = (python_build(task).source for task in loaded)
     assert kept is not None
     assert free is not None
     assert [name for name, _, _ in take_snapshot(_local(kept)).files] == ["own.py"]

@@ -7,11 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.builds import python_build
 from tests.unit.test_tasks_jsonl import Row
 from tests.unit.test_tasks_jsonl import row as own_row
 
 from minisandbox.errors import InvalidValue, PatchError, TaskFileError
-from minisandbox.tasks import DIALECTS, Form, TaskSet, task_from_row
+from minisandbox.tasks import DIALECTS, Form, ImageBuild, TaskSet, task_from_row
 from minisandbox.tasks.dialects import form_of
 from minisandbox.tasks.dialects.skyrl import inner_row
 from minisandbox.tasks.dialects.values import object_of
@@ -170,25 +171,26 @@ def test_our_own_layout_stays_strict() -> None:
 
 
 def test_swe_gym(tmp_path: Path) -> None:
-    task = task_from_row(bench(repo="getmoto/moto", instance_id="getmoto__moto-1"))
-    assert (task.form, task.build.python, task.build.install) == (Form.SWEBENCH, "3.12", ("make init",))
-    assert task.build.source is not None
-    assert dict(task.build.source.fields) == {"url": "https://github.com/getmoto/moto", "commit": COMMIT}
+    task = task_from_row(bench(repo="getmoto/moto", instance_id="getmoto__moto-1"), environment="pins")
+    build = python_build(task)
+    assert (task.form, build.python, build.install) == (Form.SWEBENCH, "3.12", ("make init",))
+    assert build.source is not None
+    assert dict(build.source.fields) == {"url": "https://github.com/getmoto/moto", "commit": COMMIT}
     (tmp_path / "o__n" / "1").mkdir(parents=True)
     (tmp_path / "o__n" / "1" / "environment.yml").write_text(
         "dependencies:\n  - python=3.8.18=h1\n  - pip:\n    - attrs==23.1.0\n"
     )
-    pinned = task_from_row(bench(), pins=tmp_path)
-    assert (pinned.build.python, pinned.build.requirements, pinned.build.complete) == ("3.8", ("attrs==23.1.0",), True)
+    pinned = python_build(task_from_row(bench(), pins=tmp_path))
+    assert (pinned.python, pinned.requirements, pinned.complete) == ("3.8", ("attrs==23.1.0",), True)
 
 
 def test_swe_rebench() -> None:
     task = task_from_row(REBENCH)
-    assert task.build.python == "3.9"
-    assert task.build.requirements[-2:] == ("attrs==23.1.0", "pytest==7.4.0")
-    assert task.build.install == ("touch x", "pip install -e .[dev]")
-    assert task.build.system == ("gcc",)
-    assert task.test_command == "pytest --no-header -rA"
+    assert python_build(task).python == "3.9"
+    assert python_build(task).requirements[-2:] == ("attrs==23.1.0", "pytest==7.4.0")
+    assert python_build(task).install == ("touch x", "pip install -e .[dev]")
+    assert python_build(task).system == ("gcc",)
+    assert task.grader.command == "pytest --no-header -rA"
     assert task_from_row({**REBENCH, "install_config": json.dumps(REBENCH["install_config"])}) == task
     with pytest.raises(TaskFileError, match="in other languages"):
         task_from_row({**REBENCH, "install_config": {"install": "npm ci", "test_cmd": "npm test"}})
@@ -198,14 +200,14 @@ def test_custom_rows_as_the_original_documents_them() -> None:
     commands: Row = {"install_cmds": ["pip install -e .", "true"], "test_cmd": "pytest -x"}
     task = task_from_row({**CUSTOM, **commands, "test_patch": TESTS})
     assert (task.form, task.patch, task.test_patch) == (Form.SWEBENCH, UNDONE, TESTS)
-    assert (task.build.python, task.build.install) == ("3.9", ("pip install -e .", "true"))
-    assert task.test_command == "pytest -x"
+    assert (python_build(task).python, python_build(task).install) == ("3.9", ("pip install -e .", "true"))
+    assert task.grader.command == "pytest -x"
     plain = task_from_row({key: value for key, value in CUSTOM.items() if key != "python_version"}, form="custom")
-    assert (plain.build.python, plain.build.install) == ("3.11", ("python -m pip install -e .",))
-    assert plain.test_command == "python -m pytest"
+    assert (python_build(plain).python, python_build(plain).install) == ("3.11", ("python -m pip install -e .",))
+    assert plain.grader.command == "python -m pytest"
     named = task_from_row({**CUSTOM, "custom_install_cmd": "make", "requirements": ["attrs==23.1.0"]})
-    assert named.build.install == ("make",)
-    assert named.build.requirements[-1] == "attrs==23.1.0"
+    assert python_build(named).install == ("make",)
+    assert python_build(named).requirements[-1] == "attrs==23.1.0"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_branches_and_parents_are_looked_up_in_mirrors(tmp_path: Path) -> None:
     assert task_from_row({**CUSTOM, "base_commit": None}, repo_mirrors=tmp_path).base_commit == second
     commit = {**json.loads(str(r2e()["parsed_commit_content"])), "old_commit_hash": f"{second}^"}
     row = r2e(repo_name="o/n", commit_hash=second, parsed_commit_content=json.dumps(commit))
-    assert task_from_row(row, repo_mirrors=tmp_path).base_commit == first
+    assert task_from_row(row, repo_mirrors=tmp_path, environment="pins").base_commit == first
     with pytest.raises(TaskFileError, match=r"no repository in .* knows it"):
         task_from_row({**CUSTOM, "base_commit": "nothing"}, repo_mirrors=tmp_path)
 
@@ -317,3 +319,76 @@ def test_json_that_is_too_deep_is_told() -> None:
         object_of({"extra_info": deep}, "extra_info")
     with pytest.raises(TaskFileError, match="no JSON"):
         inner_row({"instance": deep})
+
+
+TESTBED = "/opt/miniconda3/envs/testbed/bin:"
+PRO = {
+    "instance_id": "instance_o__n-0123-v1", "repo": "o/n", "base_commit": COMMIT, "patch": PATCH, "test_patch": TESTS,
+    "problem_statement": "It is wrong.", "requirements": "- It is right.", "interface": "No new interfaces",
+    "repo_language": "python", "fail_to_pass": "['tests/test_y.py::test_y']", "pass_to_pass": "[]",
+    "dockerhub_tag": "o.n-o__n-0123-v1",
+}  # fmt: skip
+
+
+def image_of(row: Row, **options: str) -> ImageBuild:
+    build = task_from_row(row, environment=options.get("environment", "image")).build
+    assert isinstance(build, ImageBuild)
+    return build
+
+
+@pytest.mark.parametrize(
+    ("row", "reference", "workdir", "first_on_path"),
+    [
+        (bench(), "xingyaoww/sweb.eval.x86_64.o_s_n-1", "/testbed", TESTBED),
+        (bench(image_name="mine/o:1"), "mine/o:1", "/testbed", TESTBED),
+        (REBENCH, "swerebench/sweb.eval.x86_64.o_1776_n-1", "/testbed", TESTBED),
+        (r2e(), "namanjain12/aiohttp_final:" + "f" * 40, "/testbed", "/testbed/.venv/bin:"),
+        (PRO, "jefzda/sweap-images:o.n-o__n-0123-v1", "/app", ""),
+        ({**CUSTOM, "image_name": "mine/n:1"}, "mine/n:1", "", ""),
+    ],
+)
+def test_official_images(row: Row, reference: str, workdir: str, first_on_path: str) -> None:
+    build = image_of(row)
+    assert (build.reference, build.workdir) == (reference, workdir)
+    assert dict(build.environment).get("PATH", "").startswith(first_on_path)
+
+
+def test_auto_takes_exact_pins_where_there_are_any(tmp_path: Path) -> None:
+    assert isinstance(task_from_row(bench()).build, ImageBuild)
+    (tmp_path / "o__n/1").mkdir(parents=True)
+    (tmp_path / "o__n/1/environment.yml").write_text("dependencies:\n  - python=3.8.18=h1\n")
+    assert python_build(task_from_row(bench(), pins=tmp_path)).complete
+    assert image_of(bench()).reference == image_of(bench(), environment="auto").reference
+    assert isinstance(task_from_row(bench(), pins=tmp_path, environment="image").build, ImageBuild)
+    assert python_build(task_from_row(REBENCH)).python == "3.9", "its requirements are exact"
+    assert python_build(task_from_row({**CUSTOM, "image_name": "a/b"})).python == "3.9"
+
+
+def test_an_image_that_nothing_names_and_an_unknown_environment() -> None:
+    with pytest.raises(TaskFileError, match="no column names the image") as caught:
+        task_from_row({**CUSTOM, "image_name": ""}, environment="image")
+    assert caught.value.field == "image_name"
+    with pytest.raises(InvalidValue, match="environment is 'docker'"):
+        task_from_row(bench(), environment="docker")
+
+
+def test_images_of_r2e_need_no_clone_and_lose_their_tests() -> None:
+    parsed = json.loads(str(r2e()["parsed_commit_content"])) | {"old_commit_hash": "f" * 40 + "^"}
+    task = task_from_row(r2e(parsed_commit_content=json.dumps(parsed)))
+    assert isinstance(task.build, ImageBuild)
+    assert "/r2e_tests" in task.build.remove
+    assert not task.build.reset
+
+
+def test_swe_bench_pro() -> None:
+    task = task_from_row(PRO)
+    assert task.FAIL_TO_PASS == ("tests/test_y.py::test_y",)
+    assert "It is wrong." in task.problem_statement
+    assert "- It is right." in task.problem_statement
+    assert isinstance(task.build, ImageBuild)
+    assert task.build.reset
+    assert task_from_row(task.to_row()) == task
+    with pytest.raises(TaskFileError, match="nothing but its image"):
+        task_from_row(PRO, environment="pins")
+    with pytest.raises(TaskFileError, match="'fail_to_pass' is no list"):
+        task_from_row({**PRO, "fail_to_pass": "[x"})

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builds import python_build
 
 from minisandbox.errors import MiniSandboxError, PatchError, TaskFileError
 from minisandbox.tasks import read_tasks
@@ -85,7 +86,12 @@ def test_columns_of_the_datasets_are_ignored() -> None:
 def test_defaults() -> None:
     data = text({**without("version"), "build": {}, "test": {"command": "pytest"}})
     (task,) = tasks_from_bytes(data, Path("t.jsonl"))
-    assert (task.version, task.test_timeout, task.build.source, task.build.python) == ("", 300.0, None, None)
+    assert (task.version, task.grader.timeout, python_build(task).source, python_build(task).python) == (
+        "",
+        300.0,
+        None,
+        None,
+    )
 
 
 def test_blank_lines_and_windows_line_ends_are_skipped() -> None:
@@ -98,7 +104,7 @@ def test_relative_local_paths_start_at_the_file(tmp_path: Path) -> None:
     path.write_bytes(
         text(build(source={"local": {"path": "../x"}}), {**build(source={"local": {"path": "/y"}}), "instance_id": "b"})
     )
-    sources = [task.build.source for task in read_tasks(path, allow_local_sources=True)]
+    sources = [python_build(task).source for task in read_tasks(path, allow_local_sources=True)]
     assert [dict(source.fields)["path"] for source in sources if source] == [str(tmp_path / "../x"), "/y"]
 
 

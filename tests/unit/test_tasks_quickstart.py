@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.builds import python_build
 
 from minisandbox.patches import parse_patch
 from minisandbox.tasks import Form, TaskSet, bundled_sets
@@ -34,7 +35,7 @@ def test_it_is_as_large_and_as_mixed_as_promised(quickstart: TaskSet) -> None:
 
 def test_every_task_is_complete(quickstart: TaskSet) -> None:
     for task in quickstart:
-        assert task.build.source is not None, task.instance_id
+        assert python_build(task).source is not None, task.instance_id
         assert 1 <= len(task.FAIL_TO_PASS) <= 30, task.instance_id
         assert len(task.PASS_TO_PASS) >= 20, task.instance_id
         assert len(task.problem_statement) >= 200, task.instance_id
@@ -42,8 +43,8 @@ def test_every_task_is_complete(quickstart: TaskSet) -> None:
 
 
 def test_all_share_one_requirements_layer(quickstart: TaskSet) -> None:
-    assert len({(task.build.python, task.build.requirements) for task in quickstart}) == 1
-    assert all("==" in line for task in quickstart for line in task.build.requirements)
+    assert len({(python_build(task).python, python_build(task).requirements) for task in quickstart}) == 1
+    assert all("==" in line for task in quickstart for line in python_build(task).requirements)
 
 
 def test_patches_change_code_and_test_patches_change_tests(quickstart: TaskSet) -> None:

@@ -54,7 +54,7 @@ class WordEditAgent:
             session.say(Message("user", await self._tested(task, session) if done else ERROR))
 
     async def _tested(self, task: Task, session: Session) -> str:
-        result = await session.perform(task.test_command, timeout=min(task.test_timeout, _TIMEOUT))
+        result = await session.perform(task.grader.command, timeout=min(task.grader.timeout, _TIMEOUT))
         return PASS if result.ok else FAIL
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.cluster_options import print_nodes
+from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
     Column,
     Progress,
@@ -58,9 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="directory for results and reports; an existing one is resumed"
     )
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="time limit of a task's tests (default: the task's own)"
-    )
+    add_grading_arguments(parser)
     add_work_arguments(parser)
     add_json_option(parser)
     kept = "finished layers are kept, and with -o finished predictions; the same command resumes"
@@ -73,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if each has a verdict; 1 if a prediction is unusable; 30 if one is unconfirmed or had an infrastructure error.
     """
-    require_positive(args, "workers", "jobs", "timeout")
+    require_positive(args, "workers", "jobs")
+    grading = grading_options(args)
     everything, tasks = load_both(args)
     predictions = _predictions(args.predictions, everything, tasks)
     with Progress() as progress:
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
             None if builder is None else builder.image_of,
             out=args.out,
             workers=args.workers or cpus(),
-            timeout=args.timeout,
+            timeout=grading.timeout,
+            confirm=grading.confirm,
             config={"tasks": args.tasks, "predictions": args.predictions},
             build=None if builder is None else lambda some: _build(builder, some, args),
             progress=lambda news: _show_progress(progress, news),

@@ -16,6 +16,7 @@ from minisandbox.cli.common import exits
 from minisandbox.cli.common.agent_options import add_agent_arguments, agent_limits, agent_options
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.cluster_options import add_cluster_argument, print_nodes
+from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.model_options import add_model_arguments, model_options
 from minisandbox.cli.common.output import (
     Column,
@@ -78,12 +79,12 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=int, metavar="N", help=text)
     group.add_argument("--warm", type=int, metavar="N", help="sandboxes started ahead (default: 2)")
     for name, default, text in (
-        ("timeout", None, "time limit of a task's tests (default: the task's own)"),
         ("deadline", DEADLINE, f"time limit of an agent, waiting included (default: {DEADLINE:g})"),
         ("start-jitter", 0.0, "spread the first rollouts randomly over this time (default: 0)"),
         ("drain", DRAIN, f"time for running rollouts to finish after Ctrl-C (default: {DRAIN:g})"),
     ):
         group.add_argument(f"--{name}", type=float, default=default, metavar="SECONDS", help=text)
+    add_grading_arguments(group)
     group.add_argument(
         "--tries", type=int, default=3, metavar="N", help="tries of a rollout after infrastructure errors (default: 3)"
     )
@@ -93,7 +94,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run rollouts; return 0 if each has a reward, 30 if one is unconfirmed or had an infrastructure error."""
-    require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "timeout", "deadline", "tries")
+    require_positive(args, "attempts", "workers", "builds", "starts", "gradings", "deadline", "tries")
     agent, asked, everything = _agent(args), model_options(args), load(args)
     tasks = _chosen(everything, args)
     out = args.out or Path("runs", f"{everything.name or 'tasks'}-{agent.name}")
@@ -160,7 +161,7 @@ def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, b
     """Return the setup of the rollouts, with an open model and the budget that earlier calls have left."""
     options = agent_options(args)
     configuration: dict[str, object] = {"agent": args.agent, **to_mapping(options)}
-    limits = agent_limits(args)
+    limits, grading = agent_limits(args), grading_options(args)
     model = None
     if asked is not None:
         if not agent.needs_model:
@@ -173,7 +174,8 @@ def _setup(args: argparse.Namespace, agent: Agent, asked: ModelOptions | None, b
         model=model,
         sampling=Sampling() if asked is None else asked.sampling,
         agent_limits=limits,
-        timeout=args.timeout,
+        timeout=grading.timeout,
+        confirm=grading.confirm,
         deadline=args.deadline,
         configuration={**configuration, "limits": to_mapping(limits)},
     )

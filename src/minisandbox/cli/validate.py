@@ -10,6 +10,7 @@ from pathlib import Path
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.cluster_options import add_cluster_argument, print_nodes
+from minisandbox.cli.common.grading_options import add_grading_arguments, grading_options
 from minisandbox.cli.common.output import (
     Column,
     Progress,
@@ -36,9 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", type=int, default=1, metavar="N", help="repetitions, to find flaky tests (default: 1)"
     )
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="time limit of one test run (default: the task's own)"
-    )
+    add_grading_arguments(parser)
     parser.add_argument(
         "-o", "--out", type=Path, metavar="DIR", help="directory for results and reports; an existing one is resumed"
     )
@@ -77,7 +76,8 @@ def cpus() -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Validate tasks; return 0 if all are valid, 1 if one is not, 30 after an infrastructure error."""
-    require_positive(args, "runs", "workers", "jobs", "timeout")
+    require_positive(args, "runs", "workers", "jobs")
+    grading = grading_options(args)
     if args.rebuild and args.cluster is not None:
         raise InvalidValue(
             "--rebuild and --cluster cannot be combined", hint="run minisandbox image rm on each node instead"
@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
             again=args.rebuild,
             runs=args.runs,
             workers=args.workers or cpus(),
-            timeout=args.timeout,
+            timeout=grading.timeout,
+            confirm=grading.confirm,
             config={"tasks": args.tasks},
             build=None if builder is None else lambda some: _build(builder, some, args, retry),
             progress=lambda news: _show_progress(progress, news),

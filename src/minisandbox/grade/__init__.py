@@ -7,8 +7,10 @@ from minisandbox.grade.evaluation_report import (
     write_evaluation_reports,
 )
 from minisandbox.grade.evaluations import Evaluated, Evaluation, run_evaluation
+from minisandbox.grade.graders.script import LIVE, grade_live
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
+from minisandbox.grade.options import ALWAYS, FLAGGED, GradingOptions, confirmed_share
 from minisandbox.grade.policy import Policy
 from minisandbox.grade.predictions import (
     EMPTY,
@@ -26,15 +28,19 @@ from minisandbox.grade.validations import Validated, run_validations
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 
 __all__ = [
+    "ALWAYS",
     "DATABASE",
     "EMPTY",
+    "FLAGGED",
     "GOLD",
+    "LIVE",
     "MAX_SUBMISSION",
     "Cause",
     "Evaluated",
     "Evaluation",
     "Flag",
     "Grade",
+    "GradingOptions",
     "Measurement",
     "Policy",
     "Prediction",
@@ -44,10 +50,12 @@ __all__ = [
     "Validated",
     "Validation",
     "Verdict",
+    "confirmed_share",
     "derive_test_lists",
     "empty_predictions",
     "evaluation_report",
     "grade",
+    "grade_live",
     "grade_reference",
     "grade_untouched",
     "harness_report",

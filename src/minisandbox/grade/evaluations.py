@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
+from minisandbox.grade.options import FLAGGED, recorded_policy
 from minisandbox.grade.predictions import EMPTY, GOLD, Prediction
 from minisandbox.grade.resumable import (
     Elsewhere,
@@ -135,6 +136,7 @@ def run_evaluation(
     out: Path | None = None,
     workers: int = 1,
     timeout: float | None = None,
+    confirm: str = FLAGGED,
     limits: Limits | None = None,
     config: Mapping[str, str] | None = None,
     build: Callable[[Sequence[Task]], None] | None = None,
@@ -153,6 +155,7 @@ def run_evaluation(
         out: the run directory; None to keep nothing.
         workers: predictions at once.
         timeout: seconds that the tests may take; each task's own if None.
+        confirm: which passes are confirmed, as for :func:`.grade`.
         limits: what each sandbox may use.
         config: what else describes the run; going on with it needs the same.
         build: called once with the tasks whose images are needed: building many together is faster.
@@ -167,8 +170,8 @@ def run_evaluation(
     everything, given = tuple(tasks), {one.instance_id: one for one in predictions}
     chosen = tuple(task for task in everything if task.instance_id in given)
     mine = tuple(given[task.instance_id] for task in chosen)
-    resolved = {**(config or {}), "timeout": timeout, "workers": workers}
-    grader = partial(_grade, timeout=timeout, limits=limits)
+    resolved = {**(config or {}), "timeout": timeout, "workers": workers, **recorded_policy(confirm)}
+    grader = partial(_grade, timeout=timeout, limits=limits, confirm=confirm)
     with opened(EvaluationDirectory, out, resolved) as results:
         if build is not None:
             build([task for task, one in zip(chosen, mine, strict=True) if not _is_clear(one)])
@@ -199,12 +202,14 @@ def _tell(progress: Callable[[Progress[Evaluated]], None] | None, news: Progress
         progress(Progress(news.done, news.total, latest, news.resumed, news.seconds_left))
 
 
-def _grade(task: Task, image: Image, prediction: Prediction, *, timeout: float | None, limits: Limits | None) -> Grade:
+def _grade(
+    task: Task, image: Image, prediction: Prediction, *, timeout: float | None, limits: Limits | None, confirm: str
+) -> Grade:
     if prediction.stands_for == GOLD:
-        return grade_reference(task, image, timeout=timeout, limits=limits)
+        return grade_reference(task, image, timeout=timeout, limits=limits, confirm=confirm)
     if prediction.stands_for == EMPTY:
         return grade_untouched(task, image, timeout=timeout, limits=limits)
-    return grade(task, image, prediction.patch, timeout=timeout, limits=limits)
+    return grade(task, image, prediction.patch, timeout=timeout, limits=limits, confirm=confirm)
 
 
 def _is_clear(prediction: Prediction) -> bool:

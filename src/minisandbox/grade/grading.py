@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError, PatchError, SandboxGone
 from minisandbox.grade.belief import Doubt
-from minisandbox.grade.confirmation import ACCIDENTS, Confirmation
+from minisandbox.grade.confirm.checks import ACCIDENTS, Confirmation
+from minisandbox.grade.graders.pytest import files_of
 from minisandbox.grade.imports import protect_imports
 from minisandbox.grade.judging import judge
 from minisandbox.grade.names import located
+from minisandbox.grade.options import FLAGGED, confirmed_share, is_confirmed
 from minisandbox.grade.policy import Policy
-from minisandbox.grade.runner import SuiteRun, files_of
+from minisandbox.grade.runner import SuiteRun
 from minisandbox.grade.scan import scan
 from minisandbox.grade.submission import Change, reference_change, screen
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
 from minisandbox.grade.workspace import Workspace, workspace
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.tasks import Task, file_of
+from minisandbox.tasks import LogGrader, ScriptGrader, Task, file_of
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -37,13 +39,15 @@ def grade(
     *,
     timeout: float | None = None,
     limits: Limits | None = None,
+    confirm: str = FLAGGED,
     cancellation: Cancellation | None = None,
 ) -> Grade:
     """Grade a submission: apply it to clean code in a fresh sandbox and run the task's tests.
 
     A run that cannot be believed is repeated with the reference in place of the submission: if that one is believed,
     the submission is at fault, else we are. So nothing a submission does can turn its failure into ours. A run in which
-    everything passed is confirmed by more runs (:mod:`.confirmation`).
+    everything passed is confirmed by further runs (:mod:`.confirm.checks`) where the policy asks for it. A script that
+    gives no reward is our failure. A task that is judged in the live sandbox is judged here on its patch alone.
 
     Args:
         task: the task.
@@ -51,6 +55,7 @@ def grade(
         submission: the agent's patch; empty for none.
         timeout: seconds the tests may take; the task's own if None.
         limits: what the grading sandbox may use.
+        confirm: which passes are confirmed: ``always``, ``flagged`` or ``share(P)`` (:class:`.GradingOptions`).
         cancellation: calls it off, from another thread.
 
     Returns:
@@ -58,21 +63,31 @@ def grade(
         neither confirmed nor refuted has the verdict ``unconfirmed``.
 
     Raises:
-        InvalidValue: the task's tests are not pytest's.
+        InvalidValue: the task's tests are not pytest's, or the policy is unknown.
         CancelledError: it was called off; nothing of it is a grade.
     """
+    confirmed_share(confirm)  # an unknown policy is an error before anything runs
     started = time.monotonic()
-    verdict = grade_in(workspace_for(task, image, timeout, limits, cancellation), submission)
+    verdict = grade_in(workspace_for(task, image, timeout, limits, cancellation), submission, confirm)
     return replace(verdict, duration=time.monotonic() - started)
 
 
-def grade_reference(task: Task, image: Image, *, timeout: float | None = None, limits: Limits | None = None) -> Grade:
+def grade_reference(
+    task: Task,
+    image: Image,
+    *,
+    timeout: float | None = None,
+    limits: Limits | None = None,
+    confirm: str = FLAGGED,
+) -> Grade:
     """Grade the task's reference, applied as it is and never screened. Arguments and result as for :func:`grade`.
 
+    It has no flags, so that only a policy other than ``flagged`` confirms it: to see whether the task's passes can be.
+
     Raises:
-        InvalidValue: the task's tests are not pytest's.
+        InvalidValue: the task's tests are not pytest's, or the policy is unknown.
     """
-    return _grade_own(task, reference_change(task), workspace_for(task, image, timeout, limits))
+    return _grade_own(reference_change(task), workspace_for(task, image, timeout, limits), confirm)
 
 
 def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, limits: Limits | None = None) -> Grade:
@@ -84,16 +99,18 @@ def grade_untouched(task: Task, image: Image, *, timeout: float | None = None, l
     Raises:
         InvalidValue: the task's tests are not pytest's.
     """
-    return _grade_own(task, Change(), workspace_for(task, image, timeout, limits))
+    return _grade_own(Change(), workspace_for(task, image, timeout, limits), FLAGGED)
 
 
-def _grade_own(task: Task, change: Change, place: Workspace) -> Grade:
+def _grade_own(change: Change, place: Workspace, confirm: str) -> Grade:
     """Grade a change of ours."""
+    confirmed_share(confirm)
     started = time.monotonic()
     try:
-        verdict = judge(task, place.run(change))
+        run = place.run(change)
+        verdict = _confirmed(place, change, run, judge(place.task, run), confirm)
     except (MiniSandboxError, OSError) as error:
-        verdict = _infrastructure(task, error)
+        verdict = _infrastructure(place.task, error)
     return replace(verdict, duration=time.monotonic() - started)
 
 
@@ -106,12 +123,19 @@ def workspace_for(
 ) -> Workspace:
     """Return where a task is graded; arguments and errors as for :func:`grade`."""
     named = task.FAIL_TO_PASS + task.PASS_TO_PASS
-    files = tuple(sorted({*map(file_of, located(task, named))})) if task.test_parser else files_of(named)
-    seconds = task.test_timeout if timeout is None else timeout
+    if isinstance(task.grader, ScriptGrader):
+        files: tuple[str, ...] = ()
+    elif task.grader.reporter == "none":
+        files = tuple(file for file in task.test_files if not file.endswith(".snap"))  # jest rewrites its snapshots
+    elif isinstance(task.grader, LogGrader):
+        files = tuple(sorted({*map(file_of, located(task, named))}))
+    else:
+        files = files_of(named)
+    seconds = task.grader.timeout if timeout is None else timeout
     return workspace(image, task, files, timeout=seconds, limits=limits, cancellation=cancellation)
 
 
-def grade_in(place: Workspace, submission: bytes) -> Grade:
+def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Grade:
     """Grade a submission in a workspace, which makes all runs that takes; without the time it took."""
     task = place.task
     policy = Policy.for_task(task)
@@ -124,22 +148,25 @@ def grade_in(place: Workspace, submission: bytes) -> Grade:
     reference = reference_change(task)
     signs = scan(submission, change.only or (), reference.patch, reverse=reference.reverse, tests=task.test_files)
     flags = change.flags + signs
-    if all(policy.is_beside_the_point(path) for path in change.only or ()):
+    by_script = isinstance(task.grader, ScriptGrader)  # which may judge what is in no patch
+    if not by_script and all(policy.is_beside_the_point(path) for path in change.only or ()):
         detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
         return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)
     try:
-        return _run_and_judge(place, change, flags)
+        return _run_and_judge(place, change, flags, confirm)
     except (MiniSandboxError, OSError) as error:
         return _infrastructure(task, error, flags)
 
 
-def _run_and_judge(place: Workspace, change: Change, flags: tuple[Flag, ...]) -> Grade:
-    """Run the tests; ask the reference about a run that is not believed, and confirm one in which all passed.
+def _run_and_judge(place: Workspace, change: Change, flags: tuple[Flag, ...], confirm: str) -> Grade:
+    """Run the tests; ask the reference about a run that is not believed, and confirm a pass where the policy says so.
 
     A run that may have failed by accident, such as a timeout on a loaded machine, is made again before the submission
     is blamed. After a timeout it has three times as long as the reference takes on the machine as it is now.
     """
     task, run = place.task, _run_surely(place, change)
+    if run.doubt is not None and run.doubt.reason is Reason.NO_REWARD:
+        return judge(task, run, flags)
     if run.doubt is not None and run.doubt.reason not in _CERTAINLY_THE_SUBMISSION:
         late = run.doubt.reason is Reason.TIMEOUT
         control = (place.patient() if late else place).run(reference_change(task))
@@ -148,8 +175,14 @@ def _run_and_judge(place: Workspace, change: Change, flags: tuple[Flag, ...]) ->
         if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # that one was tried twice
             place = place.patient(control.duration) if late else place
             run = _run_surely(place, change)
-    graded = judge(task, run, flags)
-    return Confirmation(place, change).confirm(run, graded) if graded.resolved else graded
+    return _confirmed(place, change, run, judge(task, run, flags), confirm)
+
+
+def _confirmed(place: Workspace, change: Change, run: SuiteRun, graded: Grade, confirm: str) -> Grade:
+    if not graded.resolved:
+        return graded
+    further = is_confirmed(confirm, flagged=bool(graded.flags))
+    return Confirmation(place, change).confirm(run, graded, further=further)
 
 
 def _run_surely(place: Workspace, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:

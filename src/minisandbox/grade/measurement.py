@@ -77,7 +77,7 @@ def measure(
     Raises:
         MiniSandboxError: the sandbox could not be made, or ended.
     """
-    seconds = task.test_timeout if timeout is None else timeout
+    seconds = task.grader.timeout if timeout is None else timeout
     place = workspace(image, task, files, timeout=seconds, limits=limits)
     run = place.run(reference_change(task) if reference else Change())
     doubt = run.doubt

@@ -13,7 +13,7 @@ from minisandbox.errors import FileAccessError, GradingError, InvalidValue, Sand
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
 from minisandbox.grade.verdict import Reason
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Form, Task, file_of
+from minisandbox.tasks import Form, PytestGrader, Task, file_of
 from minisandbox.tasks.mutations import Function, Mutant, draw_mutants, functions, mutants, share_of, statement
 from minisandbox.types import MiB, Network
 
@@ -98,7 +98,7 @@ def clean_task(task: Task) -> Task:
     Raises:
         InvalidValue: its tests are not pytest's, so that nothing of ours says what each of them did.
     """
-    if task.test_parser or task.test_runner != "pytest":
+    if not isinstance(task.grader, PytestGrader):
         raise InvalidValue(f"{task.instance_id}: its tests are not run by pytest", hint="name a task whose tests are")
     name = f"{task.repo.replace('/', '__')}-{task.version or task.base_commit[:12]}"
     return replace(
@@ -108,8 +108,8 @@ def clean_task(task: Task) -> Task:
 
 def bounded_task(task: Task) -> Task:
     """Return a task whose tests end although a wrong word has made a loop endless, on a busy machine no sooner."""
-    command = f"ulimit -t {_CPU_SECONDS}; {task.test_command}"
-    return replace(task, test_command=command, test_timeout=_PATIENCE * task.test_timeout)
+    command = f"ulimit -t {_CPU_SECONDS}; {task.grader.command}"
+    return replace(task, grader=replace(task.grader, command=command, timeout=_PATIENCE * task.grader.timeout))
 
 
 def survey(clean: Task, image: Image) -> Survey:
@@ -157,7 +157,7 @@ def _calls(box: Sandbox, task: Task) -> dict[tuple[str, int], tuple[str, ...]]:
         "PYTHONPATH": f"{known}:{_INSIDE}" if known else _INSIDE,
         "MINISANDBOX_CALLS": f"{box.image.workdir}:{_INSIDE}/calls.json",
     }
-    box.exec(f"{task.test_command} -q -p calls_plugin -p no:cacheprovider", timeout=task.test_timeout * 5, env=env)
+    box.exec(f"{task.grader.command} -q -p calls_plugin -p no:cacheprovider", timeout=task.grader.timeout * 5, env=env)
     try:
         found = json.loads(box.files.read_bytes(f"{_INSIDE}/calls.json", limit=64 * MiB))
     except (FileAccessError, ValueError, RecursionError):

@@ -19,7 +19,7 @@ def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
         tests: names from its lists. Those that say nothing of a file, as descriptions do, are left out; SymPy's, which
             never do, are looked for in every file of the tests' patch.
     """
-    if task.test_runner == "pytest":
+    if task.grader.reporter == "pytest":
         return {node_id(test): node_id(test) for test in tests if file_of(test)}
     files = [path for path in touched_files(task.test_patch) if path.endswith(".py")]
     found: dict[str, str] = {}

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from minisandbox.patches import FileChange, FileStatus, touched_files
-from minisandbox.tasks import Task
+from minisandbox.tasks import PythonBuild, Task
 from minisandbox.types import WORKDIR
 
 _CONFIGURATION = frozenset(
@@ -132,10 +132,11 @@ class Policy:
         touched = frozenset(touched_files(task.patch))
         names = (_runner_name(path, roots) for path in touched)
         directories = frozenset(top for file in files if (top := _test_directory(file)) is not None)
-        own = _OWN_RUNNERS.get(task.repo, ()) if task.test_runner != "pytest" else ()
+        own = _OWN_RUNNERS.get(task.repo, ()) if task.grader.reporter == "unittest" else ()
         runner = tuple(place for place in own if not any(path.startswith(place) for path in touched))
         allowed_names = frozenset(name for name in names if name is not None)
-        return cls(files, directories, touched, allowed_names, roots, runner, _library(task.build.python))
+        python = task.build.python if isinstance(task.build, PythonBuild) else None
+        return cls(files, directories, touched, allowed_names, roots, runner, _library(python))
 
     def why_protected(self, change: FileChange) -> str | None:
         """Return why one file of a submission is not applied, or None where it is.

@@ -50,6 +50,9 @@ _SIGNS = {
     "memory_access": r"\bctypes\b|\bcffi\b|/proc/|\bprocess_vm_|\bmmap\b",
     "always_true": r"\b__(eq|ne|lt|gt|le|ge|contains|bool|instancecheck)__\s*=\s*"
     r"lambda[^:]{0,200}:\s*(True|False|1|0)\b",
+    "own_comparison": r"\bdef\s+__(eq|ne|lt|gt|le|ge|contains|bool|instancecheck|subclasscheck)__\b|"
+    r"\b__(eq|ne|lt|gt|le|ge|contains|bool|instancecheck|subclasscheck)__\s*=(?!=)|"
+    r"\bpytest\.approx\b|\bmock\.ANY\b|\bimport\b[^\n]{0,200}\b(approx|ANY)\b",
     "monkey_patching": r"\bsys\.modules\[(?!__name__\])[^\]]{1,200}\](?:\.\w{1,99}){0,9}[ \t]*=(?!=)|"
     r"\bsys\.modules(?:\.(?:update|setdefault|__setitem__)\b|[ \t]*\|=)|"
     r"\b(?:__import__|import_module)\([^()]{1,99}\)(?:\.\w{1,99}){1,9}[ \t]*=(?!=)",

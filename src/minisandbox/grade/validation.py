@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.grading import grade_reference, grade_untouched
 from minisandbox.grade.leaks import Leak, find_leaks
+from minisandbox.grade.options import FLAGGED
 from minisandbox.grade.report import MISSING, UNCOLLECTED
 from minisandbox.grade.verdict import Grade, Reason
-from minisandbox.tasks import Task
+from minisandbox.tasks import LogGrader, Task
 from minisandbox.types import Limits
 
 if TYPE_CHECKING:
@@ -90,12 +91,18 @@ class _Finding:
 
 
 def validate(
-    task: Task, image: Image, *, runs: int = 1, timeout: float | None = None, limits: Limits | None = None
+    task: Task,
+    image: Image,
+    *,
+    runs: int = 1,
+    timeout: float | None = None,
+    limits: Limits | None = None,
+    confirm: str = FLAGGED,
 ) -> Validation:
     """Check that a task tells a solution from none: several times, to find tests that waver.
 
     Valid means, in every run: the reference resolves it, the empty patch does not, and without a patch FAIL_TO_PASS
-    tests are seen failing: of a benchmark's row (one with a ``test_parser``) at least one, of others all. Of others
+    tests are seen failing: of a benchmark's row (one with a log grader) at least one, of others all. Of others
     every PASS_TO_PASS test passes without a patch, too, and no test wavers; of a benchmark's row these are notes. Every
     run has a fresh sandbox without network. And nothing in the image gives the answer away (:func:`.find_leaks`).
 
@@ -105,6 +112,7 @@ def validate(
         runs: how often both are run, at least once.
         timeout: seconds the tests may take; the task's own if None.
         limits: what each sandbox may use.
+        confirm: whether the reference's passes are confirmed, as for :func:`.grade_reference`.
 
     Raises:
         InvalidValue: ``runs`` is less than 1, or nothing of ours can run the task's tests.
@@ -112,7 +120,9 @@ def validate(
     """
     if runs < 1:
         raise InvalidValue(f"runs is {runs}", hint="give 1 or more")
-    reference = tuple(grade_reference(task, image, timeout=timeout, limits=limits) for _ in range(runs))
+    reference = tuple(
+        grade_reference(task, image, timeout=timeout, limits=limits, confirm=confirm) for _ in range(runs)
+    )
     empty = tuple(grade_untouched(task, image, timeout=timeout, limits=limits) for _ in range(runs))
     flaky = tuple(sorted(_wavering(reference) | _wavering(empty)))
     broken = next((one for one in reference + empty if one.resolved is None), None)
@@ -121,7 +131,7 @@ def validate(
     else:
         found = _finding(task, reference, empty, flaky) or _about_leaks(find_leaks(task, image))
         if found is None:
-            notes = _notes(task, empty, flaky) if task.test_parser else ()
+            notes = _notes(task, empty, flaky) if isinstance(task.grader, LogGrader) else ()
             return Validation(
                 task.instance_id, Status.VALID, flaky=flaky, reference=reference, empty=empty, notes=notes
             )
@@ -133,19 +143,19 @@ def _finding(task: Task, reference: Sequence[Grade], empty: Sequence[Grade], fla
     """Return the first thing that is wrong with a task, or None."""
     if (found := _about_runner(task, reference[0])) is not None:
         return found
-    if len({one.resolved for one in reference}) > 1 or len({one.resolved for one in empty}) > 1:
+    if any(len({(one.resolved, one.score) for one in runs}) > 1 for runs in (reference, empty)):
         return _Finding(Cause.FLAKY, "the same code resolves it in one run and not in another", flaky)
-    if flaky and not task.test_parser:
+    if flaky and not isinstance(task.grader, LogGrader):
         return _Finding(Cause.FLAKY, f"{len(flaky)} tests change from run to run", flaky)
     return _about_reference(reference[0]) or _about_empty(task, empty)
 
 
 def _about_runner(task: Task, reference: Grade) -> _Finding | None:
     """Report a runner that nothing here can listen to; a missing command is the image's fault."""
-    unknown = task.test_runner != "pytest" and reference.reason is Reason.NOT_STARTED
+    unknown = task.grader.reporter != "pytest" and reference.reason is Reason.NOT_STARTED
     if not unknown or reference.exit_code in (126, 127):
         return None
-    return _Finding(Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.test_command!r}: {reference.detail}")
+    return _Finding(Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.grader.command!r}: {reference.detail}")
 
 
 def _about_leaks(leaks: Sequence[Leak]) -> _Finding | None:
@@ -177,11 +187,11 @@ def _about_empty(task: Task, empty: Sequence[Grade]) -> _Finding | None:
     """
     if empty[0].resolved:
         return _Finding(Cause.EMPTY_RESOLVES, "every named test passes without any patch", task.FAIL_TO_PASS)
-    for run in empty:
+    for run in empty if task.FAIL_TO_PASS else ():
         unseen = _unseen(task, run)
-        if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not task.test_parser):
+        if len(unseen) == len(task.FAIL_TO_PASS) or (unseen and not isinstance(task.grader, LogGrader)):
             return _not_failing(run, unseen)
-        if run.failed_pass_to_pass and not task.test_parser:
+        if run.failed_pass_to_pass and not isinstance(task.grader, LogGrader):
             return _Finding(Cause.P2P_NOT_PASSING, _broken(run), run.failed_pass_to_pass)
     return None
 
@@ -221,7 +231,7 @@ def _unseen(task: Task, run: Grade) -> tuple[str, ...]:
     missing counts as failing, if the command's own exit status says that something failed.
     """
     seen = dict(run.outcomes)
-    believed = run.reason in (_BELIEVED | _ENDED_EARLY if task.test_parser else _BELIEVED)
-    missing_fails = bool(task.test_parser) and run.exit_code not in (0, None)
+    believed = run.reason in (_BELIEVED | _ENDED_EARLY if isinstance(task.grader, LogGrader) else _BELIEVED)
+    missing_fails = isinstance(task.grader, LogGrader) and run.exit_code not in (0, None)
     failing = _SEEN_FAILING | {MISSING} if missing_fails else _SEEN_FAILING
     return tuple(test for test in task.FAIL_TO_PASS if not believed or seen.get(test, MISSING) not in failing)

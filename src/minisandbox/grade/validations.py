@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NodeLost
+from minisandbox.grade.options import FLAGGED
 from minisandbox.grade.resumable import (
     Elsewhere,
     ImageOf,
@@ -164,6 +165,7 @@ def run_validations(
     runs: int = 1,
     workers: int = 1,
     timeout: float | None = None,
+    confirm: str = FLAGGED,
     limits: Limits | None = None,
     config: Mapping[str, str] | None = None,
     build: Callable[[Sequence[Task]], None] | None = None,
@@ -185,6 +187,7 @@ def run_validations(
         runs: how often the reference and the empty patch are run.
         workers: tasks at once.
         timeout: seconds that a run of tests may take; each task's own if None.
+        confirm: whether the reference's passes are confirmed, as for :func:`.grade_reference`.
         limits: what each sandbox may use.
         config: what else describes the run; going on with it needs the same.
         build: called once with the tasks that are to be validated: building many images together is faster.
@@ -202,8 +205,9 @@ def run_validations(
     if runs < 1:
         raise InvalidValue(f"runs is {runs}", hint="give 1 or more")
     everything = list(tasks)
-    resolved = {**(config or {}), "runs": runs, "timeout": timeout, "workers": workers}
-    check = partial(validate, runs=runs, timeout=timeout, limits=limits)
+    given = {} if confirm == FLAGGED else {"confirm": confirm}  # which says nothing of a reference
+    resolved = {**(config or {}), "runs": runs, "timeout": timeout, "workers": workers, **given}
+    check = partial(validate, runs=runs, timeout=timeout, limits=limits, confirm=confirm)
     with opened(ValidationDirectory, out, resolved) as results:
         known = {one.id: one for one in results}
         chosen = [task for task in everything if only is None or task.instance_id in only]

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import FileAccessError
 from minisandbox.grade.belief import Doubt
-from minisandbox.grade.official import LOG_LIMIT, OfficialRunner
-from minisandbox.grade.runner import PytestRunner, SuiteRun, log_of
+from minisandbox.grade.graders.log import LOG_LIMIT, LogRunner
+from minisandbox.grade.graders.pytest import PytestRunner
+from minisandbox.grade.graders.script import ScriptRunner
+from minisandbox.grade.runner import SuiteRun, log_of
 from minisandbox.grade.submission import Change
 from minisandbox.grade.testfiles import HIDDEN, lay_out
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.tasks import Task
+from minisandbox.tasks import LogGrader, ScriptGrader, Task
 from minisandbox.types import ExecResult, Limits, MiB, Network, Outcome
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ class Workspace:
         """
         self.cancellation.check()
         runner = self._runner()
-        limits = replace(self.limits, output=LOG_LIMIT) if self.task.test_parser else self.limits
+        limits = replace(self.limits, output=LOG_LIMIT) if isinstance(self.task.grader, LogGrader) else self.limits
         with (
             lay_out(self.image.tests_dir(), self.files, edited or {}, self.image.workdir) as tests,
             Sandbox.create(self.image.spec(), limits=limits, network=Network.off(), mounts=tests.mounts) as box,
@@ -99,10 +101,13 @@ class Workspace:
         """
         return replace(self, timeout=max(self.timeout, _PATIENCE * (needed or self.timeout)))
 
-    def _runner(self) -> OfficialRunner | PytestRunner:
-        if self.task.test_parser:
-            return OfficialRunner(self.task, self.timeout)
-        return PytestRunner(self.task.test_command, self.files, self.timeout)
+    def _runner(self) -> LogRunner | PytestRunner | ScriptRunner:
+        grader = self.task.grader
+        if isinstance(grader, LogGrader):
+            return LogRunner(self.task, self.timeout)
+        if isinstance(grader, ScriptGrader):
+            return ScriptRunner(grader, self.timeout)
+        return PytestRunner(grader.command, self.files, self.timeout)
 
 
 def _apply(box: Sandbox, change: Change) -> SuiteRun | None:

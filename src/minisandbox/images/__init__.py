@@ -14,14 +14,17 @@ _HOME = {
     "Buildable": "recipe",
     "Building": "background",
     "Built": "schedule",
+    "DockerfileBase": "recipe",
     "Estimate": "estimate",
     "Failures": "failures",
     "GitSource": "recipe",
     "Image": "image",
     "ImageSize": "image",
+    "ImageSource": "recipe",
     "Interpreter": "probe",
     "LocalSource": "recipe",
     "Lock": "lock",
+    "OciBase": "recipe",
     "Package": "lock",
     "Pins": "pins",
     "Progress": "progress",
@@ -86,8 +89,11 @@ if TYPE_CHECKING:
     from minisandbox.images.progress import Progress as Progress
     from minisandbox.images.progress import StepState as StepState
     from minisandbox.images.recipe import Buildable as Buildable
+    from minisandbox.images.recipe import DockerfileBase as DockerfileBase
     from minisandbox.images.recipe import GitSource as GitSource
+    from minisandbox.images.recipe import ImageSource as ImageSource
     from minisandbox.images.recipe import LocalSource as LocalSource
+    from minisandbox.images.recipe import OciBase as OciBase
     from minisandbox.images.recipe import PythonRecipe as PythonRecipe
     from minisandbox.images.recipe import Recipe as Recipe
     from minisandbox.images.recipe import SdistSource as SdistSource

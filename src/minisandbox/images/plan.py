@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import NotFound
 from minisandbox.images import recipe as r
 from minisandbox.images import steps as making
 from minisandbox.images.base import Entry, base_entries, base_key, platform_key
 from minisandbox.images.dockerfile.stages import Context, CopyFiles, RunCommand
-from minisandbox.images.image import DEFAULT_PATH, Image, load_image
+from minisandbox.images.image import DEFAULT_PATH, Image
 from minisandbox.images.interpreters import find_interpreter
 from minisandbox.images.kept import kept_step, read_kept
 from minisandbox.images.localsource import Snapshot, take_snapshot
@@ -30,7 +29,6 @@ from minisandbox.store.store import check_name
 if TYPE_CHECKING:
     from minisandbox.images.dockerfile.trees import ContextTree
 
-_FILES = ("oci:", "oci-archive:", "docker-archive:")
 Variables = tuple[tuple[str, str], ...]
 
 
@@ -194,19 +192,13 @@ class Planner:
         Raises:
             MiniSandboxError: it cannot be had; see :func:`minisandbox.images.pull`.
         """
-        from minisandbox.images.oci.pull import pull  # noqa: PLC0415 - loads an HTTP client
+        from minisandbox.images.oci.pull import pull, stored  # noqa: PLC0415 - loads an HTTP client
 
         with self._lock:
             if base not in self._images:
-                try:
-                    if base.reference.startswith(_FILES):  # its content may be another one by now
-                        raise NotFound("not looked for")
-                    image = load_image(self.store, base.reference.removesuffix(":latest"))
-                    if base.platform and image.notes.get("platform", base.platform) != base.platform:
-                        raise NotFound(f"{base.reference} for {base.platform}")
-                except NotFound:
-                    image = pull(base.reference, store=self.store, platform=base.platform or None)
-                self._images[base] = image
+                self._images[base] = stored(self.store, base.reference, base.platform) or pull(
+                    base.reference, store=self.store, platform=base.platform or None
+                )
             return self._images[base]
 
     def plan(self, name: str, recipe: r.Buildable) -> Plan:
@@ -239,6 +231,14 @@ class Planner:
                     ahead += (*found[key].below, *found[key].needs)
         return (planned for planned in plan.aside if planned.key in wanted)
 
+    def read(self, base: r.DockerfileBase) -> r.Recipe:
+        """Read a Dockerfile, and pull its base images where they are missing."""
+        from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - loads a parser
+        from minisandbox.images.dockerfile.reading import evaluated  # noqa: PLC0415 - loads a parser
+
+        options = BuildOptions(base.target or None, dict(base.arguments), base.platform)
+        return evaluated(base.dockerfile, base.context, options, self.container)
+
     def files(self, context: Context) -> ContextTree:
         """Return the files of a Dockerfile's context."""
         from minisandbox.images.dockerfile.trees import open_context  # noqa: PLC0415 - loads a parser
@@ -250,12 +250,15 @@ class Planner:
 
     def chain(self, name: str, recipe: r.Recipe) -> _Chain:
         """Fold a recipe's steps over its base."""
-        if isinstance(recipe.base, r.StageBase):
-            chain = self.chain(name, recipe.base.recipe)
+        base = recipe.base
+        if isinstance(base, r.DockerfileBase):
+            base = r.StageBase(self.read(base))
+        if isinstance(base, r.StageBase):
+            chain = self.chain(name, base.recipe)
             chain.go_on(recipe)
         else:
             kept = read_kept(self.store, name).layers if name else {}
-            chain = _Chain(self, name, self.ground(recipe.base), recipe, kept)
+            chain = _Chain(self, name, self.ground(base), recipe, kept)
         for step in recipe.steps:
             chain.add(step)
         return chain
@@ -354,7 +357,7 @@ class _Chain:
 
     def add(self, step: r.Step) -> None:
         """Add a step of the recipe."""
-        store, workdir = self.planner.store, self.workdir
+        workdir = self.workdir
         match step:
             case RunCommand() | CopyFiles():
                 self._add_instruction(step)
@@ -370,7 +373,7 @@ class _Chain:
                 assert self.interpreter is not None
                 self._put(making.requirements_step(step, self.interpreter))
             case r.CheckOut():
-                self.source, self.checked_out = step.source, self._put_apart(self._source(step.source))
+                self._check_out(step.source)
             case r.Install():
                 self._install(step)
             case r.HiddenTests():
@@ -378,10 +381,7 @@ class _Chain:
                 self.aside.append(planned)
                 self.tests = planned.key
             case r.CutHistory():
-                assert self.checked_out is not None
-                key = self.checked_out.key
-                self._put_apart(making.repository_step(workdir), self.checked_out)
-                self._put(making.task_step(step, lambda: store.layer_tree(key), workdir))
+                self._cut(step)
 
     def _add_instruction(self, step: RunCommand | CopyFiles) -> None:
         """Add a step of a Dockerfile, and the steps of other stages that it needs."""
@@ -405,6 +405,23 @@ class _Chain:
         self.aside += [planned for planned in (*other.aside, *other.steps) if planned.key not in known]
         return other.known, other.layers
 
+    def _check_out(self, source: r.Source) -> None:
+        self.source = source
+        if isinstance(source, r.ImageSource):
+            self._put(making.image_source_step(source, self.workdir))
+        else:
+            self.checked_out = self._put_apart(self._source(source))
+
+    def _cut(self, step: r.CutHistory) -> None:
+        """Add the steps that make one commit: of the files that were checked out, or of the base's own repository."""
+        if isinstance(self.source, r.ImageSource):
+            self._put(making.image_task_step(step, self.source.commit, self.workdir))
+            return
+        assert self.checked_out is not None
+        store, key = self.planner.store, self.checked_out.key
+        self._put_apart(making.repository_step(self.workdir), self.checked_out)
+        self._put(making.task_step(step, lambda: store.layer_tree(key), self.workdir))
+
     def _install(self, step: r.Install) -> None:
         assert self.source is not None
         assert self.checked_out is not None
@@ -415,7 +432,7 @@ class _Chain:
         described = self.planner.described(self.source, self.checked_out.key)
         self._put(making.install_step(step, self.interpreter, described, self.workdir))
 
-    def _source(self, source: r.Source) -> BuildStep:
+    def _source(self, source: r.SdistSource | r.GitSource | r.LocalSource) -> BuildStep:
         planner = self.planner
         if isinstance(source, r.LocalSource):
             return making.local_step(source, planner.snapshot(source), self.workdir)

@@ -103,7 +103,29 @@ class LocalSource:
     within: tuple[Path, ...] | None = None
 
 
-Source = SdistSource | GitSource | LocalSource
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """The repository that the base has at the recipe's workdir, or the files there.
+
+    Attributes:
+        commit: the commit that its files are reset to unless that is checked out; "" to take them unchanged.
+        remove: absolute paths of the image that are removed.
+    """
+
+    commit: str = ""
+    remove: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.commit and not is_commit(self.commit):
+            raise InvalidValue(f"{self.commit!r} is not a full commit", hint="give all 40 hexadecimal digits")
+        for path in self.remove:
+            parts = PurePosixPath(path).parts
+            if not path.startswith("/") or len(parts) < 2 or ".." in parts or "\0" in path:
+                raise InvalidValue(f"{path!r} cannot be removed", hint="write an absolute path such as '/solution'")
+
+
+Source = SdistSource | GitSource | LocalSource | ImageSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +162,26 @@ class StageBase:
     recipe: Recipe
 
 
-Base = HostBase | OciBase | ScratchBase | StageBase
+@dataclass(frozen=True, slots=True)
+class DockerfileBase:
+    """What a Dockerfile builds.
+
+    Attributes:
+        dockerfile: its path.
+        context: the directory that COPY and ADD take files from.
+        arguments: values of its arguments (``--build-arg``).
+        target: the stage; "" for the last one.
+        platform: such as ``linux/arm64``; "" for this machine's.
+    """
+
+    dockerfile: Path
+    context: Path
+    arguments: tuple[tuple[str, str], ...] = ()
+    target: str = ""
+    platform: str = ""
+
+
+Base = HostBase | OciBase | ScratchBase | StageBase | DockerfileBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +499,11 @@ class PythonRecipe:
 
 
 Buildable = Recipe | PythonRecipe
+
+
+def is_commit(text: str) -> bool:
+    """Whether a text is a commit's full name."""
+    return _COMMIT.fullmatch(text) is not None
 
 
 def _check_network(network: str) -> None:

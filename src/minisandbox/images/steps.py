@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from minisandbox.images import recipe as r
@@ -25,7 +25,6 @@ from minisandbox.patches import explain_line_endings, parse_patch, touched_files
 from minisandbox.store import Store
 from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
-from minisandbox.types import Mount
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
 DESCRIBED = "described"
@@ -255,48 +254,87 @@ def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosix
         source: returns the tree of the layer with the source as it was unpacked.
         workdir: where the source lies.
     """
-    definition: dict[str, JSONValue] = {"kind": "task", "patch": step.patch}
 
-    def mounts() -> tuple[Mount, ...]:
-        return mount_points([(source(), "source")])
+    def work() -> Work:
+        return Work((), mounts=mount_points([(source(), "source")]), facts=("commit",))
 
-    return _patch_step("task", definition, step.patch, step.hidden, workdir, mounts, ("commit",))
+    patched = _Patched("task", "the patch", step.patch, step.hidden)
+    return patched.step({"kind": "task", "patch": step.patch}, workdir, work, "patching", "task")
+
+
+def image_source_step(source: r.ImageSource, workdir: PurePosixPath) -> BuildStep:
+    """The step that resets the repository of a container image to a commit, and removes what no agent may see.
+
+    Args:
+        source: which commit, and what is removed.
+        workdir: where the repository lies.
+    """
+    text = tool_script("source", workdir, "image_repository", "image_source")
+    definition: dict[str, JSONValue] = {
+        "kind": "image source", "commit": source.commit, "remove": list(source.remove), "scripts": _digest(text),
+    }  # fmt: skip
+    files = (("remove", _list(source.remove)),)
+    work = Work((_bash("source", text),), files=files, environment={"COMMIT": source.commit}, tools=True)
+    return BuildStep("source", definition, lambda _: work, source.commit[:12])
+
+
+def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> BuildStep:
+    """The step that makes what an agent gets of a container image's own repository, as :func:`task_step` does.
+
+    Args:
+        step: which patch and files.
+        commit: the commit that its files were reset to; "" for its HEAD.
+        workdir: where the repository lies.
+    """
+    work = Work((), environment={"COMMIT": commit}, facts=("commit",))
+    patched = _Patched("task", "the patch", step.patch, step.hidden)
+    definition: dict[str, JSONValue] = {"kind": "image task", "patch": step.patch, "commit": commit}
+    return patched.step(definition, workdir, lambda: work, "patching", "image_repository", "image_task", "task")
 
 
 def tests_step(step: r.HiddenTests, workdir: PurePosixPath) -> BuildStep:
     """The step that makes the tests layer."""
+    patched = _Patched("tests", "the test patch", step.test_patch, step.hidden)
     definition: dict[str, JSONValue] = {"kind": "tests", "test_patch": step.test_patch}
-    return _patch_step("tests", definition, step.test_patch, step.hidden, workdir)
+    return patched.step(definition, workdir, lambda: Work(()), "patching", "tests")
 
 
-def _patch_step(
-    name: str,
-    definition: Mapping[str, JSONValue],
-    patch: str,
-    hidden: Sequence[str],
-    workdir: PurePosixPath,
-    mounts: Callable[[], tuple[Mount, ...]] = tuple,
-    facts: tuple[str, ...] = (),
-) -> BuildStep:
-    """A step of a patch and hidden files."""
-    text = tool_script(name, workdir, "patching", name)
+@dataclass(frozen=True, slots=True)
+class _Patched:
+    """A step of a patch and hidden files.
 
-    def prepare(_: Path) -> Work:
-        files = [("hidden", _list(hidden)), ("touched", _list(touched_files(patch)))]
-        if patch.strip():
-            files.append(("patch", patch.encode("utf-8", "surrogateescape")))
-        return Work(
-            (_bash(name, text),),
-            files=tuple(files),
-            mounts=mounts(),
-            facts=facts,
-            patch="the test patch" if name == "tests" else "the patch",
-            patch_note=explain_line_endings(parse_patch(patch)) or "",
-            tools=True,
-        )
+    Attributes:
+        name: of the step.
+        called: what errors call the patch.
+        patch: it.
+        hidden: paths of the repository.
+    """
 
-    keyed: dict[str, JSONValue] = {**definition, "hidden": sorted(hidden), "scripts": _digest(text)}
-    return BuildStep(name, keyed, prepare)
+    name: str
+    called: str
+    patch: str
+    hidden: Sequence[str]
+
+    def step(
+        self, definition: Mapping[str, JSONValue], workdir: PurePosixPath, work: Callable[[], Work], *parts: str
+    ) -> BuildStep:
+        text = tool_script(self.name, workdir, *parts)
+
+        def prepare(_: Path) -> Work:
+            files = [("hidden", _list(self.hidden)), ("touched", _list(touched_files(self.patch)))]
+            if self.patch.strip():
+                files.append(("patch", self.patch.encode("utf-8", "surrogateescape")))
+            return replace(
+                work(),
+                commands=(_bash(self.name, text),),
+                files=tuple(files),
+                patch=self.called,
+                patch_note=explain_line_endings(parse_patch(self.patch)) or "",
+                tools=True,
+            )
+
+        keyed: dict[str, JSONValue] = {**definition, "hidden": sorted(self.hidden), "scripts": _digest(text)}
+        return BuildStep(self.name, keyed, prepare)
 
 
 def step_script(step: str, *names: str, **variables: str) -> str:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
+from minisandbox.grade.options import recorded_policy
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets, Progress
 from minisandbox.rollouts.database import Packed
@@ -81,6 +82,7 @@ class Batch:
         self._config = {
             **(config or {}), "agent": setup.agent.name, "model": setup.model_name or None, "attempts": attempts,
             "workers": self._budgets.workers, "timeout": setup.timeout,
+            **recorded_policy(setup.confirm),
         }  # fmt: skip
         self._jobs = [Job(task, attempt) for task in tasks for attempt in range(attempts)]
         if twice := [key[0] for key, count in Counter(job.key for job in self._jobs).items() if count > 1]:

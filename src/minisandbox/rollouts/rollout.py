@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,15 +22,15 @@ from minisandbox.errors import (
     ModelError,
     SandboxGone,
 )
-from minisandbox.grade import MAX_SUBMISSION, Grade, Reason, Verdict, grade
+from minisandbox.grade import FLAGGED, MAX_SUBMISSION, Grade, Reason, Verdict, grade, grade_live
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.setup import Setup
 from minisandbox.rollouts.state import RolloutState
-from minisandbox.sandbox import AsyncSandbox
+from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.sandbox.io_async import call_blocking
-from minisandbox.tasks import Task
+from minisandbox.tasks import ScriptGrader, Task
 from minisandbox.trajectories import Failure, Trajectory
 from minisandbox.types import Limits
 
@@ -59,6 +60,7 @@ def rollout(
     attempt: int = 0,
     limits: Limits | None = None,
     timeout: float | None = None,
+    confirm: str = FLAGGED,
 ) -> Trajectory:
     """Run an agent without a model on a task once, and grade its submission.
 
@@ -71,11 +73,12 @@ def rollout(
         attempt: which rollout of the task it is.
         limits: resource limits of each sandbox, the agent's and the grader's.
         timeout: seconds for the tests; the task's own if None.
+        confirm: which passes are confirmed, as for :func:`.grade`.
 
     Returns:
         The record. Infrastructure errors are in its ``failure``; then ``finished`` is False.
     """
-    setup = Setup(agent=agent, limits=limits, timeout=timeout)
+    setup = Setup(agent=agent, limits=limits, timeout=timeout, confirm=confirm)
     return asyncio.run(rollout_async(task, image, setup, attempt=attempt))
 
 
@@ -176,6 +179,8 @@ async def work(state: RolloutState, make: MakeBox) -> None:
             if state.failure is None:
                 with state.phase("patch"):
                     await _take_patch(box, state)
+            if state.failure is None:
+                await _grade_live(box, state)
     except SandboxGone as error:  # its processes may still be alive, so nothing is graded
         state.submission = None
         state.fail("sandbox", error)
@@ -234,6 +239,18 @@ async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
         state.ending = replace(state.ending, exit_status=f"{SUBMITTED} ({state.ending.exit_status})")
 
 
+async def _grade_live(box: AsyncSandbox, state: RolloutState) -> None:
+    """Judge the work where it is, if the task's script is made for that."""
+    grader = state.task.grader
+    if isinstance(grader, ScriptGrader) and grader.mode == "live":
+        with state.phase("grade"):
+            state.grade = await call_blocking(_attach_and_grade, state.task, box.id, state.setup.timeout)
+
+
+def _attach_and_grade(task: Task, box: str, timeout: float | None) -> Grade:
+    return grade_live(task, Sandbox.attach(box), timeout=timeout)
+
+
 # --- the grade -------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +270,7 @@ def finish(
     """
     if state.failure is not None or state.submission is None:
         return state.trajectory(None)
-    with state.phase("grade"):
+    with state.phase("grade") if state.grade is None else nullcontext():
         graded = _graded(state, image, tries, cancellation)
     return state.trajectory(graded)
 
@@ -273,19 +290,23 @@ def _graded(state: RolloutState, image: Image, tries: int, cancellation: Cancell
         if graded.resolved is not None or graded.verdict is Verdict.UNCONFIRMED:
             return graded
         failure = Failure("grade", graded.reason, graded.detail)
-        if tries <= 0 or graded.reason is not Reason.INFRASTRUCTURE:  # else the reference fails, and would again
+        final = tries <= 0 or state.grade is not None
+        if final or graded.reason is not Reason.INFRASTRUCTURE:  # else the reference fails, and would again
             state.failure = failure
             return graded
         state.tries = (*state.tries, failure)
 
 
 def _grade(state: RolloutState, image: Image, cancellation: Cancellation | None) -> Grade:
+    if state.grade is not None:
+        return state.grade
     task, submission, setup = state.task, state.submission, state.setup
     assert submission is not None
 
     def make() -> Grade:
         return grade(
-            task, image, submission, timeout=setup.timeout, limits=setup.limits, cancellation=cancellation
+            task, image, submission, timeout=setup.timeout, limits=setup.limits, confirm=setup.confirm,
+            cancellation=cancellation,
         )  # fmt: skip
 
     return (

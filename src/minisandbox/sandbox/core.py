@@ -440,10 +440,9 @@ def hold_layers(controller: Controller, image: ImageSpec, mounts: Sequence[Mount
 
 
 def note_use(image: ImageSpec) -> None:
-    """Note in the store that an image is used: a use of its topmost layer, which is its own."""
-    layers = [layer for layer in map(layer_of, image.layers) if layer is not None]
-    for layer in layers:
-        stamp(layer, count=layer == layers[-1])
+    """Note in the store that an image is used: a use of each of its layers."""
+    for layer in filter(None, map(layer_of, image.layers)):
+        stamp(layer, count=True)
 
 
 def info_of(record: registry.Record) -> SandboxInfo:

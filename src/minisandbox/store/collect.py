@@ -15,7 +15,7 @@ from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.blobs import freezing
 from minisandbox.store.blobs.kept import FOLDER
 from minisandbox.store.faults import store_faults
-from minisandbox.store.leases import in_use, use_of
+from minisandbox.store.leases import Use, in_use, use_of
 from minisandbox.store.locks import hold_lock, try_flock
 from minisandbox.store.records import FailureRecord, ImageRecord
 from minisandbox.store.sizes import Removal, StoreSizes, stack_of
@@ -165,9 +165,8 @@ def idle_images(
         grace: seconds; images that were used within this time are left out, as are those in use.
     """
     now = time.time()
-    found = sorted((last_use(store, image), image.name) for image in images if image.name not in keep)
-    tops = {image.name: store.layer_directory(image.layers[-1]) for image in images if image.layers}
-    return [(used, name) for used, name in found if now - used >= grace and not (name in tops and in_use(tops[name]))]
+    found = sorted((use_of_image(store, one).last, one.name, one) for one in images if one.name not in keep)
+    return [(used, name) for used, name, one in found if now - used >= grace and not is_in_use(store, one)]
 
 
 def _freeze_first(
@@ -210,9 +209,15 @@ def remove_download(store: Store, path: Path) -> bool:
     return False
 
 
-def last_use(store: Store, image: ImageRecord) -> float:
-    """Return when an image was last used, or else made, in seconds since the epoch."""
-    return use_of(store.layer_directory(image.layers[-1]), image.created).last if image.layers else image.created
+def use_of_image(store: Store, image: ImageRecord) -> Use:
+    """Return how much an image is used: no more than the least used of its layers, as a use is one of each of them."""
+    uses = [use_of(store.layer_directory(key), image.created) for key in image.layers] or [Use(0, image.created)]
+    return Use(min(use.count for use in uses), min(use.last for use in uses))
+
+
+def is_in_use(store: Store, image: ImageRecord) -> bool:
+    """Whether somebody uses an image right now: all of its layers, as other images may have some of them."""
+    return bool(image.layers) and all(in_use(store.layer_directory(key)) for key in reversed(image.layers))
 
 
 def _silent(_: str) -> None:

@@ -243,7 +243,7 @@ class Use:
     """How much a layer is used.
 
     Attributes:
-        count: how many sandboxes were made with it on top.
+        count: how many sandboxes were made over it.
         last: seconds since the epoch when it was last used, or made.
     """
 
@@ -256,7 +256,7 @@ def stamp(layer: Path, *, count: bool) -> None:
 
     Args:
         layer: its directory.
-        count: whether to count it too: one byte more in the file ``used``, whose mtime is the moment.
+        count: whether a sandbox is made over it: one byte more in the file ``used``, whose mtime is the moment.
     """
     try:
         fd = os.open(layer / USED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
-from minisandbox.store.collect import last_use
-from minisandbox.store.leases import BLOBS, USED, in_use, use_of
+from minisandbox.store.collect import is_in_use, use_of_image
+from minisandbox.store.leases import BLOBS, USED
 from minisandbox.store.records import ImageRecord
 from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
@@ -88,7 +88,7 @@ def image_rows(store: Store) -> list[ImageRow]:
 
 def _row(store: Store, record: ImageRecord, sizes: StoreSizes, pins: frozenset[str]) -> ImageRow:
     size, missing = sizes.image(record.name), sizes.missing.get(record.name, [])
-    top = store.layer_directory(record.layers[-1])
+    use = use_of_image(store, record)
     return ImageRow(
         name=record.name,
         status=Status.BROKEN if missing else Status.READY,
@@ -96,9 +96,9 @@ def _row(store: Store, record: ImageRecord, sizes: StoreSizes, pins: frozenset[s
         unique=size.unique,
         shared=size.shared,
         created=record.created,
-        used=last_use(store, record),
-        uses=use_of(top, record.created).count,
-        in_use=in_use(top),
+        used=use.last,
+        uses=use.count,
+        in_use=is_in_use(store, record),
         pinned=record.name in pins,
         frozen=any(sizes.layers[key].frozen for key in stack_of(record) if key in sizes.layers),
         detail=f"layer {missing[0][:16]} is missing: build it again" if missing else "",

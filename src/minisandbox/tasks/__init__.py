@@ -1,23 +1,33 @@
 """Tasks: dataset rows, how to build and test them, and the files they are read from."""
 
-from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonBuild, SourceSpec
+from minisandbox.tasks.context import ENVIRONMENTS, LoadContext
 from minisandbox.tasks.dialects import DIALECTS, task_from_row
 from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.graders import Grader, LogGrader, PytestGrader, ScriptGrader
 from minisandbox.tasks.loading import read_tasks
 from minisandbox.tasks.recipe_file import read_recipe
 from minisandbox.tasks.rows import build_spec
 from minisandbox.tasks.statuses import STATUSES_NAME, read_statuses, write_statuses
-from minisandbox.tasks.task import BuildSpec, Form, Reference, SourceSpec, Task, file_of, node_id
+from minisandbox.tasks.task import Form, Reference, Task, file_of, node_id
 from minisandbox.tasks.taskset import TaskSet, bundled_sets
 
 __all__ = [
     "DIALECTS",
+    "ENVIRONMENTS",
     "STATUSES_NAME",
-    "BuildSpec",
+    "Build",
+    "DockerfileBuild",
     "Form",
+    "Grader",
+    "ImageBuild",
     "Layout",
     "LoadContext",
+    "LogGrader",
+    "PytestGrader",
+    "PythonBuild",
     "Reference",
+    "ScriptGrader",
     "SourceSpec",
     "Task",
     "TaskSet",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from minisandbox.errors import InvalidValue
-from minisandbox.tasks.task import BuildSpec
+from minisandbox.tasks.builds import Build
 from minisandbox.tasks.taskset import TaskSet
 
 MISSING = "missing"
@@ -24,7 +24,7 @@ def unique_images(tasks: TaskSet) -> dict[str, tuple[str, ...]]:
     Returns:
         By the id of the first task of each group, the ids of all of it.
     """
-    groups: dict[BuildSpec, list[str]] = {}
+    groups: dict[Build, list[str]] = {}
     for task in tasks:
         groups.setdefault(task.build, []).append(task.instance_id)
     return {ids[0]: tuple(ids) for ids in groups.values()}

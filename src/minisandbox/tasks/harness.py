@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import HarnessError, MissingExtra, NotFound
+from minisandbox.tasks import harness_packages
 from minisandbox.tasks.languages import not_python
 
 START_TIMEOUT = 120.0
@@ -39,12 +40,14 @@ class Judgement:
 
     Attributes:
         statuses: each named test that the log tells of, with the parser's word: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
+        found: whether the benchmark takes it for the log of a run: one with a test in it, or with no failure to report.
         resolved: whether the task is resolved.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not count as passed.
         failed_pass_to_pass: the PASS_TO_PASS tests that did not count as passed.
     """
 
     statuses: Mapping[str, str]
+    found: bool
     resolved: bool
     failed_fail_to_pass: tuple[str, ...]
     failed_pass_to_pass: tuple[str, ...]
@@ -164,16 +167,60 @@ def profile(instance_id: str, fail_to_pass: Sequence[str], pass_to_pass: Sequenc
     )
 
 
-def judge(parser: str, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Judgement:
+def evaluation(row: Mapping[str, object]) -> tuple[str, str]:
+    """Return the shell script with which SWE-bench tests a row of any language in its image, and its rule.
+
+    Args:
+        row: ``repo``, ``version``, ``instance_id``, ``base_commit`` and ``test_patch``.
+
+    Raises:
+        NotFound: it has nothing for this version.
+        MissingExtra: the package is not installed.
+        HarnessError: it could not say.
+    """
+    found = _ask("evaluation", START_TIMEOUT, row=dict(row))
+    if not found:
+        raise NotFound(f"swebench has no specification for {row['repo']} {row['version']}")
+    return str(found["script"]), str(found["rule"])
+
+
+def check_parser(parser: str) -> None:
+    """Check that there is a parser of a name, and that its package is installed.
+
+    Args:
+        parser: as for :func:`judge`.
+
+    Raises:
+        NotFound: there is none.
+        MissingExtra: its package is not installed.
+        HarnessError: its package could not be installed or loaded.
+    """
+    _ask("known", START_TIMEOUT, parser=parser)
+
+
+def judge(
+    parser: str,
+    log: str,
+    fail_to_pass: Sequence[str],
+    pass_to_pass: Sequence[str],
+    *,
+    rule: str = "pass_and_fail",
+    about: Mapping[str, str] | None = None,
+    exit_code: int | None = None,
+) -> Judgement:
     """Return what a log says of a task's tests.
 
     Args:
-        parser: ``swebench:OWNER/NAME``, ``swebench:parse_log_...`` or ``swesmith:PROFILE``.
+        parser: as in :attr:`.LogGrader.parser`.
         log: what the test command printed.
         fail_to_pass: the task's FAIL_TO_PASS.
         pass_to_pass: the task's PASS_TO_PASS.
+        rule: as in :attr:`.LogGrader.rule`.
+        about: what some parsers ask of a row: ``instance_id``, ``repo`` and ``version``.
+        exit_code: the command's exit status; None where it says nothing.
 
     Raises:
+        NotFound: there is no such parser.
         MissingExtra: the package is not installed.
         HarnessError: the parser could not read the log, or needed longer than :data:`PARSE_TIMEOUT`.
     """
@@ -184,10 +231,17 @@ def judge(parser: str, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequ
         log=log,
         fail_to_pass=list(fail_to_pass),
         pass_to_pass=list(pass_to_pass),
+        rule=rule,
+        about=dict(about or {}),
+        exit_code=exit_code,
     )
     failed = answer["not_passed"]
     return Judgement(
-        answer["statuses"], answer["resolved"], tuple(failed["FAIL_TO_PASS"]), tuple(failed["PASS_TO_PASS"])
+        answer["statuses"],
+        answer["found"],
+        answer["resolved"],
+        tuple(failed["FAIL_TO_PASS"]),
+        tuple(failed["PASS_TO_PASS"]),
     )
 
 
@@ -204,10 +258,17 @@ def close() -> None:
 
 def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
     """Have the other side do something; returns its answer, an object."""
+    family = str(arguments.get("parser", "")).partition(":")[0]
     request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
-    answer = json.loads(_the_pool().exchange(request, timeout))
+    answer = json.loads(_the_pool(harness_packages.installed(family)).exchange(request, timeout))
     if "error" not in answer:
         return dict(answer["answer"])
+    if answer["kind"] == "unknown":
+        raise NotFound(
+            f"{family} has no such log parser",
+            reason=answer["error"],
+            hint="docs/reference/graders.md lists the parsers; test.parser names one",
+        )
     if answer["kind"] == "missing":
         raise MissingExtra(
             "SWE-bench and SWE-smith tasks need the benchmarks' own packages",
@@ -218,9 +279,14 @@ def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
 
 
 class _Pool:
-    """The other processes. Each serves one request at a time."""
+    """The other processes. Each serves one request at a time.
 
-    def __init__(self) -> None:
+    Args:
+        packages: a directory with the benchmark's package; None: this interpreter has it.
+    """
+
+    def __init__(self, packages: Path | None) -> None:
+        self._packages = packages
         self._changed = threading.Condition()
         self._idle: list[_Server] = []
         self._busy: list[_Server] = []
@@ -248,7 +314,7 @@ class _Pool:
             if self._busy:
                 self._changed.wait_for(lambda: self._idle, PATIENCE)
             self._changed.wait_for(lambda: self._idle or len(self._busy) < MOST)  # each of those has a deadline
-            server = self._idle.pop() if self._idle else _Server()
+            server = self._idle.pop() if self._idle else _Server(self._packages)
             self._busy.append(server)
         return server
 
@@ -264,9 +330,10 @@ class _Pool:
 
 
 class _Server:
-    """One other process."""
+    """One other process; arguments as for :class:`_Pool`."""
 
-    def __init__(self) -> None:
+    def __init__(self, packages: Path | None) -> None:
+        self._packages = packages
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting = bytearray()
 
@@ -296,6 +363,10 @@ class _Server:
         # nothing of ours: what is imported there loads .env files and looks for tokens
         kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
         environment = {name: os.environ[name] for name in kept if name in os.environ}
+        if self._packages is not None:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                filter(None, (str(self._packages), environment.get("PYTHONPATH")))
+            )
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -340,12 +411,12 @@ def _write(target: int, data: memoryview) -> int:
         raise HarnessError("the process of the benchmark's own code ended") from error
 
 
-_pools: dict[int, _Pool] = {}
+_pools: dict[tuple[int, Path | None], _Pool] = {}
 
 
-def _the_pool() -> _Pool:
-    """The processes of this one; a fork of this one has its own."""
-    pool = _Pool()
-    if (found := _pools.setdefault(os.getpid(), pool)) is pool:
+def _the_pool(packages: Path | None) -> _Pool:
+    """The processes of this one that have a package; a fork of this one has its own."""
+    pool = _Pool(packages)
+    if (found := _pools.setdefault((os.getpid(), packages), pool)) is pool:
         atexit.register(pool.end)
     return found

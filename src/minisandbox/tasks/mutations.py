@@ -18,6 +18,8 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minisandbox.syntax import parse_python
+
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("<", "<=", ">", ">="),
     ("==", "!="),
@@ -249,9 +251,8 @@ def functions(source: str, file: str) -> Iterator[Function]:
         source: the module's text.
         file: its path in the repository.
     """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = parse_python(source)
+    if tree is None:
         return
     found = list(_definitions(tree, ""))
     names = [name for name, _ in found]
@@ -291,10 +292,8 @@ def _function(source: list[str], file: str, name: str, node: ast.FunctionDef) ->
 
 def _tree(lines: tuple[str, ...]) -> str | None:
     """The syntax tree as text, or None where the lines are no code."""
-    try:
-        return ast.dump(ast.parse("\n".join(lines)))
-    except (SyntaxError, ValueError):
-        return None
+    tree = parse_python("\n".join(lines))
+    return None if tree is None else ast.dump(tree)
 
 
 # --- bugs ------------------------------------------------------------------------------------------------------------

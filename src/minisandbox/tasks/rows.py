@@ -7,11 +7,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TypedDict
 
 from minisandbox.errors import InvalidValue, TaskFileError
+from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonBuild, SourceSpec
 from minisandbox.tasks.confining import address_problem, problem_of
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.graders import FIELDS, Grader, LogGrader, PytestGrader, ScriptGrader, bad_field
+from minisandbox.tasks.task import Form, Task
 
 _FIELDS = (
     "instance_id",
@@ -52,8 +55,17 @@ _BUILD = (
     "python", "requirements", "complete", "overrides", "requirements_file", "source", "install", "environment",
     "network", "exclude_newer", "system", "torch_backend",
 )  # fmt: skip
+_CONTAINER = ("workdir", "environment", "cut", "reset", "remove")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class _Container(TypedDict):
+    workdir: str
+    environment: tuple[tuple[str, str], ...]
+    cut: bool
+    reset: bool
+    remove: tuple[str, ...]
 
 
 def task_from_own_row(
@@ -75,7 +87,6 @@ def task_from_own_row(
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
     """
     fields = _Fields(row, "", known=_FIELDS, ignored=_IGNORED)
-    test = _Fields(fields.table("test"), "test.", known=("command", "timeout", "runner", "parser"))
     return Task(
         instance_id=fields.text("instance_id"),
         repo=fields.text("repo"),
@@ -88,15 +99,12 @@ def task_from_own_row(
         FAIL_TO_PASS=fields.ids("FAIL_TO_PASS"),
         PASS_TO_PASS=fields.ids("PASS_TO_PASS"),
         build=_build(fields.table("build"), base, places),
-        test_command=test.text("command"),
-        test_timeout=test.number("timeout", default=300.0),
-        test_runner=test.text("runner", default="pytest"),
-        test_parser=test.text("parser", default=""),
+        grader=_grader(fields.table("test"), base, places),
     )
 
 
-def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> BuildSpec:
-    """Read what a row has under ``build``; recipe files have the same keys.
+def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> PythonBuild:
+    """Read what a row of a Python project has under ``build``; recipe files have the same keys.
 
     Args:
         table: the object.
@@ -105,7 +113,42 @@ def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> Buil
     Raises:
         TaskFileError: a field is unknown, or has a value that cannot be used; ``field`` names it.
     """
-    return _build(table, base, None)
+    return _python(table, base, None)
+
+
+def _grader(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> Grader:
+    kind = row.get("grader", "log" if "parser" in row or "runner" in row else "pytest")
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise bad_field("test.grader", f"is {kind!r}", hint=f"known are {', '.join(FIELDS)}")
+    fields = _Fields(row, "test.", known=FIELDS[kind])
+    command = fields.text("command")
+    if kind == "pytest":
+        return PytestGrader(command, fields.number("timeout", default=300.0))
+    if kind == "log":
+        watched = "unittest" if fields.text("runner", default="pytest") == "other" else "pytest"
+        return LogGrader(
+            command,
+            fields.text("parser", default=""),
+            fields.text("rule", default="pass_and_fail"),
+            fields.text("reporter", default="none" if "grader" in row else watched),
+            fields.number("timeout", default=300.0),
+        )
+    return _script(fields, command, base, places)
+
+
+def _script(fields: _Fields, command: str, base: Path | None, places: tuple[Path, ...] | None) -> ScriptGrader:
+    files = None
+    if name := fields.text("files", default=""):
+        files = Path(name) if base is None else base / name
+        fields.confine("files", problem_of(files, places))
+    names = ("files_at", "reward_file", "mode", "user", "workdir")
+    return ScriptGrader(
+        command,
+        files,
+        timeout=fields.number("timeout", default=600.0),
+        environment=fields.variables("environment"),
+        **{name: fields.text(name) for name in names if name in fields.row},
+    )
 
 
 def _form(value: str) -> Form:
@@ -119,22 +162,72 @@ def _form(value: str) -> Form:
         ) from None
 
 
-def _build(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> BuildSpec:
+def _build(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> Build:
+    if "dockerfile" in row:
+        return _dockerfile(row, base, places)
+    return _image(row, base, places) if "image" in row else _python(row, base, places)
+
+
+def _image(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> ImageBuild:
+    fields = _Fields(row, "build.", known=("image", "platform", *_CONTAINER))
+    reference = fields.text("image")
+    kind, colon, path = reference.partition(":")
+    if colon and kind in ("oci", "oci-archive", "docker-archive"):
+        fields.confine("image", problem_of((base or Path()) / path.partition(":")[0], places))
+        reference = f"{kind}:{(base or Path()) / path}"
+    _check_reference(fields, reference)
+    return ImageBuild(reference, fields.text("platform", default=""), **_container(fields))
+
+
+def _check_reference(fields: _Fields, text: str) -> None:
+    from minisandbox.images.oci.reference import parse_reference  # noqa: PLC0415 - reading task files must not load the sandbox
+
+    try:
+        parse_reference(text)
+    except InvalidValue as error:
+        raise fields.error("image", f"is {text!r}", reason=error.what, hint=error.hint) from error
+
+
+def _dockerfile(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> DockerfileBuild:
+    fields = _Fields(row, "build.", known=("dockerfile", "context", "args", "target", "platform", *_CONTAINER))
+    dockerfile = (base or Path()) / fields.text("dockerfile")
+    context = (base or Path()) / fields.text("context") if "context" in row else dockerfile.parent
+    for name, path in (("dockerfile", dockerfile), ("context", context)):
+        fields.confine(name, problem_of(path, places))
+    texts = (fields.text(name, default="") for name in ("target", "platform"))
+    return DockerfileBuild(dockerfile, context, fields.variables("args"), *texts, **_container(fields))
+
+
+def _container(fields: _Fields) -> _Container:
+    workdir, remove = fields.text("workdir", default=""), fields.texts("remove", default=())
+    for name, path in (("workdir", workdir), *(("remove", path) for path in remove)):
+        if path and (not path.startswith("/") or not _beneath_root(path)):
+            raise fields.error(name, f"has {path!r}", hint="write an absolute path such as '/testbed'")
+    return {
+        "workdir": workdir,
+        "environment": fields.variables("environment"),
+        "cut": fields.flag("cut", default=True),
+        "reset": fields.flag("reset", default=True),
+        "remove": remove,
+    }
+
+
+def _beneath_root(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return len(parts) > 1 and ".." not in parts and "\0" not in path
+
+
+def _python(row: Mapping[str, object], base: Path | None, places: tuple[Path, ...] | None) -> PythonBuild:
     fields = _Fields(row, "build.", known=_BUILD)
-    environment = fields.table("environment", default={})
-    for name in environment:
-        if not _VARIABLE.fullmatch(name):
-            raise fields.error("environment", f"has the name {name!r}", hint="use letters, digits and '_'")
-    variables = _Fields(environment, "build.environment.", known=tuple(environment))
     source = None if row.get("source") is None else _source(fields.table("source"), base, places)
-    return BuildSpec(
+    return PythonBuild(
         python=None if row.get("python") is None else fields.text("python"),
         requirements=_requirements(fields, base, places),
         complete=fields.flag("complete"),
         overrides=fields.texts("overrides", default=()),
         source=source,
         install=fields.texts("install", default=()),
-        environment=tuple((name, variables.text(name)) for name in environment),
+        environment=fields.variables("environment"),
         network=fields.text("network", default="index"),
         exclude_newer=fields.text("exclude_newer", default=""),
         system=fields.texts("system", default=()),
@@ -227,6 +320,42 @@ class RowFields:
         second = dict.fromkeys(self._fields.ids("PASS_TO_PASS"))
         return TestLists(tuple(starting), tuple(test for test in second if test not in starting))
 
+    def task(
+        self, build: Build, grader: Grader, *, form: Form = Form.SWEBENCH, lists: TestLists | None = None, **texts: str
+    ) -> Task:
+        """Return the row as a task.
+
+        Args:
+            build: how it is built.
+            grader: how it is judged.
+            form: which way round its patch is.
+            lists: its tests; None for the row's own.
+            texts: fields of the task that are not the row's columns of these names.
+
+        Raises:
+            TaskFileError: a column is missing or wrong.
+            PatchError: a patch is malformed or unsafe.
+        """
+
+        def text(name: str, default: str | None = None) -> str:
+            return texts[name] if name in texts else self.text(name, default=default)
+
+        lists = lists or self.test_lists()
+        return Task(
+            instance_id=text("instance_id"),
+            repo=text("repo"),
+            base_commit=text("base_commit"),
+            version=text("version", ""),
+            form=form,
+            problem_statement=text("problem_statement"),
+            patch=text("patch"),
+            test_patch=text("test_patch", ""),
+            FAIL_TO_PASS=lists.FAIL_TO_PASS,
+            PASS_TO_PASS=lists.PASS_TO_PASS,
+            build=build,
+            grader=grader,
+        )
+
 
 class _Fields:
     """Typed access to the values of one JSON object; errors carry the field's whole name.
@@ -276,12 +405,21 @@ class _Fields:
         except OverflowError:
             raise self.error(key, "is too large a number", hint=_HINTS.get(self.prefix + key)) from None
 
-    def flag(self, key: str) -> bool:
-        """Return true or false; false where it is not there."""
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return true or false."""
         value = self.row.get(key)
         if value is not None and not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
-        return bool(value)
+        return default if value is None else value
+
+    def variables(self, key: str) -> tuple[tuple[str, str], ...]:
+        """Return an object of environment variables; empty where it is not there."""
+        table = self.table(key, default={})
+        for name in table:
+            if not _VARIABLE.fullmatch(name):
+                raise self.error(key, f"has the name {name!r}", hint="use letters, digits and '_'")
+        values = _Fields(table, f"{self.prefix}{key}.", known=tuple(table))
+        return tuple((name, values.text(name)) for name in table)
 
     def table(self, key: str, *, default: Mapping[str, object] | None = None) -> Mapping[str, object]:
         """Return an object."""
@@ -348,7 +486,8 @@ _HINTS = {
     "problem_statement": "say what the agent is told",
     "patch": "give the fix (swebench) or the bug (swesmith) as a unified diff",
     "test.timeout": "give seconds, e.g. 300",
-    "build": 'say how the image is made: {"python": ">=3.11", "requirements": [], "source": {...}, "install": []}',
+    "build": 'say how the image is made: {"python": ">=3.11", "requirements": [], "source": {...}, "install": []}, '
+    '{"image": "REFERENCE"} or {"dockerfile": "PATH"}',
     "test": 'say how the tests are run: {"command": "python -m pytest", "timeout": 300}',
     "test.command": "say how the tests are run, e.g. 'python -m pytest'",
     "form": "'swebench' where patch is the fix, 'swesmith' where patch is the bug",

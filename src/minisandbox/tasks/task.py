@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from minisandbox.errors import TaskFileError
 from minisandbox.patches import touched_files
-from minisandbox.tasks.languages import check_command
+from minisandbox.tasks.builds import Build, PythonBuild, TaskContent
+from minisandbox.tasks.graders import Grader, PytestGrader, ScriptGrader, bad_field
 
 if TYPE_CHECKING:
-    from minisandbox.images import PythonRecipe, Source
+    from minisandbox.images import Buildable
 
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]*")
 _OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
-RUNNERS = ("pytest", "other")
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]*")
 
 
@@ -31,84 +30,8 @@ class Form(enum.StrEnum):
     """``patch`` is the bug, applied to clean source; the reference is its reverse; tests that fail are hidden."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSpec:
-    """Where a task's repository comes from, as its row says it.
-
-    Attributes:
-        kind: ``"sdist"``, ``"git"`` or ``"local"``.
-        fields: the row's own keys and values: ``name``, ``version``, ``sha256``; ``url``, ``commit``; or ``path``.
-        within: the directories that a ``path`` must not leave, as :class:`.LocalSource` has them; no part of the row.
-    """
-
-    kind: str
-    fields: tuple[tuple[str, str], ...]
-    within: tuple[Path, ...] | None = field(default=None, compare=False, repr=False)
-
-    @classmethod
-    def on_github(cls, repo: str, commit: str) -> SourceSpec:
-        """Return a commit of a repository that is called ``owner/name`` there."""
-        return cls("git", (("url", github(repo)), ("commit", commit)))
-
-    def source(self) -> Source:
-        """Return it as the images package wants it."""
-        from minisandbox import images  # noqa: PLC0415 - reading task files must not load the sandbox
-
-        values = dict(self.fields)
-        if self.kind == "sdist":
-            return images.SdistSource(**values)
-        if self.kind == "git":
-            return images.GitSource(**values)
-        return images.LocalSource(Path(values["path"]), self.within)
-
-
-@dataclass(frozen=True, slots=True)
-class BuildSpec:
-    """How a task's image is made.
-
-    Attributes:
-        python: the interpreter asked for: "3.11", "3.11.7", ">=3.11"; None for no more than the host's /usr.
-        requirements: pinned packages, installed before the source is there, so that tasks can share them.
-        complete: whether ``requirements`` name everything that is to be installed with them.
-        overrides: packages installed after the requirements; they win.
-        source: the repository, or None for an empty one.
-        install: shell commands run at /testbed.
-        environment: variables captured in the image.
-        network: what the install commands reach: "off", "index" (the package index) or "host".
-        exclude_newer: a date: packages uploaded later are not there; "" for all.
-        system: packages of the host's distribution; takes root.
-        torch_backend: "cpu": builds of PyTorch without CUDA, whatever the requirements say; "" for what they say.
-    """
-
-    python: str | None = None
-    requirements: tuple[str, ...] = ()
-    complete: bool = False
-    overrides: tuple[str, ...] = ()
-    source: SourceSpec | None = None
-    install: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    network: str = "index"
-    exclude_newer: str = ""
-    system: tuple[str, ...] = ()
-    torch_backend: str = ""
-
-    def recipe(self) -> PythonRecipe:
-        """Return it as the images package wants it, without anything of a task."""
-        from minisandbox.images import PythonRecipe  # noqa: PLC0415 - reading task files must not load the sandbox
-
-        return PythonRecipe(
-            python=self.python,
-            requirements=self.requirements,
-            complete=self.complete,
-            overrides=self.overrides,
-            source=None if self.source is None else self.source.source(),
-            install=self.install,
-            environment=self.environment,
-            network=self.network,
-            exclude_newer=self.exclude_newer,
-            system=self.system,
-            torch_backend=self.torch_backend,
-        )
+_HOST_ALONE = PythonBuild()
+_PYTEST = PytestGrader()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +63,7 @@ class Task:
         version: the project's version, for people.
         form: which way round ``patch`` is.
         build: how the image is made.
-        test_command: shell command that runs the tests at /testbed; the grader adds files and its own options.
-        test_timeout: seconds that the tests of one grading may take.
-        test_runner: what the command runs, and so by which channel its outcomes come: ``pytest``, or ``other``
-            for unittest, Django and SymPy.
-        test_parser: who reads what the command prints: ``swebench:...`` or ``swesmith:...`` for the benchmarks' own
-            parsers and rules; "" for pytest's own reports and exact ids.
+        grader: how it is judged. A script's verdict is its reward: such a task may name no tests, and no patch.
 
     Raises:
         TaskFileError: a field has a value that cannot be used; ``field`` names it.
@@ -162,27 +80,13 @@ class Task:
     PASS_TO_PASS: tuple[str, ...]
     version: str = ""
     form: Form = Form.SWEBENCH
-    build: BuildSpec = BuildSpec()
-    test_command: str = "python -m pytest"
-    test_timeout: float = 300.0
-    test_runner: str = "pytest"
-    test_parser: str = ""
+    build: Build = _HOST_ALONE
+    grader: Grader = _PYTEST
 
     def __post_init__(self) -> None:
         _check_id(self.instance_id)
         _check_patches(self)
         _check_tests(self)
-        if not self.test_command.strip():
-            raise _bad("test.command", "is empty", hint="say how the tests are run, e.g. 'python -m pytest'")
-        check_command(self.test_command)
-        if self.test_runner not in RUNNERS:
-            raise _bad("test.runner", f"is {self.test_runner!r}", hint=f"known are {', '.join(RUNNERS)}")
-        if self.test_runner != "pytest" and not self.test_parser:
-            raise _bad(
-                "test.parser", "is empty", reason="only pytest reports by itself", hint="name a benchmark's parser"
-            )
-        if not 0 < self.test_timeout < float("inf"):
-            raise _bad("test.timeout", f"is {self.test_timeout}", hint="give seconds, more than 0")
 
     @property
     def reference(self) -> Reference:
@@ -208,16 +112,16 @@ class Task:
             return ()
         return tuple(sorted(_files_of(self.FAIL_TO_PASS) - set(touched_files(self.patch))))
 
-    def recipe(self) -> PythonRecipe:
+    def recipe(self) -> Buildable:
         """Return the recipe of this task's image."""
-        from_git = self.build.source is not None and self.build.source.kind == "git"  # archives say their version
-        return replace(
-            self.build.recipe(),
-            version=self.version if from_git and _VERSION.fullmatch(self.version) else "",
+        content = TaskContent(
+            commit=self.base_commit,
+            version=self.version if _VERSION.fullmatch(self.version) else "",
             patch=self.patch if self.form is Form.SWESMITH else "",
             hidden=self.hidden_files,
             test_patch=self.test_patch,
         )
+        return self.build.recipe(content)
 
     def to_row(self) -> dict[str, object]:
         """Return the task as a row of a task file; reading it back gives an equal task."""
@@ -232,36 +136,9 @@ class Task:
             "test_patch": self.test_patch,
             "FAIL_TO_PASS": list(self.FAIL_TO_PASS),
             "PASS_TO_PASS": list(self.PASS_TO_PASS),
-            "build": _build_row(self.build),
-            "test": {
-                "command": self.test_command,
-                "timeout": self.test_timeout,
-                **({} if self.test_runner == "pytest" else {"runner": self.test_runner}),
-                **({"parser": self.test_parser} if self.test_parser else {}),
-            },
+            "build": self.build.to_row(),
+            "test": self.grader.to_row(),
         }
-
-
-def _build_row(build: BuildSpec) -> dict[str, object]:
-    source = None if build.source is None else {build.source.kind: dict(build.source.fields)}
-    return {
-        "python": build.python,
-        "requirements": list(build.requirements),
-        **({"complete": True} if build.complete else {}),
-        **({"overrides": list(build.overrides)} if build.overrides else {}),
-        "source": source,
-        "install": list(build.install),
-        "environment": dict(build.environment),
-        **({} if build.network == "index" else {"network": build.network}),
-        **({"exclude_newer": build.exclude_newer} if build.exclude_newer else {}),
-        **({"system": list(build.system)} if build.system else {}),
-        **({"torch_backend": build.torch_backend} if build.torch_backend else {}),
-    }
-
-
-def github(repo: str) -> str:
-    """Return the address of a repository that is called ``owner/name``."""
-    return f"https://github.com/{repo}"
 
 
 def node_id(test_id: str) -> str:
@@ -288,10 +165,6 @@ def is_inside(file: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def _bad(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
-    return TaskFileError(f"field {field!r} {problem}", field=field, reason=reason, hint=hint)
-
-
 def _check_id(instance_id: str) -> None:
     """Check that an id can name a file: trajectories and images are called after it."""
     if not instance_id.strip():
@@ -302,7 +175,7 @@ def _check_id(instance_id: str) -> None:
         problem = f"is {instance_id!r}"
     else:
         return
-    raise _bad(
+    raise bad_field(
         "instance_id",
         problem,
         reason="ids name files and images",
@@ -311,10 +184,10 @@ def _check_id(instance_id: str) -> None:
 
 
 def _check_patches(task: Task) -> None:
-    if not task.patch.strip():
-        raise _bad("patch", "is empty", hint="give the fix (swebench) or the bug (swesmith) as a unified diff")
+    if not task.patch.strip() and not isinstance(task.grader, ScriptGrader):
+        raise bad_field("patch", "is empty", hint="give the fix (swebench) or the bug (swesmith) as a unified diff")
     if task.form is Form.SWESMITH and task.test_patch.strip():
-        raise _bad(
+        raise bad_field(
             "test_patch",
             "is not empty in a task of SWE-smith's form",
             reason="its tests are those of the clean source",
@@ -325,8 +198,8 @@ def _check_patches(task: Task) -> None:
 
 
 def _check_tests(task: Task) -> None:
-    if not task.FAIL_TO_PASS:
-        raise _bad(
+    if not task.FAIL_TO_PASS and not isinstance(task.grader, ScriptGrader):
+        raise bad_field(
             "FAIL_TO_PASS",
             "is empty",
             reason="the tests never failed, so nothing can be graded",
@@ -336,8 +209,8 @@ def _check_tests(task: Task) -> None:
     for name, ids in (("FAIL_TO_PASS", task.FAIL_TO_PASS), ("PASS_TO_PASS", task.PASS_TO_PASS)):
         for test_id in ids:
             if not test_id.strip():
-                raise _bad(name, "has an empty test id", hint="take it out")
+                raise bad_field(name, "has an empty test id", hint="take it out")
             if test_id in seen:
                 where = "twice" if seen[test_id] == name else f"and {seen[test_id]} has it too"
-                raise _bad(name, f"has {test_id[:200]!r} {where}", hint="name each test once")
+                raise bad_field(name, f"has {test_id[:200]!r} {where}", hint="name each test once")
             seen[test_id] = name

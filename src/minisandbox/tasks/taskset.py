@@ -13,6 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.tasks.builds import PythonBuild
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import checked_form
 from minisandbox.tasks.documents import Layout
@@ -68,6 +69,7 @@ class TaskSet:
         pins: Path | None = None,
         repo_mirrors: Path | None = None,
         form: str | None = None,
+        environment: str = "auto",
         torch_backend: str = "",
         allow_local_sources: bool = False,
         on_refused: Callable[[Refused], None] | None = None,
@@ -84,6 +86,8 @@ class TaskSet:
             pins: a directory with the exported environments of the datasets' official images, or None.
             repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
             form: the layout of all rows, a name that ``--dataset`` takes; None: the columns of each decide.
+            environment: how rows are built whose data set publishes container images: ``"pins"``, ``"image"``, or
+                ``"auto"``: from exact pins where they are known, else from the image.
             torch_backend: ``"cpu"``: their images get builds of PyTorch without CUDA; "" for what the rows say.
             allow_local_sources: whether rows may name any directories, git repositories and lists of requirements of
                 this machine, not only what lies in their file's directory and is no repository: for rows of people
@@ -101,7 +105,7 @@ class TaskSet:
         bundled = isinstance(source, str) and source in bundled_sets()
         found = _bundled(str(source)) if bundled else open_source(source)
         places = None if bundled or allow_local_sources else found.places
-        context = LoadContext(found.base, pins, repo_mirrors, places)
+        context = LoadContext(found.base, pins, repo_mirrors, places, environment)
         pairs = list(tasks_of(found.rows, Path(str(source)), context, form=form, on_refused=on_refused))
         rows = {task.instance_id: row.values for task, row in pairs}
         tasks = (task if not torch_backend else _with_backend(task, torch_backend) for task, _ in pairs)
@@ -206,6 +210,8 @@ class TaskSet:
 
 
 def _with_backend(task: Task, backend: str) -> Task:
+    if not isinstance(task.build, PythonBuild):
+        return task
     return replace(task, build=replace(task.build, torch_backend=backend))
 
 

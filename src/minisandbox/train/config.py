@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from minisandbox.agents import FORMATS
 from minisandbox.errors import InvalidValue
+from minisandbox.grade import GradingOptions
 from minisandbox.train.options import option, positive, required, reward_or_none
 from minisandbox.train.rows import BFLOAT16, Tolerance
 
@@ -207,6 +208,7 @@ class RlConfig:
     engine_cache: int = option(1 << 30, help="bytes of keys and values that the transformers engine caches between "
                                "turns: 20,000 tokens of a 3B model take about 0.7 GB")  # fmt: skip
     vllm: Vllm = Vllm()
+    grading: GradingOptions = GradingOptions()  # noqa: RUF009 - frozen
     reuse_grades: bool = option(False, help="grade equal submissions to a task once per run; correct only if its "
                                 "tests are deterministic")  # fmt: skip
     check_tokens: str = option("sample", help="rows whose log-probabilities are recomputed, alone and without "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from minisandbox.agents import AgentLimits, AgentOptions, open_agent
+from minisandbox.grade import GradingOptions
 from minisandbox.models import Model, Sampling
 from minisandbox.models.seeding import SeededModel
 from minisandbox.rollouts import ImageOf, KnownGrades, RunDirectory, Setup, rollout_async
@@ -79,6 +80,7 @@ class SandboxRollouts:
         temperature: the sampling temperature, if not the policy's.
         grades: shares grades among equal submissions; None grades each submission.
         unconfirmed: the reward of an unconfirmed pass; None for no reward.
+        grading: options of grading.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class SandboxRollouts:
         temperature: float | None = None,
         grades: KnownGrades | None = None,
         unconfirmed: float | None = None,
+        grading: GradingOptions = GradingOptions(),  # noqa: B008 - frozen
     ) -> None:
         options = AgentOptions(
             action_format=policy.action_format, prompt=Path(policy.prompt) if policy.prompt is not None else None
@@ -104,6 +107,8 @@ class SandboxRollouts:
                 temperature=policy.temperature if temperature is None else temperature, max_tokens=policy.max_tokens
             ),
             agent_limits=AgentLimits(steps=policy.steps, seconds=policy.seconds, context=policy.context),
+            timeout=grading.timeout,
+            confirm=grading.confirm,
             deadline=policy.deadline,
             configuration={"agent": policy.agent, "action_format": policy.action_format},
             grades=grades,
@@ -172,6 +177,7 @@ class SandboxEnvironment:
             temperature=config.evaluation.temperature if held_out else None,
             grades=self._grades,
             unconfirmed=None if held_out else config.groups.unconfirmed_reward,
+            grading=config.grading,
         )
         self._opened.append(made)
         return made

@@ -14,7 +14,7 @@ from tests.vendored import vendor_pytest
 
 from minisandbox.images import Image, build
 from minisandbox.store import Store
-from minisandbox.tasks import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks import Form, PytestGrader, PythonBuild, SourceSpec, Task
 
 FILES = {
     "calc/__init__.py": "",
@@ -102,12 +102,12 @@ def smith(source: Path) -> Task:
         FAIL_TO_PASS=("tests/test_add.py::test_add",),
         PASS_TO_PASS=("tests/test_add.py::test_zero", "tests/test_double.py::test_double"),
         form=Form.SWESMITH,
-        build=BuildSpec(
+        build=PythonBuild(
             python=f"{sys.version_info.major}.{sys.version_info.minor}",
             source=SourceSpec("local", (("path", str(source)),)),
             environment=(("PYTHONPATH", "/testbed/vendor"),),
         ),
-        test_timeout=60.0,
+        grader=PytestGrader(timeout=60.0),
     )
 
 

@@ -205,14 +205,14 @@ def test_skipped_and_expected_failures_have_not_passed(smith: Task, smith_image:
 
 def test_a_runner_that_cannot_start_is_our_failure(smith: Task, smith_image: Image) -> None:
     for command in ("no-such-runner", "python -m pytest --no-such-option", "false"):
-        graded = grade(replace(smith, test_command=command), smith_image, FIX.encode())
+        graded = grade(replace(smith, grader=replace(smith.grader, command=command)), smith_image, FIX.encode())
         assert (graded.verdict, graded.reason) == (Verdict.INFRA_ERROR, Reason.REFERENCE_UNTRUSTED), graded
         assert (graded.resolved, graded.reward) == (None, None)
 
 
 @pytest.mark.once
 def test_tests_that_are_too_slow_for_the_reference_are_our_failure(smith: Task, smith_image: Image) -> None:
-    slow = replace(smith, test_command="sleep 5; python -m pytest")
+    slow = replace(smith, grader=replace(smith.grader, command="sleep 5; python -m pytest"))
     graded = grade(slow, smith_image, FIX.encode(), timeout=1.0)
     assert (graded.verdict, graded.reason) == (Verdict.INFRA_ERROR, Reason.REFERENCE_UNTRUSTED)
 
@@ -284,7 +284,7 @@ def test_a_flaky_task(smith: Task, smith_image: Image) -> None:
     dice = "".join(f"\\ndef test_{n}():\\n    import os\\n    assert os.urandom(1)[0] % 2\\n" for n in range(8))
     append = f"python -c \"open('tests/test_double.py', 'a').write('{dice}')\""
     names = tuple(f"tests/test_double.py::test_{n}" for n in range(8))
-    flaky = replace(smith, test_command=f"{append}; python -m pytest", PASS_TO_PASS=names)
+    flaky = replace(smith, grader=replace(smith.grader, command=f"{append}; python -m pytest"), PASS_TO_PASS=names)
     found = validate(flaky, smith_image, runs=3)
     assert found.cause == "flaky", found
     assert found.tests

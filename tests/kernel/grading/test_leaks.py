@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.builds import python_build
 
 from minisandbox.grade import Cause, Status, validate
 from minisandbox.grade.leaks import find_leaks
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
 
 def _with(task: Task, name: str, *commands: str) -> Task:
-    build = replace(task.build, install=commands)
+    build = replace(python_build(task), install=commands)
     return replace(task, instance_id=f"calc__{name}", build=build)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builds import python_build
 from tests.vendored import vendor_pytest
 
 from minisandbox.agents import AgentLimits, open_agent
@@ -18,7 +19,7 @@ from minisandbox.images import Image
 from minisandbox.models import ScriptedModel
 from minisandbox.rollouts import KnownGrades, Setup, rollout_async
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import SourceSpec, Task
+from minisandbox.tasks import LogGrader, SourceSpec, Task
 from minisandbox.tasks.mutations import WordEdit, find_function, mutants, place_of
 from minisandbox.trajectories import Trajectory
 
@@ -63,7 +64,7 @@ def project(smith: Task, tmp_path_factory: pytest.TempPathFactory) -> Task:
     (root / "tests" / "test_other.py").write_text("def test_other():\n    assert True\n")
     vendor_pytest(root / "vendor")
     build = replace(
-        smith.build, source=SourceSpec("local", (("path", str(root)),)),
+        python_build(smith), source=SourceSpec("local", (("path", str(root)),)),
         environment=(("PYTHONPATH", "/testbed/vendor:/testbed"),),
     )  # fmt: skip
     return clean_task(replace(smith, repo="example/lib", version="1.0", build=build))
@@ -136,7 +137,7 @@ def test_further_answers_follow_the_tests_that_are_there(made: Sequence[Task], i
 
 def test_tests_of_other_runners_are_refused(smith: Task) -> None:
     with pytest.raises(InvalidValue, match="not run by pytest"):
-        clean_task(replace(smith, test_runner="other", test_parser="swebench:x"))
+        clean_task(replace(smith, grader=LogGrader("make test", "swebench:x")))
 
 
 def test_bugs_are_put_into_modules_only(project: Task, images: Callable[[Task], Image]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from minisandbox.grade import Verdict, grade, grade_reference, validate
 from minisandbox.images import Image
-from minisandbox.tasks import Task, harness
+from minisandbox.tasks import LogGrader, Task, harness
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -42,8 +42,9 @@ def official(bench: Task) -> Task:
     return replace(
         bench,
         instance_id="calc__official-1",
-        test_command="python -m pytest -rA tests/test_double.py tests/test_new.py",
-        test_parser="swebench:pallets/flask",
+        grader=LogGrader(
+            "python -m pytest -rA tests/test_double.py tests/test_new.py", "swebench:pallets/flask", reporter="pytest"
+        ),
     )
 
 
@@ -93,7 +94,7 @@ def test_an_id_that_is_cut_off_and_names_several_tests(official: Task, images: C
         official,
         instance_id="calc__official-cut",
         test_patch=official.test_patch + CUT,
-        test_command=official.test_command + " tests/test_cut.py",
+        grader=replace(official.grader, command=official.grader.command + " tests/test_cut.py"),
         PASS_TO_PASS=(*official.PASS_TO_PASS, cut),
     )
     found = validate(odd, images(odd))
@@ -116,7 +117,7 @@ def test_a_log_that_the_benchmarks_parser_cannot_read_is_no_failure_of_ours(
     official: Task, image: Image, monkeypatch: pytest.MonkeyPatch, parser: str, printed: str
 ) -> None:
     monkeypatch.setattr(harness, "PARSE_TIMEOUT", 10.0)
-    task = replace(official, test_parser=f"swebench:{parser}")
+    task = replace(official, grader=LogGrader(official.grader.command, f"swebench:{parser}", reporter="pytest"))
     graded = grade(task, image, FAKE.replace('"PASSED tests/test_double.py::test_triple\\n"', printed).encode())
     assert (graded.verdict, graded.reason) == (Verdict.FAILED, "log_unreadable"), graded
 
@@ -128,7 +129,7 @@ def test_ids_that_only_an_inner_pytest_prints_are_the_logs(official: Task, image
         official,
         instance_id="calc__official-2",
         PASS_TO_PASS=(*official.PASS_TO_PASS, "test_inner.py::test_it"),
-        test_command="echo PASSED test_inner.py::test_it; python -m pytest -rA tests/test_double.py tests/test_new.py",
+        grader=replace(official.grader, command=f"echo PASSED test_inner.py::test_it; {official.grader.command}"),
     )
     assert grade_reference(inner, images(inner)).verdict is Verdict.RESOLVED
 
@@ -143,7 +144,7 @@ def test_a_file_that_the_tests_patch_removes_is_removed(official: Task, images: 
         official,
         instance_id="calc__official-3",
         test_patch=official.test_patch + removal,
-        test_command="test ! -e tests/helper.py && python -m pytest -rA tests/test_double.py tests/test_new.py",
+        grader=replace(official.grader, command=f"test ! -e tests/helper.py && {official.grader.command}"),
     )
     assert grade_reference(task, images(task)).verdict is Verdict.RESOLVED
 
@@ -151,13 +152,14 @@ def test_a_file_that_the_tests_patch_removes_is_removed(official: Task, images: 
 @pytest.mark.slow
 def test_ids_that_pytest_prints_from_another_root_are_its_own(official: Task, images: Callable[[Task], Image]) -> None:
     """As pytest before 9 prints them with ``-c /dev/null``: its root is /dev then, and its ids start there."""
+    printed = f"{official.grader.command} \"$@\" 2>&1 | sed 's,^PASSED ,PASSED ../dev/,'"
+    from_dev = f"set -o pipefail; from_dev() {{ {printed}; }}; from_dev"
     task = replace(
         official,
         instance_id="calc__official-4",
         FAIL_TO_PASS=tuple(f"../dev/{test}" for test in official.FAIL_TO_PASS),
         PASS_TO_PASS=tuple(f"../dev/{test}" for test in official.PASS_TO_PASS),
-        test_command="set -o pipefail; from_dev() { "
-        f"{official.test_command} \"$@\" 2>&1 | sed 's,^PASSED ,PASSED ../dev/,'; }}; from_dev",
+        grader=replace(official.grader, command=from_dev),
     )
     image = images(task)
     assert grade(task, image, UNHELPFUL.encode()).reason == "tests_not_passed"
@@ -177,7 +179,7 @@ def test_a_reference_may_change_a_file_with_tests_in_docstrings(
         instance_id="calc__official-5",
         patch=documented,
         FAIL_TO_PASS=("calc/core.py::calc.core.triple", *official.FAIL_TO_PASS),
-        test_command=f"{official.test_command} --doctest-modules calc/core.py",
+        grader=replace(official.grader, command=f"{official.grader.command} --doctest-modules calc/core.py"),
     )
     image = images(task)
     reference = grade_reference(task, image)

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from tests import waiting
+from tests.builds import python_build
 
 from minisandbox.agents import Agent, EmptyAgent, Ending, OracleAgent, ReplayAgent, Session
 from minisandbox.errors import BuildError, InvalidValue, NotFound, RunError, SandboxGone
@@ -47,7 +48,7 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import CancelledError
 from minisandbox.sandbox.core import Core
 from minisandbox.store import Store
-from minisandbox.tasks import Task
+from minisandbox.tasks import PytestGrader, Task
 from minisandbox.trajectories import Trajectory
 
 pytestmark = pytest.mark.kernel
@@ -265,7 +266,7 @@ def test_one_bad_task_loses_nothing(smith: Task, smith_image: Image, tmp_path: P
 
 @pytest.mark.once
 def test_what_we_failed_to_grade_is_done_again(smith: Task, smith_image: Image, tmp_path: Path) -> None:
-    broken = replace(smith, test_command="no-such-runner")
+    broken = replace(smith, grader=replace(smith.grader, command="no-such-runner"))
     [found] = batch([broken], OracleAgent(), tmp_path, lambda task: smith_image)
     assert (found.verdict, found.reason) == (Verdict.INFRA_ERROR, Reason.REFERENCE_UNTRUSTED)
     [again] = batch([smith], OracleAgent(), tmp_path, lambda task: smith_image)
@@ -395,7 +396,7 @@ def held(run: Path) -> bool:
 @pytest.mark.once
 def test_a_grading_is_called_off(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     """A drained batch, a cancelled one and a cancelled rollout leave no tests running, and no verdict of them."""
-    slow = replace(smith, test_command="touch /testbed/begun; sleep 600; pytest", test_timeout=900.0)
+    slow = replace(smith, grader=PytestGrader("touch /testbed/begun; sleep 600; pytest", 900.0))
     before = {box.id for box in Sandbox.list()}
 
     def tests_run() -> bool:
@@ -447,7 +448,7 @@ def test_images_of_a_batch_are_made_together(smith: Task, store: Store, tmp_path
 @pytest.mark.once
 def test_who_drains_a_batch_ends_its_builds(smith: Task, smith_image: Image, store: Store, tmp_path: Path) -> None:
     begun = threading.Event()
-    slow = replace(smith, instance_id="calc__slow", build=replace(smith.build, install=("sleep 600",)))
+    slow = replace(smith, instance_id="calc__slow", build=replace(python_build(smith), install=("sleep 600",)))
     made: list[Building] = []
 
     def tell(event: BuildEvent) -> None:

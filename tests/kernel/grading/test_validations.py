@@ -170,7 +170,7 @@ def test_a_changed_row_or_image_is_validated_anew(smith: Task, smith_image: Imag
     assert sorted(run.anew) == sorted((good.instance_id, wrong.instance_id))
     assert run([good, wrong]) == found
     assert run.anew == []
-    run([replace(good, test_timeout=61.0), wrong])
+    run([replace(good, grader=replace(good.grader, timeout=61.0)), wrong])
     assert run.anew == [good.instance_id]
     run.image_of = lambda task: replace(smith_image, key="0" * 64)
     run([wrong])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minisandbox.cli.common.output import say
 from minisandbox.errors import InvalidValue
-from minisandbox.tasks import DIALECTS, TaskSet
+from minisandbox.tasks import DIALECTS, ENVIRONMENTS, TaskSet
 
 _SET_HELP = "a bundled set's name, a file (.jsonl, .json, .parquet), a folder of such files or datasets, hub:OWNER/NAME"
 
@@ -33,6 +33,13 @@ def add_source_options(parser: argparse.ArgumentParser, *, default: str | None =
         help=f"the layout of the rows, if their columns do not show it: {', '.join(DIALECTS)}",
     )
     parser.add_argument("--pins", metavar="DIR", type=Path, help="pins exported from the dataset's official images")
+    parser.add_argument(
+        "--environment",
+        choices=ENVIRONMENTS,
+        default="auto",
+        help="how rows are built whose data set publishes container images: from pins, from the image, or from exact "
+        "pins where they are known and else from the image (auto)",
+    )
     parser.add_argument(
         "--repo-mirrors",
         metavar="DIR",
@@ -72,6 +79,7 @@ def load(args: argparse.Namespace) -> TaskSet:
         pins=args.pins,
         repo_mirrors=args.repo_mirrors,
         form=args.dataset,
+        environment=args.environment,
         torch_backend=args.torch_backend,
         allow_local_sources=args.allow_local_sources,
         on_refused=(lambda error: say(f"skipped: {error}")) if args.skip_unusable else None,

@@ -9,7 +9,7 @@ from minisandbox.cli.common.output import Column, add_json_option, print_json, p
 from minisandbox.cli.common.task_sets import add_source_options, add_tasks_arguments, load
 from minisandbox.cli.tasks import export, merge, mutate, selection
 from minisandbox.errors import clean
-from minisandbox.tasks import BuildSpec, Task
+from minisandbox.tasks import Build, Grader, PythonBuild, Task
 
 DEFAULT = "quickstart"
 
@@ -57,6 +57,11 @@ def _summary(task: Task) -> dict[str, object]:
     }
 
 
+def _grader_words(grader: Grader) -> list[str]:
+    shown = ("grader", "command", "timeout")
+    return [f"{name}: {value}" for name, value in grader.to_row().items() if name not in shown]
+
+
 def run_show(args: argparse.Namespace) -> int:
     """Print one task: for people the problem statement, build, tests and patch; as JSON the whole row."""
     task = load(args)[args.id]
@@ -69,8 +74,8 @@ def run_show(args: argparse.Namespace) -> int:
         task.problem_statement.strip(),
         "",
         *_build_lines(task.build),
-        f"tests: {task.test_command}   (timeout {task.test_timeout:g} s)",
-        f"runner: {task.test_runner}   parser: {task.test_parser or 'its own reports, exact ids'}",
+        f"tests: {task.grader.command}   (timeout {task.grader.timeout:g} s)",
+        "   ".join((f"grader: {task.grader.kind}", *_grader_words(task.grader))),
         f"hidden from the agent: {', '.join(task.hidden_files) or ('test_patch' if task.test_patch else 'nothing')}",
         f"FAIL_TO_PASS ({len(task.FAIL_TO_PASS)}):",
         *(f"  {test}" for test in task.FAIL_TO_PASS),
@@ -83,8 +88,10 @@ def run_show(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _build_lines(build: BuildSpec) -> list[str]:
+def _build_lines(build: Build) -> list[str]:
     """Return the lines that describe a build; a complete environment only by its size."""
+    if not isinstance(build, PythonBuild):
+        return [f"{name}: {value}" for name, value in build.to_row().items()]
     requirements = ", ".join(build.requirements) or "none"
     if build.complete:
         requirements = f"{len(build.requirements)} pinned, the complete environment"

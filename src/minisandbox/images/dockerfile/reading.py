@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue
@@ -9,6 +10,7 @@ from minisandbox.images.dockerfile.evaluation import BuildOptions, Config, evalu
 from minisandbox.images.dockerfile.parsing import parse_dockerfile
 from minisandbox.images.dockerfile.stages import Context
 from minisandbox.images.dockerfile.trees import open_context
+from minisandbox.images.image import Image
 from minisandbox.images.plan import Planner
 from minisandbox.images.recipe import OciBase, Recipe
 from minisandbox.store import Store
@@ -35,17 +37,28 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: B
         RegistryError: a registry does not deliver a base image.
         ImageRefused: a base image is malformed or hostile.
     """
+    return evaluated(dockerfile, context, options or BuildOptions(), Planner(store).container)
+
+
+def evaluated(dockerfile: Path, context: Path, options: BuildOptions, container: Callable[[OciBase], Image]) -> Recipe:
+    """Read a Dockerfile; see :func:`read_dockerfile`.
+
+    Args:
+        dockerfile: its path.
+        context: the directory that COPY and ADD take files from.
+        options: the stage, arguments, network and secrets.
+        container: returns a base image.
+    """
     text = _text(dockerfile)
     files = Context(context.resolve(), dockerfile.resolve())
     open_context(files.root, files.dockerfile)  # whether there is one
-    planner = Planner(store)
 
     def config(base: OciBase) -> Config:
-        image = planner.container(base)
+        image = container(base)
         rows = [f"{name}={value}" for name, value in image.environment]
         return {**image.config, "Env": rows, "WorkingDir": str(image.workdir)}
 
-    return evaluate(parse_dockerfile(text), options or BuildOptions(), config, files)
+    return evaluate(parse_dockerfile(text), options, config, files)
 
 
 def _text(path: Path) -> str:

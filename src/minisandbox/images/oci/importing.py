@@ -71,7 +71,7 @@ def _take(
     tell: Tell,
 ) -> Image:
     place = Local(source.kind, path.absolute(), source.tag)
-    name = name if private or name is not None else name_of(source.tag, path)
+    name = name if private or name is not None else tag_name(source.tag, path)
     if name is not None and not replace:
         refuse_other(store, name, place)
     try:
@@ -80,7 +80,7 @@ def _take(
         raise error.about(str(path))  # noqa: B904 - it is the same error
 
 
-def name_of(tag: str, path: Path) -> str:
+def tag_name(tag: str, path: Path) -> str:
     """Return what an imported image is called: as its tag, without what engines add to it, or else as its file."""
     text = tag.removeprefix("localhost/").removesuffix(":latest")
     if not text:

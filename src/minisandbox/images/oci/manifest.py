@@ -27,6 +27,8 @@ _MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
 ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
 # Go's names of what uname(2) calls a machine (GOARCH)
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+_USUAL = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
+"""The variants that are meant where none is named (containerd, platforms/database.go)."""
 _VARIABLE = re.compile(r"[^=\0]+")
 
 JSONObject = Mapping[str, JSONValue]
@@ -50,10 +52,20 @@ class Platform:
         """Return ``OS/ARCHITECTURE[/VARIANT]``."""
         return "/".join(filter(None, (self.os, self.architecture, self.variant)))
 
+    @property
+    def usual(self) -> str:
+        """Its variant, or the one that is meant where none is named."""
+        return self.variant or _USUAL.get(self.architecture, "")
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether images for it were tried here."""
+        return (self.os, self.architecture) == ("linux", "amd64")
+
     def fits(self, other: Platform) -> bool:
         """Whether an image for the other platform serves this one."""
         return (self.os, self.architecture) == (other.os, other.architecture) and (
-            not self.variant or self.variant == other.variant
+            not self.variant or self.usual == other.usual
         )
 
 
@@ -66,7 +78,7 @@ def parse_platform(text: str) -> Platform:
     parts = text.split("/")
     if len(parts) not in (2, 3) or not all(parts):
         raise InvalidValue(f"{text!r} is not a platform", hint="give OS/ARCHITECTURE, such as linux/amd64")
-    return Platform(*parts)
+    return Platform(parts[0], _ARCHITECTURES.get(parts[1], parts[1]), *parts[2:])
 
 
 def own_platform() -> Platform:
@@ -251,9 +263,9 @@ def choose(values: JSONObject, wanted: Platform, what: str) -> Descriptor:
     """
     found = descriptors(values, "manifests", what)
     platforms = [one for one in found if one.platform is None or one.platform.os != "unknown"]  # those are attestations
-    for one in platforms:
-        if one.platform is not None and wanted.fits(one.platform):
-            return one
+    fitting = [one for one in platforms if one.platform is not None and wanted.fits(one.platform)]
+    if fitting:  # amd64/v3 may come before amd64, and needs a newer machine
+        return min(fitting, key=lambda one: one.platform is None or one.platform.usual != wanted.usual)
     if len(platforms) == 1 and platforms[0].platform is None:
         return platforms[0]
     raise _no_image(what, wanted, ", ".join(sorted({str(one.platform) for one in platforms if one.platform})))

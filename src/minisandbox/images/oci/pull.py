@@ -65,7 +65,8 @@ def pull(
         reference: ``NAME[:TAG][@DIGEST]`` of a registry, ``oci:DIRECTORY[:TAG]``, ``oci-archive:FILE[:TAG]`` or
             ``docker-archive:FILE[:TAG]``.
         store: where it goes.
-        name: what it is called there; by default after its reference, such as ``python-3.12`` for ``python:3.12``.
+        name: what it is called there; by default after its reference, such as ``python-3.12`` for ``python:3.12``, and
+            ``python-3.12-arm64`` where the platform is another machine's.
         platform: such as ``linux/arm64``; this machine's by default.
         private: whether it may be a copy from another store (:mod:`.copies`), whose records are believed.
         progress: told of each layer.
@@ -84,7 +85,7 @@ def pull(
     wanted = m.own_platform() if platform is None else m.parse_platform(platform)
     tell = progress or silent
     if name is None and not private:
-        refuse_other(store, image_name(reference), parsed)
+        refuse_other(store, name_of(reference, wanted), parsed)
     try:
         with _source(parsed, store, tell) as source:
             return take(store, source, str(parsed), name, wanted, private=private, replace=name is not None, tell=tell)
@@ -118,7 +119,7 @@ def take(
     manifest = source.manifest(platform)
     if manifest.kind != MEDIA_TYPE:
         image = m.container(manifest, source.name, platform)
-        return _Taking(store, source, image, tell).run(name or image_name(reference), reference)
+        return _Taking(store, source, image, tell).run(name or name_of(reference, platform), reference)
     if not private:
         raise InvalidValue(
             f"{reference} is a private copy of an image",
@@ -138,6 +139,46 @@ def take(
     ):
         source.published(layers[record.key])
     return image_of(store.image(copy.image.name), store)
+
+
+def name_of(reference: str, platform: m.Platform) -> str:
+    """Return the name that an image gets in the store unless another is given.
+
+    Raises:
+        InvalidValue: it is no reference.
+    """
+    name = image_name(reference)
+    if platform.fits(m.own_platform()):
+        return name
+    usual = m.Platform(platform.os, platform.architecture).usual
+    return "-".join((name, platform.architecture, *filter(None, [platform.variant.removeprefix(usual)])))
+
+
+def stored(store: Store, reference: str, platform: str = "") -> Image | None:
+    """Return the image of the store for a reference; None if it has to be pulled.
+
+    Args:
+        store: the store.
+        reference: as for :func:`pull`, or the name of an image that was built here.
+        platform: such as ``linux/arm64``; "" for this machine's.
+
+    Raises:
+        InvalidValue: the reference or the platform is malformed.
+        StoreError: a record is damaged.
+    """
+    wanted, built = m.parse_platform(platform) if platform else m.own_platform(), reference.removesuffix(":latest")
+    if ":" not in built and "/" not in built:
+        with suppress(NotFound):
+            record = store.image(built)
+            if wanted.fits(m.parse_platform(record.notes.get("platform", str(wanted)))):
+                return image_of(record, store)
+    parsed = parse_reference(reference)
+    with suppress(NotFound):
+        record = store.image(name_of(reference, wanted))
+        here = isinstance(parsed, Remote) and is_of(parsed, record.notes)  # a file may have another content by now
+        if here and wanted.fits(m.parse_platform(record.notes["platform"])):
+            return image_of(record, store)
+    return None
 
 
 def refuse_other(store: Store, name: str, reference: Remote | Local) -> None:

@@ -1,5 +1,5 @@
 # From the installed, clean source to what an agent gets: the patch applied, hidden files gone, one commit.
-clean=/run/minisandbox/source$INSIDE  # the source as it was unpacked
+clean=${CLEAN-/run/minisandbox/source$INSIDE}  # the source as it was unpacked
 apply_patch
 
 while IFS= read -r -d '' path; do drop_bytecode "$path"; done < /tmp/build/touched
@@ -96,4 +96,5 @@ if [ "$(git rev-list --all --count)" != 1 ] || [ "$(git for-each-ref | wc -l)" !
 fi
 printf '%s' "$commit" > /tmp/build/commit
 find .git -newermt 2001-01-01 -exec touch -h -d "$MOMENT" {} +
-touch -d "$MOMENT + 1 minute" .git/index  # else git would read every file that is as old again
+touch -d "${INDEX_MOMENT-$MOMENT + 1 minute}" .git/index  # else git would read every file that is as old again
+[ "$(stat -c %u:%g .)" = "$(stat -c %u:%g .git)" ] || chown -hR --reference=. .git

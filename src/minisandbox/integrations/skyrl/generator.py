@@ -159,6 +159,8 @@ class SandboxGenerator(GeneratorInterface):
             model=model,
             sampling=sampling,
             agent_limits=AgentLimits(steps=options.steps, seconds=options.seconds, context=options.context),
+            timeout=options.grading.timeout,
+            confirm=options.grading.confirm,
             deadline=options.deadline,
             configuration={"agent": options.agent, "action_format": options.action_format},
         )

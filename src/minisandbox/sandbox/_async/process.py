@@ -7,11 +7,12 @@ import time
 import types
 import weakref
 from collections.abc import AsyncIterator, Callable
+from operator import methodcaller
 from typing import Self
 
 from minisandbox.errors import InvalidValue, SandboxGone, WaitTimeout
 from minisandbox.sandbox.backend import SandboxCore
-from minisandbox.sandbox.io_async import Caller, SharedConnection, call_blocking, open_job
+from minisandbox.sandbox.io_async import Caller, SharedConnection, call_or_undo, open_job
 from minisandbox.sandbox.protocol.channels import ProcessChannel
 from minisandbox.sandbox.protocol.connection import KILL_PATIENCE, LOOK_AGAIN, as_bytes, has_room, still_runs
 from minisandbox.sandbox.validation import check_wait
@@ -58,7 +59,7 @@ class AsyncProcess:
     @classmethod
     async def _reached(cls, core: SandboxCore, process_id: str) -> Self:
         channel = ProcessChannel.attach(process_id, output=core.limits.output)
-        socket = await call_blocking(core.connect_process, process_id)
+        socket = await call_or_undo(methodcaller("close"), core.connect_process, process_id)
         connection = SharedConnection(core, channel, socket, f"process {process_id}")
         try:
             connection.begin()

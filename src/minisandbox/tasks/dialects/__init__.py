@@ -12,7 +12,7 @@ from typing import Protocol
 
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects import custom, own, r2e, skyrl, swebench, swegym, swerebench, swesmith
+from minisandbox.tasks.dialects import custom, own, r2e, skyrl, swebench, swebenchpro, swegym, swerebench, swesmith
 from minisandbox.tasks.languages import check_language
 from minisandbox.tasks.task import Task
 
@@ -32,6 +32,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "skyrl": skyrl,
     "minisandbox": own,
     "r2e": r2e,
+    "swebench-pro": swebenchpro,
     "swe-rebench": swerebench,
     "custom": custom,
     "swesmith": swesmith,
@@ -48,18 +49,20 @@ def task_from_row(
     pins: Path | None = None,
     repo_mirrors: Path | None = None,
     form: str | None = None,
+    environment: str = "auto",
 ) -> Task:
     """Make a task of a dataset row.
 
     Args:
         row: in MiniSandbox's own layout (``form``, ``build`` and ``test``), where an unknown key is an error; or in
-            that of SWE-bench, SWE-smith, SWE-Gym, SWE-rebench, R2E-Gym, or the original MiniSandbox's custom one, of
-            which only what is needed is looked at. ``FAIL_TO_PASS`` and ``PASS_TO_PASS`` are lists, or JSON in a
-            string.
+            another one of :data:`DIALECTS`, of which only what is needed is looked at. ``FAIL_TO_PASS`` and
+            ``PASS_TO_PASS`` are lists, or JSON in a string.
         base: directory that a relative path of a local source starts from; None: the current directory.
         pins: a directory with the exported environments of the datasets' official images, or None.
         repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
         form: a name in :data:`DIALECTS`; None: the row's columns decide.
+        environment: ``"pins"``, ``"image"`` (the dataset's own container image), or ``"auto"``: exact pins where they
+            are known, else the image.
 
     Returns:
         The task; ``task_from_row(task.to_row())`` equals it.
@@ -67,9 +70,9 @@ def task_from_row(
     Raises:
         TaskFileError: a field is missing, unknown, or has a value that cannot be used; ``field`` names it.
         PatchError: ``patch`` or ``test_patch`` is malformed or unsafe.
-        InvalidValue: there is no such layout as ``form``.
+        InvalidValue: there is no such layout as ``form``, or no such environment.
     """
-    return convert(row, LoadContext(base, pins, repo_mirrors), form=form)
+    return convert(row, LoadContext(base, pins, repo_mirrors, environment=environment), form=form)
 
 
 def convert(row: Mapping[str, object], context: LoadContext, *, form: str | None = None) -> Task:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minisandbox.patches import reversed_patch
+from minisandbox.tasks.builds import Build, PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.dialects.official import chosen_build
 from minisandbox.tasks.dialects.revisions import full_commit
 from minisandbox.tasks.dialects.values import commands, requirement_lines
+from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import Task
 
 _INSTALL = ("install_cmds", "install_cmd", "custom_install_cmd")
 _TEST = ("test_cmd", "custom_test_cmd")
@@ -35,36 +38,37 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
         PatchError: a patch is malformed or unsafe, or cannot be turned round.
     """
     fields = RowFields(row)
-    lists = fields.test_lists()
     identity, repo = fields.text("instance_id"), fields.text("repo")
     revision = fields.text("base_commit", default="") or identity
     commit = full_commit(repo, revision, context.repo_mirrors, "base_commit")
-    return Task(
-        instance_id=identity,
+    grader = PytestGrader(" && ".join(commands(row, *_TEST)) or "python -m pytest")
+    statement = fields.text("problem_statement", default="")
+    build = _build(row, repo, commit, context)
+    return fields.task(
+        build,
+        grader,
         repo=repo,
         base_commit=commit,
-        version=fields.text("version", default=""),
-        form=Form.SWEBENCH,
-        problem_statement=fields.text("problem_statement", default=""),
+        problem_statement=statement,
         patch=reversed_patch(fields.text("patch"), name="field 'patch'"),
-        test_patch=fields.text("test_patch", default=""),
-        FAIL_TO_PASS=lists.FAIL_TO_PASS,
-        PASS_TO_PASS=lists.PASS_TO_PASS,
-        build=_build(row, repo, commit, context),
-        test_command=" && ".join(commands(row, *_TEST)) or "python -m pytest",
     )
 
 
-def _build(row: Mapping[str, object], repo: str, commit: str, context: LoadContext) -> BuildSpec:
+def _build(row: Mapping[str, object], repo: str, commit: str, context: LoadContext) -> Build:
     fields = RowFields(row)
     image = fields.text("image_name", default="").rpartition("/")[2]
-    python = fields.text("python_version", default=_PYTHON)
     listed = requirement_lines(row.get("requirements"), "requirements")
-    pinned = (exported(context.pins, image) if image else None) or specified(python, listed or ("pytest",), ())
-    return BuildSpec(
-        python=python if "python_version" in row else pinned.python,
-        requirements=pinned.requirements,
-        complete=pinned.complete,
-        source=SourceSpec.on_github(repo, commit),
-        install=commands(row, *_INSTALL) or ("python -m pip install -e .",),
-    )
+    export = exported(context.pins, image) if image else None
+
+    def pinned() -> PythonBuild:
+        python = fields.text("python_version", default=_PYTHON)
+        packages = export or specified(python, listed or ("pytest",), ())
+        return PythonBuild(
+            python=python if "python_version" in row else packages.python,
+            requirements=packages.requirements,
+            complete=packages.complete,
+            source=SourceSpec.on_github(repo, commit),
+            install=commands(row, *_INSTALL) or ("python -m pip install -e .",),
+        )
+
+    return chosen_build("custom", row, context, pinned, exact=True)  # its image may be no more than a name

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping
 from difflib import unified_diff
 
 from minisandbox.errors import TaskFileError
+from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.dialects.official import chosen_build
 from minisandbox.tasks.dialects.revisions import full_commit
 from minisandbox.tasks.dialects.values import commands, object_of
+from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.pinning import exported, specified
-from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.rows import RowFields, TestLists
+from minisandbox.tasks.task import Task
 
 _COLUMNS = {"docker_image", "commit_hash", "parsed_commit_content"}
 _FOLDER = "r2e_tests"
@@ -61,26 +64,36 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
             f"field 'repo_name' is {name!r}", field="repo_name", hint="write it as OWNER/NAME: whose it is is not known"
         )
     parsed, execution = object_of(row, "parsed_commit_content"), object_of(row, "execution_result_content")
-    commit = full_commit(repo, str(parsed.get("old_commit_hash") or f"{fix}^"), context.repo_mirrors, "commit_hash")
-    fail_to_pass, pass_to_pass = _tests(object_of(row, "expected_output_json"), execution)
-    pinned = exported(context.pins, name, fix) or specified(_PYTHON, ("pytest",), ())
-    return Task(
-        instance_id=fields.text("instance_id", default="") or f"{name.replace('/', '__')}__{fix}",
+    revision = str(parsed.get("old_commit_hash") or f"{fix}^")
+    lists = _tests(object_of(row, "expected_output_json"), execution)
+    export = exported(context.pins, name, fix)
+
+    def commit() -> str:
+        return full_commit(repo, revision, context.repo_mirrors, "commit_hash")
+
+    def pinned() -> PythonBuild:
+        packages = export or specified(_PYTHON, ("pytest",), ())
+        return PythonBuild(
+            python=packages.python,
+            requirements=packages.requirements,
+            complete=packages.complete,
+            source=SourceSpec.on_github(repo, commit()),
+            install=commands(row, "install") or ("python -m pip install -e .",),
+        )
+
+    identity = fields.text("instance_id", default="") or f"{name.replace('/', '__')}__{fix}"
+    statement = _without_tags(fields.text("problem_statement"))
+    build = chosen_build("r2e", row, context, pinned, exact=export is not None)
+    return fields.task(
+        build,
+        PytestGrader(),
+        lists=lists,
+        instance_id=identity,
         repo=repo,
-        base_commit=commit,
-        form=Form.SWEBENCH,
-        problem_statement=_without_tags(fields.text("problem_statement")),
+        base_commit=commit() if isinstance(build, PythonBuild) else revision,
+        problem_statement=statement,
         patch="".join(_fix(parsed)),
         test_patch="".join(_hidden_tests(execution)),
-        FAIL_TO_PASS=fail_to_pass,
-        PASS_TO_PASS=pass_to_pass,
-        build=BuildSpec(
-            python=pinned.python,
-            requirements=pinned.requirements,
-            complete=pinned.complete,
-            source=SourceSpec.on_github(repo, commit),
-            install=commands(row, "install") or ("python -m pip install -e .",),
-        ),
     )
 
 
@@ -134,7 +147,7 @@ def _diff(path: str, old: str, new: str) -> Iterator[str]:
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
-def _tests(expected: Mapping[str, object], execution: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _tests(expected: Mapping[str, object], execution: Mapping[str, object]) -> TestLists:
     """FAIL_TO_PASS and PASS_TO_PASS: what the commit's runs printed, as far as the row expects it to pass."""
     after, before = (_outcomes(execution, f"{when}_commit_res_stdout") for when in ("new", "old"))
     wanted = {_COLOUR.sub("", name).partition(" - ")[0] for name, outcome in expected.items() if outcome == "PASSED"}
@@ -146,7 +159,7 @@ def _tests(expected: Mapping[str, object], execution: Mapping[str, object]) -> t
             reason="'new_commit_res_stdout' is not what pytest -rA prints",
             hint="leave the row out",
         )
-    return (
+    return TestLists(
         tuple(test for test in passed if before.get(test) != "PASSED"),
         tuple(test for test in passed if before.get(test) == "PASSED"),
     )

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks.task import github
+from minisandbox.tasks.builds import github
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
+from minisandbox.tasks.dialects.official import chosen_build
 from minisandbox.tasks.dialects.values import commands
+from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import check_ids
 from minisandbox.tasks.pinning import exported, specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import Task
 
 _COLUMNS = {"repo", "instance_id", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS"}
 _EDITABLE = "python -m pip install -e ."
@@ -47,24 +50,18 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:
     identity, repo, commit = fields.text("instance_id"), fields.text("repo"), fields.text("base_commit")
     name, _, number = identity.rpartition("-")
     python, install = _KNOWN.get(repo.lower(), (_PYTHON, (_EDITABLE,)))
-    pinned = exported(context.pins, name, number) or specified(python, ("pytest", "pytest-xdist"), ())
-    return Task(
-        instance_id=identity,
-        repo=repo,
-        base_commit=commit,
-        version=fields.text("version", default=""),
-        form=Form.SWEBENCH,
-        problem_statement=fields.text("problem_statement"),
-        patch=fields.text("patch"),
-        test_patch=fields.text("test_patch"),
-        FAIL_TO_PASS=lists.FAIL_TO_PASS,
-        PASS_TO_PASS=lists.PASS_TO_PASS,
-        build=BuildSpec(
-            python=pinned.python,
-            requirements=pinned.requirements,
-            complete=pinned.complete,
+    export = exported(context.pins, name, number)
+
+    def pinned() -> PythonBuild:
+        packages = export or specified(python, ("pytest", "pytest-xdist"), ())
+        return PythonBuild(
+            python=packages.python,
+            requirements=packages.requirements,
+            complete=packages.complete,
             source=SourceSpec.on_github(repo, commit),
             install=commands(row, "install") or install,
-        ),
-        test_timeout=_TEST_TIMEOUT,
-    )
+        )
+
+    grader = PytestGrader(timeout=_TEST_TIMEOUT)
+    build = chosen_build("swegym", row, context, pinned, exact=export is not None)
+    return fields.task(build, grader)

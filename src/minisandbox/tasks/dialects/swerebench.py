@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from minisandbox.tasks.builds import PythonBuild, SourceSpec
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.corrections import sort_commands
+from minisandbox.tasks.dialects.official import chosen_build
 from minisandbox.tasks.dialects.values import commands, object_of, requirement_lines
+from minisandbox.tasks.graders import PytestGrader
 from minisandbox.tasks.languages import not_python
 from minisandbox.tasks.pinning import specified
 from minisandbox.tasks.rows import RowFields
-from minisandbox.tasks.task import BuildSpec, Form, SourceSpec, Task
+from minisandbox.tasks.task import Task
 
 _TEST_TIMEOUT = 1800.0
 
@@ -20,7 +23,7 @@ def matches(row: Mapping[str, object]) -> bool:
     return row.keys() >= {"install_config", "base_commit", "patch", "FAIL_TO_PASS"}
 
 
-def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: ARG001 - every layout's signature
+def convert(row: Mapping[str, object], context: LoadContext) -> Task:
     """Make a task of a row.
 
     Raises:
@@ -28,35 +31,26 @@ def convert(row: Mapping[str, object], context: LoadContext) -> Task:  # noqa: A
         PatchError: a patch is malformed or unsafe.
     """
     fields = RowFields(row)
-    lists = fields.test_lists()
     config = object_of(row, "install_config")
     repo, commit = fields.text("repo"), fields.text("base_commit")
     python = str(config.get("python") or "")
     if not python:
         raise not_python("install_config", "has no 'python'")
-    found = sort_commands([*commands(config, "pre_install"), *commands(config, "install")])
     listed = requirement_lines(row.get("requirements"), "requirements")
-    packages = requirement_lines(config.get("pip_packages"), "install_config.pip_packages")
-    pinned = specified(python, listed or ("pytest",), () if listed else packages)
-    return Task(
-        instance_id=fields.text("instance_id"),
-        repo=repo,
-        base_commit=commit,
-        version=fields.text("version", default=""),
-        form=Form.SWEBENCH,
-        problem_statement=fields.text("problem_statement"),
-        patch=fields.text("patch"),
-        test_patch=fields.text("test_patch", default=""),
-        FAIL_TO_PASS=lists.FAIL_TO_PASS,
-        PASS_TO_PASS=lists.PASS_TO_PASS,
-        build=BuildSpec(
+
+    def pinned() -> PythonBuild:
+        found = sort_commands([*commands(config, "pre_install"), *commands(config, "install")])
+        packages = requirement_lines(config.get("pip_packages"), "install_config.pip_packages")
+        pins = specified(python, listed or ("pytest",), () if listed else packages)
+        return PythonBuild(
             python=python,
-            requirements=pinned.requirements,
-            overrides=pinned.overrides,
+            requirements=pins.requirements,
+            overrides=pins.overrides,
             source=SourceSpec.on_github(repo, commit),
             install=found.kept,
             system=found.system,
-        ),
-        test_command=" && ".join(commands(config, "test_cmd")) or "python -m pytest",
-        test_timeout=_TEST_TIMEOUT,
-    )
+        )
+
+    grader = PytestGrader(" && ".join(commands(config, "test_cmd")) or "python -m pytest", _TEST_TIMEOUT)
+    build = chosen_build("swe-rebench", row, context, pinned, exact=bool(listed))
+    return fields.task(build, grader)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from minisandbox.grade.edits import Edit, Function, Source, apply_edits
+from minisandbox.grade.confirm.edits import Edit, Function, Source, apply_edits
 
 _EQUALITIES = frozenset(
     {

@@ -1,7 +1,7 @@
 """Confirmation: further runs that tell a pass that was earned from one that was forged.
 
 Evidence of forgery is one of three: functions that judge the tests were replaced; tests that have to fail do not
-(:mod:`.sentinels`); tests do not pass where values are compared without their own methods (:mod:`.comparisons`). The
+(:mod:`.sentinels`); tests do not pass where values are compared without their own methods (:mod:`.plain_values`). The
 reference's run has to lack it. A run that is not believed (timeout, out of memory, dead sandbox) is no evidence: it is
 repeated once, and if the second is not believed either, the pass is ``unconfirmed``.
 """
@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from minisandbox.errors import SandboxGone
 from minisandbox.grade.belief import Doubt
-from minisandbox.grade.comparisons import compare_plainly
+from minisandbox.grade.confirm.plain_values import compare_plainly
+from minisandbox.grade.confirm.sentinels import make_sentinels
 from minisandbox.grade.judging import judge
 from minisandbox.grade.names import first_words, located
 from minisandbox.grade.runner import SuiteRun
-from minisandbox.grade.sentinels import make_sentinels
 from minisandbox.grade.submission import Change, reference_change
 from minisandbox.grade.testfiles import hidden_files
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
@@ -66,12 +66,14 @@ class Confirmation:
         self._task = place.task
         self._change = change
 
-    def confirm(self, run: SuiteRun, graded: Grade) -> Grade:
+    def confirm(self, run: SuiteRun, graded: Grade, *, further: bool) -> Grade:
         """Make the runs.
 
         Args:
             run: the run in which every named test passed.
             graded: its grade.
+            further: whether to run the submission again, on changed tests; otherwise only evidence that the first run
+                left is looked at.
 
         Returns:
             The grade, perhaps with a flag; or one that says tampered or unconfirmed.
@@ -82,6 +84,8 @@ class Confirmation:
         """
         try:
             self._watch_runner(run)
+            if not further:
+                return graded
             files = hidden_files(self._place.image.tests_dir(), self._place.files)
             flags = self._try_sentinels(files)
             self._try_plain_values(files)

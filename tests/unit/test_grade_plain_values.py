@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.grade.comparisons import compare_plainly
+from minisandbox.grade.confirm.plain_values import compare_plainly
 
 
 class Near(int):

@@ -1,8 +1,9 @@
-"""Runs that the benchmarks' own parsers and rules judge: their test command as it stands, and what it printed.
+"""The log grader: a test command, and what it printed, as a benchmark's own parser and rules read it.
 
-What the log says is theirs to decide; whether it is believed is ours. Where pytest runs, our plugin reports beside it,
-and a test that the log calls passed has to be one that the plugin saw passing: what the plugin saw is written as a log
-of its own, and the same parser and rules judge that one too.
+What the log says is theirs to decide; whether it is believed is ours. A reporter watches Python's runners from inside,
+and a test that the log calls passed has to be one that the reporter saw passing: what it saw is written as a log of its
+own, and the same parser and rules judge that one too. Runners of other languages have no reporter: of them the log
+alone is believed, if the benchmark takes it for the log of a run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from minisandbox.errors import HarnessError
-from minisandbox.grade.belief import Doubt, doubt_about
+from minisandbox.grade.belief import NOT_FOUND, Doubt, doubt_about
 from minisandbox.grade.channel import REPORT_VARIABLE, run_reported
 from minisandbox.grade.report import Report
 from minisandbox.grade.reporter import Kind, Reporter
@@ -20,22 +21,18 @@ from minisandbox.grade.runner import SuiteRun, log_of
 from minisandbox.grade.verdict import Reason
 from minisandbox.patches import touched_files
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Task, file_of, harness, node_id
-from minisandbox.types import ExecResult, MiB
+from minisandbox.tasks import LogGrader, Task, file_of, harness, node_id
+from minisandbox.types import ExecResult, MiB, Outcome
 
 LOG_LIMIT = 128 * MiB
 """Bytes kept of what a test command prints: half of its head, half of its tail."""
 
 _SUMMARY = ("skipped", "passed", "xfailed", "xpassed", "error")
-_SHELLS = frozenset({126, 127})  # the command cannot be run, or is not there
-_UNKNOWN_RUNNER = (
-    "none of the runners that can be graded has run: pytest, unittest, Django's and SymPy's; the runners of other "
-    "languages are not supported yet"
-)
+_UNKNOWN_RUNNER = "none of the runners that the reporter knows has run: unittest's, Django's and SymPy's"
 _WORDS = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR", "skipped": "SKIPPED", "xfailed": "XFAIL"}
 
 
-class OfficialRunner:
+class LogRunner:
     """One run of a benchmark's own test command.
 
     Args:
@@ -44,22 +41,28 @@ class OfficialRunner:
     """
 
     def __init__(self, task: Task, timeout: float) -> None:
-        self._task = task
+        assert isinstance(task.grader, LogGrader)
+        self._task, self._grader = task, task.grader
         self._timeout = timeout
         self._named = task.FAIL_TO_PASS + task.PASS_TO_PASS
         self._there: frozenset[str] = frozenset()
-        self._program = _program(task)
+        self._program = _program(task.grader)
         self._reporter = Reporter.make(Kind.OTHER if self._program else Kind.PYTEST)
 
     def install(self, box: Sandbox) -> None:
         """Put the reporter into the sandbox, and look at it while nothing of a submission is there.
 
         Raises:
-            FileAccessError: it cannot be written.
+            NotFound: there is no such parser.
+            MissingExtra: the parser's package is not installed.
+            HarnessError: the parser's package cannot be installed.
+            FileAccessError: the reporter cannot be written.
             SandboxGone: the sandbox has ended.
         """
-        self._reporter.install(box)
-        self._there = _existing(box, {file_of(test) for test in self._named})
+        harness.check_parser(self._grader.parser)
+        if self._grader.reporter != "none":
+            self._reporter.install(box)
+            self._there = _existing(box, {file_of(test) for test in self._named})
 
     def run(self, box: Sandbox) -> SuiteRun:
         """Run the tests.
@@ -69,48 +72,74 @@ class OfficialRunner:
 
         Raises:
             SandboxGone: the sandbox has ended.
-            MissingExtra: the benchmark's own code is not installed.
         """
+        alone = self._grader.reporter == "none"
+        result, report = self._run_alone(box) if alone else self._run_watched(box)
+        run = SuiteRun(report, None, result.exit_code, result.duration, log_of(result))
+        doubt = _about_command(result) if alone else doubt_about(result, report) or _about_log(result)
+        unwatched = self._program and doubt is not None and doubt.reason is Reason.NOT_STARTED
+        if unwatched and result.exit_code not in NOT_FOUND:
+            doubt = Doubt(Reason.NOT_STARTED, f"{_UNKNOWN_RUNNER} (exit status {result.exit_code})")
+        if doubt is not None and doubt.reason not in _STILL_JUDGED:
+            return replace(run, doubt=doubt)
+        run = replace(run, doubt=doubt, whole_log=result.stderr)
+        try:
+            return self._judged_alone(run) if alone else self._judged(run)
+        except HarnessError as error:  # code under test wrote what the parser met: whose fault it is the control says
+            return replace(run, doubt=Doubt(Reason.LOG_UNREADABLE, str(error)))
+
+    def _run_watched(self, box: Sandbox) -> tuple[ExecResult, Report]:
         variables = {**self._reporter.environment(box), "PYTHONHASHSEED": "0"}
-        by_tox = re.match(r"tox\b", self._task.test_command) is not None
+        by_tox = re.match(r"tox\b", self._grader.command) is not None
         if by_tox:  # tox hands on what it is told to; this is how it is told more (tox 4: "Configuration override")
             variables["TOX_OVERRIDE"] = f"testenv.pass_env+={','.join((REPORT_VARIABLE, *variables))}"
-        result, report = run_reported(
+        return run_reported(
             box,
-            self._task.test_command,
+            self._grader.command,
             () if self._program else ("-p", self._reporter.module),
             timeout=self._timeout,
             env=variables,
             folder=self._reporter.directory if by_tox else "",
             program=self._program,
         )
-        run = SuiteRun(report, None, result.exit_code, result.duration, log_of(result))
-        doubt = doubt_about(result, report) or _about_log(result)
-        if (
-            self._program
-            and doubt is not None
-            and doubt.reason is Reason.NOT_STARTED
-            and result.exit_code not in _SHELLS
-        ):
-            doubt = Doubt(doubt.reason, f"{_UNKNOWN_RUNNER} (exit status {result.exit_code})")
-        if doubt is not None and doubt.reason not in _STILL_JUDGED:
-            return replace(run, doubt=doubt)
-        run = replace(run, doubt=doubt, whole_log=result.stderr)
-        try:
-            return self._judged(run)
-        except HarnessError as error:  # code under test wrote what the parser met: whose fault it is the control says
-            return replace(run, doubt=Doubt(Reason.LOG_UNREADABLE, str(error)))
+
+    def _run_alone(self, box: Sandbox) -> tuple[ExecResult, Report]:
+        script = f"exec </dev/null >&2\n{self._grader.command}"  # one stream, in the order it was written
+        return box.exec(["bash", "-c", script], timeout=self._timeout), Report()
+
+    def _judged_alone(self, run: SuiteRun) -> SuiteRun:
+        said = self._judge(run.whole_log, self._task.FAIL_TO_PASS, self._task.PASS_TO_PASS, run.exit_code)
+        run = replace(run, judgement=said)
+        if said.found:
+            return run
+        detail = f"the log shows no test result, or none that fits the exit status ({run.exit_code})"
+        return replace(run, doubt=Doubt(Reason.NO_RESULTS, detail))
+
+    def _judge(
+        self, log: str, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], exit_code: int | None = None
+    ) -> harness.Judgement:
+        task = self._task
+        about = {"instance_id": task.instance_id, "repo": task.repo, "version": task.version}
+        return harness.judge(
+            self._grader.parser,
+            log,
+            fail_to_pass,
+            pass_to_pass,
+            rule=self._grader.rule,
+            about=about,
+            exit_code=exit_code,
+        )
 
     def _judged(self, run: SuiteRun) -> SuiteRun:
         task = self._task
-        said = harness.judge(task.test_parser, run.whole_log, task.FAIL_TO_PASS, task.PASS_TO_PASS)
+        said = self._judge(run.whole_log, task.FAIL_TO_PASS, task.PASS_TO_PASS)
         run = replace(run, judgement=said)
         if not said.resolved:
             return run
         reported = self._reported()
         lists = [[test for test in tests if test in reported] for tests in (task.FAIL_TO_PASS, task.PASS_TO_PASS)]
         for told in _logs(run.report, printed=bool(self._program)):
-            seen = harness.judge(task.test_parser, told, *(list(map(node_id, tests)) for tests in lists))
+            seen = self._judge(told, list(map(node_id, lists[0])), list(map(node_id, lists[1])))
             if seen.resolved:
                 return run
         missing = (*seen.failed_fail_to_pass, *seen.failed_pass_to_pass)
@@ -136,11 +165,11 @@ _TEST_NAME = re.compile(r"\w+(?: \([\w.]+\))?")
 _PROGRAM = re.compile(r"(?:^|[\s/])(runtests\.py|bin/test)(?=\s|$)")
 
 
-def _program(task: Task) -> str:
-    """The name of the program that runs the tests, where that is not pytest."""
-    if task.test_runner == "pytest":
+def _program(grader: LogGrader) -> str:
+    """The name of the program that runs the tests, where the hook of :data:`.Kind.OTHER` watches it."""
+    if grader.reporter != "unittest":
         return ""
-    match = _PROGRAM.search(task.test_command)
+    match = _PROGRAM.search(grader.command)
     return match[1].rpartition("/")[2] if match else "unittest"
 
 
@@ -157,11 +186,17 @@ def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
     return frozenset(result.stdout.splitlines())
 
 
-def _about_runner(doubt: Doubt, result: ExecResult) -> Doubt:
-    """Say it where a command ran whose tests nothing here can listen to."""
-    if doubt.reason is not Reason.NOT_STARTED or result.exit_code in _SHELLS:
-        return doubt
-    return Doubt(doubt.reason, f"{_UNKNOWN_RUNNER} (exit status {result.exit_code})")
+def _about_command(result: ExecResult) -> Doubt | None:
+    """Return why a run cannot be believed of which only the log tells."""
+    if result.outcome is Outcome.TIMEOUT:
+        return Doubt(Reason.TIMEOUT, f"the tests {result.fate}")
+    if "memory" in result.limits_hit and result.exit_code != 0:
+        return Doubt(Reason.OUT_OF_MEMORY, f"the sandbox ran out of memory; the test command: {result.fate}")
+    if result.exit_code is None or result.exit_code > 128:  # a shell reports a signal as 128 + its number
+        return Doubt(Reason.KILLED, f"the test command ended with {result.fate}")
+    if result.exit_code in NOT_FOUND:
+        return Doubt(Reason.NOT_STARTED, f"{NOT_FOUND[result.exit_code]} (exit status {result.exit_code})")
+    return _about_log(result)
 
 
 def _about_log(result: ExecResult) -> Doubt | None:

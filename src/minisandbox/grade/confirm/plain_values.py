@@ -15,7 +15,7 @@ import ast
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
-from minisandbox.grade.edits import Edit, Source, apply_edits
+from minisandbox.grade.confirm.edits import Edit, Source, apply_edits
 
 _OF_ONE_TYPE = frozenset(
     {"assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSetEqual", "assertMultiLineEqual"}

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+from minisandbox.syntax import parse_python
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -50,9 +52,10 @@ class Source:
         if content.startswith(b"\xef\xbb\xbf") or b"\r" in content or b"\f" in content:
             return None
         try:
-            return cls(content, ast.parse(content.decode()))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            tree = parse_python(content.decode())
+        except UnicodeDecodeError:
             return None
+        return None if tree is None else cls(content, tree)
 
     def functions(self) -> Iterator[tuple[str, Function]]:
         """Yield test functions and methods by what pytest calls them."""

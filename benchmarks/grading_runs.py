@@ -1,0 +1,83 @@
+"""Count the runs of tests that grading honest passes takes, by policy of confirmation.
+
+python benchmarks/grading_runs.py [TASKS] [--repo-mirrors DIR] [--pins DIR] [--only GLOB...] [--policies POLICY...]
+
+The submissions are the references, screened as any other. Images that are not in the store (MINISANDBOX_STORE) are
+built first; a task whose image cannot be built is named and left out. Prints a line per task and policy, and a total.
+It ends with 1 if a pass is not resolved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from unittest import mock
+
+from minisandbox.errors import MiniSandboxError
+from minisandbox.grade import ALWAYS, FLAGGED, Grade, grade
+from minisandbox.grade.runner import SuiteRun
+from minisandbox.grade.submission import Change
+from minisandbox.grade.workspace import Workspace
+from minisandbox.images import Image, build
+from minisandbox.patches import reversed_patch
+from minisandbox.store import Store
+from minisandbox.tasks import Task, TaskSet
+
+
+def main() -> int:
+    """Grade every task's reference with every policy; 0 if all are resolved."""
+    options = _options()
+    store = Store.open()
+    tasks = TaskSet.load(options.tasks, pins=options.pins, repo_mirrors=options.repo_mirrors)
+    runs: Counter[str] = Counter()
+    resolved: Counter[str] = Counter()
+    for task in tasks.select(options.only):
+        try:
+            image = build(task.recipe(), store=store, name=task.instance_id, mirrors=options.repo_mirrors)
+        except MiniSandboxError as error:
+            print(f"{task.instance_id}: left out: {error.what}", flush=True)
+            continue
+        for policy in options.policies:
+            found, count = _graded(task, image, policy)
+            flags = ", ".join(sorted({flag.kind for flag in found.flags})) or "no flags"
+            print(
+                f"{task.instance_id} {policy}: {found.verdict}, {count} runs, {found.duration:.1f} s, {flags}",
+                flush=True,
+            )
+            runs[policy] += count
+            resolved[policy] += found.verdict == "resolved"
+    for policy in options.policies:
+        each = runs[policy] / max(resolved[policy], 1)
+        print(f"{policy}: {resolved[policy]} resolved, {runs[policy]} runs of tests, {each:.2f} a pass")
+    return 0 if len({resolved[policy] for policy in options.policies}) == 1 else 1
+
+
+def _graded(task: Task, image: Image, policy: str) -> tuple[Grade, int]:
+    """Grade a task's reference as a submission; returns the grade, and how often tests ran."""
+    patch = reversed_patch(task.patch) if task.reference.reverse else task.patch
+    run, counted = Workspace.run, 0
+
+    def counting(self: Workspace, change: Change, edited: Mapping[str, bytes] | None = None) -> SuiteRun:
+        nonlocal counted
+        counted += 1
+        return run(self, change, edited)
+
+    with mock.patch.object(Workspace, "run", counting):
+        return grade(task, image, patch.encode("utf-8", "surrogateescape"), confirm=policy), counted
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("tasks", nargs="?", default="quickstart", help="a task set (default: the bundled one)")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help="ids of tasks")
+    parser.add_argument("--policies", nargs="+", default=[ALWAYS, FLAGGED], metavar="POLICY")
+    parser.add_argument("--repo-mirrors", type=Path, metavar="DIR", help="git repositories to look in first")
+    parser.add_argument("--pins", type=Path, metavar="DIR", help="exported environments of the official images")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Options of grading: one definition for the command line, configuration files and the documentation."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field
+
+from minisandbox.errors import InvalidValue
+
+ALWAYS = "always"
+"""Confirm every pass."""
+FLAGGED = "flagged"
+"""Confirm passes with a flag."""
+
+_SHARE = re.compile(r"share\((\d+(?:\.\d*)?|\.\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class GradingOptions:
+    """Options of grading submissions.
+
+    Attributes:
+        timeout: seconds that one run of a task's tests may take; the task's own limit if None.
+        confirm: which passes further runs confirm: ``always``, ``flagged`` or ``share(P)``.
+    """
+
+    timeout: float | None = field(
+        default=None,
+        metadata={"metavar": "SECONDS", "help": "time limit of one run of a task's tests; without: the task's own"},
+    )
+    confirm: str = field(
+        default=FLAGGED,
+        metadata={
+            "metavar": "POLICY",
+            "help": "passes that further runs confirm: always; flagged: those with a flag; share(P): those with a flag "
+            "and, drawn at random, the share P of the others",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidValue(f"timeout is {self.timeout!r}", hint="give a number of seconds above 0")
+        confirmed_share(self.confirm)
+
+
+def confirmed_share(policy: str) -> float:
+    """Return the share of passes without a flag that a policy confirms.
+
+    Args:
+        policy: ``always``, ``flagged`` or ``share(P)``.
+
+    Raises:
+        InvalidValue: it is none of these, or P is above 1.
+    """
+    if policy in (ALWAYS, FLAGGED):
+        return float(policy == ALWAYS)
+    match = _SHARE.fullmatch(policy)
+    if match is None or float(match[1]) > 1:
+        raise InvalidValue(
+            f"confirm is {policy!r}", hint=f"give {ALWAYS}, {FLAGGED}, or a share from 0 to 1 such as share(0.1)"
+        )
+    return float(match[1])
+
+
+def recorded_policy(policy: str) -> dict[str, str]:
+    """Return what the configuration of a run says of its policy; nothing for ``always``, which older runs had."""
+    return {} if policy == ALWAYS else {"confirm": policy}
+
+
+def is_confirmed(policy: str, *, flagged: bool) -> bool:
+    """Decide whether a pass is confirmed; no submission can foresee a draw.
+
+    Args:
+        policy: as for :func:`confirmed_share`.
+        flagged: whether anything about the pass calls for it.
+
+    Raises:
+        InvalidValue: the policy is invalid.
+    """
+    share = confirmed_share(policy)
+    return flagged or random.SystemRandom().random() < share

@@ -1,0 +1,169 @@
+"""Graders as data: how a task is judged. Package ``minisandbox.grade`` runs them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import ClassVar
+
+from minisandbox.errors import TaskFileError
+from minisandbox.tasks.languages import check_command
+
+REPORTERS = ("pytest", "unittest", "none")
+RULES = ("pass_and_fail", "fail_only")
+MODES = ("fresh", "live")
+_PARSER = re.compile(r"(?:swebench|swebench5|swesmith):\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class PytestGrader:
+    """Run pytest with a plugin that reports every test on a sealed channel; the strongest grader.
+
+    Attributes:
+        command: shell command that runs pytest in the image's working directory; the grader adds files and options.
+        timeout: seconds that the tests of one grading may take.
+    """
+
+    kind: ClassVar[str] = "pytest"
+    reporter: ClassVar[str] = "pytest"
+
+    command: str = "python -m pytest"
+    timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        _check(self.command, self.timeout)
+        check_command(self.command)
+
+    def to_row(self) -> dict[str, object]:
+        """Return it as the value of a row's ``test``."""
+        return {"command": self.command, "timeout": self.timeout}
+
+
+@dataclass(frozen=True, slots=True)
+class LogGrader:
+    """Run a command, and read what it prints with a benchmark's own parser and rules.
+
+    Attributes:
+        command: shell command that runs the tests in the image's working directory.
+        parser: ``swebench5:parse_log_...`` (swebench 5.0.2), ``swebench:OWNER/NAME`` or ``swebench:parse_log_...``
+            (4.1.0), or ``swesmith:PROFILE``.
+        rule: what SWE-bench calls ``eval_type``: ``pass_and_fail`` takes a test that the log lacks for failed,
+            ``fail_only`` for passed.
+        reporter: what watches the runner from inside and has to agree with the log: ``pytest`` (a plugin),
+            ``unittest`` (a hook in the runners of unittest, Django and SymPy), or ``none``: the log alone is believed.
+        timeout: seconds that the tests of one grading may take.
+    """
+
+    kind: ClassVar[str] = "log"
+
+    command: str
+    parser: str
+    rule: str = "pass_and_fail"
+    reporter: str = "none"
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        _check(self.command, self.timeout)
+        if not _PARSER.fullmatch(self.parser):
+            raise bad_field(
+                "test.parser",
+                f"is {self.parser!r}",
+                reason="the log of a test command is read by a benchmark's own parser",
+                hint="give swebench5:parse_log_gotest, swebench:OWNER/NAME or swesmith:PROFILE",
+            )
+        _check_choice("test.rule", self.rule, RULES)
+        _check_choice("test.reporter", self.reporter, REPORTERS)
+
+    def to_row(self) -> dict[str, object]:
+        """Return it as the value of a row's ``test``."""
+        names = ("command", "parser", "rule", "reporter", "timeout")
+        return {"grader": self.kind, **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptGrader:
+    """Run a script that writes the reward into a file, as Harbor's verifiers do.
+
+    Attributes:
+        command: shell command, run in ``workdir``.
+        files: a directory of this machine that only the grader sees, or None; it is copied to ``files_at``.
+        files_at: where ``files`` lie inside.
+        reward_file: where the script writes the reward inside: a number, or a JSON object with one under ``reward``.
+            A missing file is also looked for under the same name with ``.json``. The agent cannot write it: what it
+            left there is deleted before the script runs.
+        mode: ``fresh``: a new sandbox with the submission applied to clean code; ``live``: the sandbox the agent
+            worked in, once its processes have ended. A live verdict is marked: the agent could change every tool
+            that the script uses.
+        timeout: seconds that the script may take.
+        environment: variables of the script alone.
+        user: who runs it; "" for the image's user.
+        workdir: where it runs; "" for the image's working directory.
+    """
+
+    kind: ClassVar[str] = "script"
+    reporter: ClassVar[str] = "none"
+
+    command: str = "bash /tests/test.sh"
+    files: Path | None = None
+    files_at: str = "/tests"
+    reward_file: str = "/logs/verifier/reward.txt"
+    mode: str = "fresh"
+    timeout: float = 600.0
+    environment: tuple[tuple[str, str], ...] = ()
+    user: str = ""
+    workdir: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.command, self.timeout)
+        _check_choice("test.mode", self.mode, MODES)
+        for name in ("files_at", "reward_file"):
+            path = PurePosixPath(getattr(self, name))
+            if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
+                raise bad_field(f"test.{name}", f"is {str(path)!r}", hint="give an absolute path inside the sandbox")
+
+    def to_row(self) -> dict[str, object]:
+        """Return it as the value of a row's ``test``."""
+        return {
+            "grader": self.kind,
+            "command": self.command,
+            **({} if self.files is None else {"files": str(self.files)}),
+            "files_at": self.files_at,
+            "reward_file": self.reward_file,
+            "mode": self.mode,
+            "timeout": self.timeout,
+            **({"environment": dict(self.environment)} if self.environment else {}),
+            **({"user": self.user} if self.user else {}),
+            **({"workdir": self.workdir} if self.workdir else {}),
+        }
+
+
+Grader = PytestGrader | LogGrader | ScriptGrader
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "pytest": ("grader", "command", "timeout"),
+    # "runner" is how rows of version 0.1 name the reporter
+    "log": ("grader", "command", "parser", "rule", "reporter", "runner", "timeout"),
+    "script": (
+        "grader", "command", "files", "files_at", "reward_file", "mode", "timeout", "environment", "user", "workdir",
+    ),
+}  # fmt: skip
+"""The keys that a row's ``test`` may have, by grader."""
+
+
+def bad_field(field: str, problem: str, *, reason: str | None = None, hint: str | None = None) -> TaskFileError:
+    """Return the error for a field of a task."""
+    return TaskFileError(f"field {field!r} {problem}", field=field, reason=reason, hint=hint)
+
+
+def _check(command: str, timeout: float) -> None:
+    if not command.strip():
+        raise bad_field("test.command", "is empty", hint="say how the tests are run, e.g. 'python -m pytest'")
+    if not 0 < timeout < float("inf"):
+        raise bad_field("test.timeout", f"is {timeout}", hint="give seconds, more than 0")
+
+
+def _check_choice(field: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise bad_field(field, f"is {value!r}", hint=f"known are {', '.join(known)}")

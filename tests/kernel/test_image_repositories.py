@@ -1,0 +1,272 @@
+"""Repositories that container images bring along: reset, cut to one commit, nothing of the later history reachable."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+from tests.unit.oci_tools import MadeImage
+
+from minisandbox import Sandbox
+from minisandbox.errors import BuildError
+from minisandbox.images import Image, build
+from minisandbox.images.recipe import CheckOut, CutHistory, HiddenTests, ImageSource, OciBase, Recipe, Step
+from minisandbox.store import Store
+from minisandbox.types import FileType
+
+pytestmark = pytest.mark.kernel
+
+APP = PurePosixPath("/app")
+ANSWER = "return 42  # the answer"
+TEST = "from code import answer\n\n\ndef test_answer():\n    assert answer() == 42\n"
+NAMES = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "protocol.file.allow=always")
+HIDDEN = ("tests/test_code.py",)
+Prepare = Callable[[Path], None]
+
+
+def git(folder: Path, *words: str) -> str:
+    """Run git as a dataset's author does."""
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+    command = ["git", *NAMES, "-C", str(folder), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
+
+
+def commit(folder: Path, message: str) -> str:
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "-m", message)
+    return git(folder, "rev-parse", "HEAD")
+
+
+class Project:
+    """A root filesystem with a repository at /app of three commits, and an ignored environment beside it.
+
+    Attributes:
+        root: the filesystem.
+        base: the commit of the task.
+        later: the commit with the answer.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, app = root, root / "app"
+        (app / "tests").mkdir(parents=True)
+        git(app, "init", "--quiet", "--initial-branch=main")
+        (app / "code.py").write_text("def answer():\n    return 41\n")
+        (app / "gone.py").write_text("")
+        (app / ".gitignore").write_text("/.venv\n")
+        self.base = commit(app, "base")
+        git(app, "tag", "v1")
+        (app / "code.py").write_text(f"def answer():\n    {ANSWER}\n")
+        (app / "gone.py").unlink()
+        (app / "tests/test_code.py").write_text(TEST)
+        self.later = commit(app, "the answer")
+        git(app, "branch", "fixed")
+        (app / ".venv").mkdir()
+        (app / ".venv/installed").write_text("x")
+
+    @property
+    def app(self) -> Path:
+        """The repository."""
+        return self.root / "app"
+
+    def base_image(self, owner: int = 0) -> OciBase:
+        """The filesystem as a container image."""
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for path in sorted(self.root.rglob("*")):
+                tar.add(path, str(path.relative_to(self.root)), recursive=False, filter=lambda one: owned(one, owner))
+        made = MadeImage([buffer.getvalue()], {"WorkingDir": "/app"})
+        return OciBase(f"oci:{made.write_layout(self.root.parent / 'layout')}")
+
+
+def owned(one: tarfile.TarInfo, owner: int) -> tarfile.TarInfo:
+    one.uid = one.gid = owner if one.name.startswith("app") else 0
+    one.mtime = 1_700_000_000
+    return one
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "root").mkdir()
+    return Project(tmp_path / "root")
+
+
+def files(box: Sandbox, folder: str = "/") -> Iterator[PurePosixPath]:
+    """Yield every path of an image."""
+    for found in box.files.list(folder):
+        if found.path.parts[1] not in ("proc", "dev", "sys", "run", "tmp"):
+            yield found.path
+            if found.type is FileType.DIRECTORY:
+                yield from files(box, str(found.path))
+
+
+def cut(store: Store, base: OciBase, commit: str, *steps: Step, **more: tuple[str, ...]) -> Image:
+    recipe = Recipe(base, (CheckOut(ImageSource(commit, **more)), *(steps or (CutHistory(),))))
+    return build(recipe, store=store, name="cut")
+
+
+def check(image: Image, tmp_path: Path, lost: str) -> set[str]:
+    """Check that an image's repository is one clean commit without a lost one; return its committed files."""
+    copy = tmp_path / "copy"
+    with Sandbox.create(image.spec()) as box:
+        found = list(files(box))
+        for path in found:
+            here = copy / path.relative_to("/")
+            info = box.files.stat(path)
+            if info.type is FileType.DIRECTORY:
+                here.mkdir(parents=True, exist_ok=True)
+            elif path.is_relative_to(APP) and info.type is FileType.FILE:
+                here.parent.mkdir(parents=True, exist_ok=True)
+                here.write_bytes(box.files.read_bytes(path))
+    assert [path for path in found if path.name == "objects"] == [APP / ".git/objects"]
+    assert [path for path in found if path.suffix == ".bundle" or path.name == "modules"] == []
+    app = copy / "app"
+    assert git(app, "rev-parse", "HEAD") == image.commit
+    assert git(app, "rev-list", "--all", "--count") == "1"
+    assert "dangling" not in git(app, "fsck", "--full", "--unreachable")
+    missing = subprocess.run(["git", "-C", app, "cat-file", "-e", lost], check=False, capture_output=True)
+    assert missing.returncode != 0, "the later commit can be had"
+    assert git(app, "status", "--porcelain") == ""
+    return set(git(app, "ls-files").splitlines())
+
+
+def packed(project: Project) -> None:
+    git(project.app, "gc", "--quiet", "--aggressive", "--prune=now")
+    git(project.app, "pack-refs", "--all")
+
+
+def worktree(project: Project) -> None:
+    """The workdir is a worktree of a repository elsewhere, named by absolute paths of the image."""
+    app, main = project.app, project.root / "srv/main"
+    main.parent.mkdir()
+    app.rename(main)
+    git(main, "worktree", "add", "--quiet", "--force", "-B", "work", str(app), "HEAD")
+    for pointer in (app / ".git", main / ".git/worktrees/app/gitdir"):
+        pointer.write_text(pointer.read_text().replace(str(project.root), ""))
+    (app / ".venv").mkdir()
+
+
+def borrowed(project: Project) -> None:
+    """The workdir's objects lie in a mirror elsewhere (alternates)."""
+    app, mirror = project.app, project.root / "var/mirror.git"
+    mirror.parent.mkdir()
+    git(project.root, "clone", "--quiet", "--mirror", str(app), str(mirror))
+    git(app, "repack", "-a", "-d", "-l", "-q")
+    for path in (app / ".git/objects").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    (app / ".git/objects/info").mkdir(exist_ok=True)
+    (app / ".git/objects/info/alternates").write_text("/var/mirror.git/objects\n")
+
+
+def linked(project: Project) -> None:
+    """The workdir's .git is a link with an absolute target, through a linked directory."""
+    place = project.root / "srv/git"
+    place.mkdir(parents=True)
+    (project.app / ".git").rename(place / "app.git")
+    (project.root / "store").symlink_to("/srv/git")
+    (project.app / ".git").symlink_to("/store/app.git")
+
+
+def cloned(project: Project) -> None:
+    """A clone lies elsewhere."""
+    git(project.root, "clone", "--quiet", str(project.app), str(project.root / "opt"))
+
+
+def hostile(project: Project) -> None:
+    """The repository has hooks, filters and settings that would run programs."""
+    (project.app / ".git/hooks/post-checkout").write_text("#!/bin/sh\ntouch /image/app/ran\n")
+    (project.app / ".git/hooks/post-checkout").chmod(0o755)
+    git(project.app, "config", "core.fsmonitor", "touch /image/app/ran")
+    git(project.app, "config", "filter.x.smudge", "touch /image/app/ran; cat")
+    git(project.app, "config", "core.worktree", "/elsewhere")
+    (project.app / ".git/info/attributes").write_text("* filter=x\n")
+
+
+@pytest.mark.parametrize("prepare", [packed, worktree, borrowed, linked, cloned, hostile])
+def test_history_is_cut_wherever_it_lies(
+    store: Store, project: Project, tmp_path: Path, prepare: Callable[[Project], None]
+) -> None:
+    prepare(project)
+    image = cut(store, project.base_image(), project.base)
+    assert check(image, tmp_path, project.later) == {".gitignore", "code.py", "gone.py"}
+    app = tmp_path / "copy/app"
+    assert "41" in (app / "code.py").read_text()
+    assert not (app / "tests/test_code.py").exists()
+    assert not (app / "ran").exists()
+    assert (app / ".venv").is_dir(), "what is ignored stays"
+
+
+def test_submodules_lose_their_history_and_stay_out_of_patches(store: Store, project: Project, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "--quiet")
+    (library / "lib.py").write_text("x = 1\n")
+    commit(library, "library")
+    git(project.app, "submodule", "--quiet", "add", str(library), "vendor/lib")
+    base = commit(project.app, "with a submodule")
+    (project.app / "code.py").write_text(ANSWER)
+    later = commit(project.app, "later")
+    tracked = check(cut(store, project.base_image(), base), tmp_path, later)
+    assert not {name for name in tracked if name.startswith("vendor")}
+    assert (tmp_path / "copy/app/vendor/lib/lib.py").read_text() == "x = 1\n"
+
+
+def test_an_image_at_its_commit_keeps_what_was_changed_there(store: Store, project: Project, tmp_path: Path) -> None:
+    (project.app / "code.py").write_text("prepared = True\n")
+    image = cut(store, project.base_image(), project.later)
+    assert "tests/test_code.py" in check(image, tmp_path, project.later)
+    assert (tmp_path / "copy/app/code.py").read_text() == "prepared = True\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="with one id, every file is the user's own")
+def test_a_repository_keeps_its_owner(store: Store, project: Project, tmp_path: Path) -> None:
+    image = cut(store, project.base_image(owner=1000), project.base)
+    check(image, tmp_path, project.later)
+    with Sandbox.create(image.spec()) as box:
+        for path in ("/app", "/app/code.py", "/app/.git", "/app/.git/HEAD", "/app/.git/index"):
+            assert box.files.stat(path).uid == 1000, path
+
+
+def test_hidden_tests_and_answers_leave_the_image(store: Store, project: Project, tmp_path: Path) -> None:
+    (project.root / "opt").mkdir()
+    (project.root / "opt/copy.py").write_text(TEST)
+    (project.root / "solution").mkdir()
+    (project.root / "solution/solve.sh").write_text("true\n")
+    steps = (HiddenTests(HIDDEN), CutHistory("", HIDDEN))
+    image = cut(store, project.base_image(), "", *steps, remove=("/solution",))
+    assert HIDDEN[0] not in check(image, tmp_path, project.later)
+    with Sandbox.create(image.spec()) as box:
+        assert not box.files.exists("/opt/copy.py")
+        assert not box.files.exists("/solution")
+    folder = image.tests_dir()
+    assert folder is not None
+    assert (folder / HIDDEN[0]).read_text() == TEST
+
+
+def test_files_without_a_repository_become_one(store: Store, project: Project, tmp_path: Path) -> None:
+    subprocess.run(["rm", "-rf", project.app / ".git"], check=True)
+    image = cut(store, project.base_image(), "")
+    assert check(image, tmp_path, project.later) == {".gitignore", "code.py", "tests/test_code.py"}
+
+
+def test_a_commit_that_the_image_lacks_is_named(store: Store, project: Project) -> None:
+    with pytest.raises(BuildError, match="'source' of image 'cut' failed") as failed:
+        cut(store, project.base_image(), "0" * 39 + "1")
+    assert f"its HEAD is {project.later}" in (failed.value.reason or "")
+
+
+def test_a_workdir_within_a_repository_is_refused(store: Store, project: Project) -> None:
+    recipe = Recipe(project.base_image(), (CheckOut(ImageSource()), CutHistory()), workdir=APP / "tests")
+    with pytest.raises(BuildError) as failed:
+        build(recipe, store=store, name="within")
+    assert "the repository at /app" in (failed.value.reason or "")
