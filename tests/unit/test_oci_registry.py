@@ -25,13 +25,13 @@ from tests.unit.oci_tools import END, MadeImage, digest, entry
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images import Image, load_image, pull
-from minisandbox.images.oci import blobs as blob_module
 from minisandbox.images.oci import http
-from minisandbox.images.oci.manifest import choose, own_platform, parse_platform
+from minisandbox.images.oci.manifest import choose, container, own_platform, parse_platform
 from minisandbox.images.oci.pull import stored
 from minisandbox.images.oci.reference import Remote, parse_reference
 from minisandbox.images.oci.registry import open_registry
 from minisandbox.store import Store
+from minisandbox.store.blobs import streams as blob_module
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.verify import verify
 
@@ -418,10 +418,10 @@ def test_a_layer_that_another_pull_publishes_leaves_nothing_half(
     remote = parse_reference(server.add(image, "1"))
     assert isinstance(remote, Remote)
     with open_registry(remote, store, lambda _: None) as source:
-        container = source.container(own_platform())
-        source.prefetch(container.layers)
+        layers = container(source.manifest(own_platform()), "image", own_platform()).layers
+        source.prefetch(layers)
         began.wait(20)
-        source.published(container.layers[0])
+        source.published(layers[0])
         over.set()
     assert not [path for path in (store.root / "downloads").iterdir() if path.name.startswith(name[7:])]
 
