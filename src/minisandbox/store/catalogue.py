@@ -39,7 +39,7 @@ class Catalogue:
             raise StoreError(
                 f"cannot {what}: the store {self.root} is read-only",
                 reason="its file system is mounted read-only, or it belongs to another user",
-                hint="run from it as it is; to change it, set MINISANDBOX_STORE to a directory of your own and take its "
+                hint="run from it as it is; to change it, set MINISANDBOX_STORE to your own directory and take its "
                 f"images over: MINISANDBOX_STORE={self.root} minisandbox image export --private IMAGE FILE.tar; "
                 "minisandbox image import --private FILE.tar",
             )
