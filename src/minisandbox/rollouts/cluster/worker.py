@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from minisandbox.errors import MiniSandboxError, NotFound, StoreError
-from minisandbox.grade.resumable import Job as Check
-from minisandbox.grade.resumable import serve
+from minisandbox.grade.sets.resumable import Job as Check
+from minisandbox.grade.sets.resumable import serve
 from minisandbox.images import Image, build, load_image
 from minisandbox.images.crossing import PATIENCE, Outgoing, Throttle, take_over
 from minisandbox.pool import Threads
