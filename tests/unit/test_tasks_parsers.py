@@ -8,6 +8,7 @@ import pytest
 
 from minisandbox.errors import HarnessError, NotFound
 from minisandbox.tasks import harness
+from minisandbox.tasks.harness import packages
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 """Made with Go 1.19.8, cargo 1.95, jest 30.5.2, vitest 4.1.12, googletest 1.12.1 and Node's test runner."""
