@@ -292,10 +292,17 @@ class RegistryError(MiniSandboxError):
 
     Attributes:
         transient: whether another attempt may succeed.
+        wait: seconds after which it may, where the registry limits requests; else None.
     """
 
     exit_code = 27
     transient = False
+
+    def __init__(
+        self, what: str, *, wait: float | None = None, reason: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(what, reason=reason, hint=hint)
+        self.wait = wait
 
 
 class ImageRefused(MiniSandboxError):

@@ -16,17 +16,26 @@ import pytest
 from tests.integrations.extras import needs_harbor
 from tests.kernel.test_container_images import base  # noqa: F401 - a fixture
 from tests.unit.oci_tools import END, MadeImage, entry, hard_link
+from tests.unit.test_atif import run as rollouts  # noqa: F401 - a fixture
 from tests.waiting import PATIENCE
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import HostError, InvalidValue
 from minisandbox.images import pull
+from minisandbox.rollouts import export_harbor
 from minisandbox.sandbox import live_sandboxes
 from minisandbox.store import Store
 
 with contextlib.suppress(ImportError):  # then all of this is skipped
+    from fastapi.testclient import TestClient
     from harbor.environments.base import SandboxBuildFailedError
+    from harbor.models.job.config import JobConfig
+    from harbor.models.job.result import JobResult
     from harbor.models.task.config import EnvironmentConfig, NetworkPolicy
+    from harbor.models.trajectories import Trajectory
+    from harbor.models.trial.config import TrialConfig
     from harbor.models.trial.paths import TrialPaths
+    from harbor.models.trial.result import TrialResult
+    from harbor.viewer.server import create_app
 
     from minisandbox.integrations.harbor import MiniSandboxEnvironment
 
@@ -161,13 +170,19 @@ def test_limits(made: Make) -> None:
     async def body() -> None:
         async with made(memory_mb=64, storage_mb=32, cpus=0.5) as environment:
             wanted = environment._limits()
-            assert (wanted.memory, wanted.disk, wanted.cpu) == (96 << 20, 32 << 20, 0.5)  # files have room of their own
+            assert (wanted.memory, wanted.disk) == (96 << 20, 32 << 20)  # files have room of their own
+            held = "cpu" in dict((await environment.sandbox.info()).enforced)
+            assert wanted.cpu == (0.5 if held else None)
             full = await environment.exec("dd if=/dev/zero of=/d/big bs=1M count=40 2>&1")
             assert (full.return_code, "No space left" in (full.stdout or "")) == (1, True)
         async with made(memory_mb=64, storage_mb=256, memory_enforcement_policy="limit") as environment:
             assert environment._limits().memory == 64 << 20
             killed = await environment.exec("head -c 200m /dev/zero | tail -c 190m > /dev/null; exit $?")
             assert killed.return_code != 0
+        if not held:
+            with pytest.raises(HostError, match=r"Limits\.cpu"):
+                async with made(cpus=1, cpu_enforcement_policy="limit"):
+                    pass
 
     run(body())
 
@@ -302,3 +317,35 @@ def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, made: Make) -> Non
                 pass
 
     run(body())
+
+
+# --- trajectories ----------------------------------------------------------------------------------------------------
+
+
+def test_harbor_reads_what_we_export(tmp_path: Path, rollouts: Path) -> None:  # noqa: F811 - the fixture
+    job = tmp_path / "jobs/job"
+    names = list(export_harbor(rollouts, job))
+    JobConfig.model_validate_json((job / "config.json").read_text())
+    found = JobResult.model_validate_json((job / "result.json").read_text())
+    results = [TrialResult.model_validate_json((job / name / "result.json").read_text()) for name in names]
+    counted = type(found.stats).from_trial_results(results, n_total_trials=len(results))
+    assert found.stats.evals.keys() == counted.evals.keys()
+    for key, stats in counted.evals.items():
+        assert found.stats.evals[key].model_dump(exclude={"metrics"}) == stats.model_dump(exclude={"metrics"})
+    for name in names:
+        TrialConfig.model_validate_json((job / name / "config.json").read_text())
+        text = (job / name / "agent/trajectory.json").read_text()
+        read = Trajectory.model_validate_json(text)
+        assert read.to_json_dict() == json.loads(text), "Harbor drops nothing"
+
+
+def test_harbors_viewer_shows_what_we_export(tmp_path: Path, rollouts: Path) -> None:  # noqa: F811 - the fixture
+    names = list(export_harbor(rollouts, tmp_path / "jobs/job"))
+    client = TestClient(create_app(tmp_path / "jobs"))
+    [job] = client.get("/api/jobs").json()["items"]
+    assert (job["name"], job["n_total_trials"], job["n_errored_trials"]) == ("job", 6, 1)
+    trials = client.get("/api/jobs/job/trials").json()["items"]
+    assert sorted(one["name"] for one in trials) == names
+    assert {one["name"]: one["reward"] for one in trials}["a__b-1"] == 1.0
+    shown = client.get("/api/jobs/job/trials/a__b-1/trajectory").json()
+    assert shown["steps"][2]["message"].startswith("I look.")

@@ -308,8 +308,9 @@ BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
     "forbidden": (MANIFEST, answer(403), RegistryError, r"access denied.*403"),
     "too many requests": (
         MANIFEST, answer(429, RateLimit_Limit="100;w=21600", Retry_After="0"), RegistryError,
-        r"too many requests.*allows 100.*mirror"),
-    "too many requests for a day": (MANIFEST, answer(429, Retry_After="86400"), RegistryError, r"too many requests"),
+        r"too many requests.*allows 100 in 6 hours.*mirror"),
+    "too many requests for a day": (
+        MANIFEST, answer(429, Retry_After="86400"), RegistryError, r"too many requests.*try again in 1440 min"),
     "leads nowhere": (MANIFEST, answer(302, Location="http://[x"), RegistryError, r"Invalid IPv6 URL"),
     "a pause that is no number": (MANIFEST, answer(503, Retry_After="\u00b2"), RegistryError, r"503"),
     "a pause until the end of time": (
@@ -359,6 +360,18 @@ def test_a_layer_that_lies_leaves_nothing(server: Registry, store: Store, image:
         pull(server.add(image, "1"), store=store)
     assert not store.images()
     assert not store.download_path(first_blob(image)[7:]).with_suffix(".part").exists()
+
+
+def test_a_page_in_the_place_of_a_layer_is_named_and_not_kept(server: Registry, store: Store, image: MadeImage) -> None:
+    name = first_blob(image)
+    server.faults[name] = [answer(200, PAGE, Content_Type="text/html; charset=utf-8")] * 20
+    with pytest.raises(RegistryError, match=f"while it sends {name}.*login page") as caught:
+        pull(server.add(image, "1"), store=store)
+    assert caught.value.exit_code == 27
+    assert store.download_path(name[7:]).with_suffix(".part").stat().st_size == 0
+    assert not store.images()
+    server.faults.clear()
+    assert is_whole(pull(server.add(image, "1"), store=store))
 
 
 def test_a_hostile_layer_is_refused_and_not_kept(server: Registry, store: Store) -> None:

@@ -227,7 +227,7 @@ def _conclude(state: RolloutState, error: Exception) -> None:
 
 async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
     try:
-        state.submission = await box.patch("/testbed", limit=MAX_SUBMISSION)
+        state.submission = await box.patch(limit=MAX_SUBMISSION)
     except (CommandFailed, FileAccessError) as error:  # it worked when the image was built, so the agent broke it
         state.ending = replace(state.ending, exit_status=EXIT_ERROR, detail=f"cannot take a patch: {error}")
         state.submission = b""

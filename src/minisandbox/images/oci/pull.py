@@ -25,6 +25,8 @@ from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import Hold
 
+KIND = "container layer"
+"""The ``kind`` of the step that makes a layer of a container image."""
 _SEPARATOR = "\n"
 _MOUNT_POINTS = (("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("run", 0o755), ("sys", 0o555), ("tmp", 0o1777))
 _LINKS = {"hosts": "../run/hosts", "mtab": "../proc/self/mounts", "resolv.conf": "../run/resolv.conf"}
@@ -34,7 +36,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class LayerStep:
     """A layer of the image as the store's layer that it becomes.
 
     Attributes:
@@ -215,6 +217,15 @@ def _source(reference: Remote | Local, store: Store, tell: Tell) -> Iterator[Sou
         yield (Layout if reference.kind == "oci-archive" else DockerArchive)(archive, reference.tag)
 
 
+def steps_of(image: m.Container) -> list[LayerStep]:
+    """Return the layers with their keys: a layer depends on those below it, for what it hides and for directories."""
+    steps: list[LayerStep] = []
+    for layer in image.layers:
+        definition = {"kind": KIND, "diff_id": layer.diff_id, "owners": "kept" if keeps_owners() else "one"}
+        steps.append(LayerStep(layer, definition, step_key(steps[-1].key if steps else None, definition)))
+    return steps
+
+
 @dataclass(frozen=True, slots=True)
 class _Taking:
     """One pull."""
@@ -226,7 +237,7 @@ class _Taking:
 
     def run(self, name: str, reference: str) -> Image:
         with self.store.hold() as hold:
-            steps = self._steps()
+            steps = steps_of(self.image)
             self.source.prefetch([step.layer for step in steps if not self.store.has_layer(step.key)])
             layers: list[LayerRecord] = []
             for step in steps:
@@ -235,16 +246,7 @@ class _Taking:
             record = self._record(name, reference, layers, top.key)
             return image_of(put_if_new(self.store, record), self.store)
 
-    def _steps(self) -> list[_Step]:
-        """The layers with their keys: a layer depends on those below it, for what it hides and for directories."""
-        steps: list[_Step] = []
-        for layer in self.image.layers:
-            owners = "kept" if keeps_owners() else "one"
-            definition = {"kind": "container layer", "diff_id": layer.diff_id, "owners": owners}
-            steps.append(_Step(layer, definition, step_key(steps[-1].key if steps else None, definition)))
-        return steps
-
-    def _take(self, step: _Step, below: list[LayerRecord], hold: Hold) -> LayerRecord:
+    def _take(self, step: LayerStep, below: list[LayerRecord], hold: Hold) -> LayerRecord:
         def make(staging: Path) -> Made:
             self.tell(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
             return self._unpacked(step.layer, below, staging)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from minisandbox import __version__
 from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, NodeLost, StoreError
-from minisandbox.grade.resumable import Job as Check
+from minisandbox.grade.sets.resumable import Job as Check
 from minisandbox.rollouts.cluster.node import Checked, Moved, Node, Resources, Status
 from minisandbox.rollouts.cluster.worker import Terms, Worker
 from minisandbox.rollouts.database import Packed

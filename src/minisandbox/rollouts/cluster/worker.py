@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from minisandbox.errors import MiniSandboxError, NotFound, StoreError
-from minisandbox.grade.resumable import Job as Check
-from minisandbox.grade.resumable import serve
+from minisandbox.grade.sets.resumable import Job as Check
+from minisandbox.grade.sets.resumable import serve
 from minisandbox.images import Image, build, load_image
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets

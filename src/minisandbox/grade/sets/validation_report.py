@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from minisandbox.grade.sets.validations import LayerUse, Validated
 from minisandbox.grade.validation import Status
-from minisandbox.grade.validations import LayerUse, Validated
 from minisandbox.store.rundir import write_whole
 from minisandbox.tasks.statuses import STATUSES_NAME, write_statuses
 

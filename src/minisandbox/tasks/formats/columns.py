@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import IO, Any
 
 from minisandbox.errors import MissingExtra, TaskFileError
-from minisandbox.tasks.jsonl import Row
+from minisandbox.tasks.formats.jsonl import Row
 
 _BATCH = 256  # rows: enough to be fast, few enough to hold
 

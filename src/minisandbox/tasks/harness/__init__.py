@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import HarnessError, MissingExtra, NotFound
-from minisandbox.tasks import harness_packages
+from minisandbox.tasks.harness import packages
 from minisandbox.tasks.languages import not_python
 
 START_TIMEOUT = 120.0
@@ -260,7 +260,7 @@ def _ask(operation: str, timeout: float, **arguments: object) -> dict[str, Any]:
     """Have the other side do something; returns its answer, an object."""
     family = str(arguments.get("parser", "")).partition(":")[0]
     request = json.dumps({"operation": operation, **arguments}).encode() + b"\n"
-    answer = json.loads(_the_pool(harness_packages.installed(family)).exchange(request, timeout))
+    answer = json.loads(_the_pool(packages.installed(family)).exchange(request, timeout))
     if "error" not in answer:
         return dict(answer["answer"])
     if answer["kind"] == "unknown":
@@ -359,7 +359,7 @@ class _Server:
 
     def _start(self) -> None:
         self.end()
-        command = [sys.executable, "-m", "minisandbox.tasks.harness_server"]
+        command = [sys.executable, "-m", "minisandbox.tasks.harness.server"]
         # nothing of ours: what is imported there loads .env files and looks for tokens
         kept = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
         environment = {name: os.environ[name] for name in kept if name in os.environ}

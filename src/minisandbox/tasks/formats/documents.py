@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks.jsonl import Row, json_lines, json_value, refuse_what_is_not_text
+from minisandbox.tasks.formats.jsonl import Row, json_lines, json_value, refuse_what_is_not_text
 
 
 class Layout(enum.StrEnum):

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from minisandbox.grade.evaluations import EMPTY_PATCH, MALFORMED, Evaluated, Evaluation
-from minisandbox.grade.predictions import Prediction
+from minisandbox.grade.sets.evaluations import EMPTY_PATCH, MALFORMED, Evaluated, Evaluation
+from minisandbox.grade.sets.predictions import Prediction
 from minisandbox.grade.verdict import Reason, Verdict
 from minisandbox.store.rundir import write_whole
 from minisandbox.tasks import Task

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NodeLost
 from minisandbox.grade.options import FLAGGED
-from minisandbox.grade.resumable import (
+from minisandbox.grade.sets.resumable import (
     Elsewhere,
     ImageOf,
     Job,

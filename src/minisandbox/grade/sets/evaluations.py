@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import MiniSandboxError
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.options import FLAGGED, recorded_policy
-from minisandbox.grade.predictions import EMPTY, GOLD, Prediction
-from minisandbox.grade.resumable import (
+from minisandbox.grade.sets.predictions import EMPTY, GOLD, Prediction
+from minisandbox.grade.sets.resumable import (
     Elsewhere,
     ImageOf,
     Job,
