@@ -334,7 +334,7 @@ def test_an_interrupted_pull_resumes(server: Registry, bases: list[OciBase], tmp
     server.faults.clear()
     status, _, told = ended(command(tmp_path, "--from", str(tmp_path / "list")))
     assert status == 0, told
-    assert "1 images to pull, 3 are here" in told
+    assert "1 images to pull, 3 already here" in told
     assert len(server.paths("/manifests/")) == 1
     [asked] = [headers for path, headers in server.requests if images[3] in path]
     assert asked["range"].startswith("bytes="), "what had come is kept"
