@@ -24,6 +24,7 @@ from minisandbox.images.oci import http
 from minisandbox.images.recipe import DockerfileBase
 from minisandbox.store import Store
 from minisandbox.store.budget import SizeBudget
+from minisandbox.store.sizes import StoreSizes
 
 PATCH = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n"
 SHARED = entry("shared", os.urandom(400_000)) + END
@@ -202,6 +203,23 @@ def test_images_of_the_command_and_those_in_use_stay(server: Registry, store: St
     assert error.hint
     again = pull_all(bases, store=store, jobs=1, budget=budget_of(store, 10_000_000, []))
     assert len(again.images) == 3
+
+
+def test_layers_that_are_needed_stay(server: Registry, store: Store, bases: list[OciBase]) -> None:
+    """An image goes; what it shares with one that comes is not fetched again."""
+    [old] = pull_all(bases[:1], store=store).images.values()
+    aged(store, old.name)
+    size = StoreSizes(store, store.images()).total
+    notes: list[str] = []
+    done = pull_all(bases[1:2], store=store, budget=budget_of(store, size, notes))
+    assert done.failures, "it needs more than the small layer of the old one"
+    assert store.image_names() == [old.name], "what would not be enough is not removed"
+    server.requests.clear()
+    done = pull_all(bases[1:2], store=store, budget=budget_of(store, size + 200_000, notes))
+    [new] = done.images.values()
+    assert store.image_names() == [new.name]
+    assert len(notes) == 1
+    assert blobs_asked_for(server) == 1
 
 
 # --- builds ----------------------------------------------------------------------------------------------------------
