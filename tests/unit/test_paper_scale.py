@@ -241,6 +241,8 @@ def run_scripts(root: Path, commits: Sequence[str], place: Path) -> Path:
     git(root, "worktree", "add", "--quiet", "--detach", str(work), commits[0])
     (work / ".git").unlink()
     task = (SCRIPTS / "task.sh").read_text()
+    tools = (SCRIPTS / "tools.sh").read_text()
+    functions = tools[tools.index("start_repository()") :]
     steps = (
         (SCRIPTS / "repository.sh").read_text(),
         task[task.index("# What is committed") : task.index("unset GIT_OBJECT_DIRECTORY")],
@@ -250,7 +252,7 @@ def run_scripts(root: Path, commits: Sequence[str], place: Path) -> Path:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         subprocess.run(["tar", "-xC", work], input=archive(root, commit), check=True)
         (build / "touched").touch()
-        head = "set -euo pipefail; MOMENT=@946684800; export GIT_CONFIG_GLOBAL=/dev/null; clean=$PWD"
+        head = f"set -euo pipefail; MOMENT=@946684800; export GIT_CONFIG_GLOBAL=/dev/null; clean=$PWD\n{functions}"
         text = step.replace("/testbed", str(work)).replace("/tmp/build", str(build))
         subprocess.run(["bash", "-c", f"{head}\n{text}"], cwd=work, check=True)
     return work / ".git"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
+from minisandbox.errors import InvalidValue
 from minisandbox.grade import GradingOptions
 
 
@@ -26,4 +27,7 @@ def grading_options(args: argparse.Namespace) -> GradingOptions:
     Raises:
         InvalidValue: a value cannot be used.
     """
-    return GradingOptions(**{one.name: getattr(args, one.name) for one in fields(GradingOptions)})
+    try:
+        return GradingOptions(**{one.name: getattr(args, one.name) for one in fields(GradingOptions)})
+    except InvalidValue as error:
+        raise InvalidValue(f"--{error.what}", hint=error.hint) from error
