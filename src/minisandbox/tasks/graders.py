@@ -100,6 +100,8 @@ class ScriptGrader:
         environment: variables of the script alone.
         user: who runs it; "" for the image's user.
         workdir: where it runs; "" for the image's working directory.
+        carry: paths inside, relative ones from the image's working directory, of which a clean sandbox gets what the
+            agent's holds: the submission of ``fresh``, and of the re-grade of a ``live`` verdict. Empty: the patch.
     """
 
     kind: ClassVar[str] = "script"
@@ -114,6 +116,7 @@ class ScriptGrader:
     environment: tuple[tuple[str, str], ...] = ()
     user: str = ""
     workdir: str = ""
+    carry: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.command, self.timeout)
@@ -136,6 +139,7 @@ class ScriptGrader:
             **({"environment": dict(self.environment)} if self.environment else {}),
             **({"user": self.user} if self.user else {}),
             **({"workdir": self.workdir} if self.workdir else {}),
+            **({"carry": list(self.carry)} if self.carry else {}),
         }
 
 
@@ -147,6 +151,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "log": ("grader", "command", "parser", "rule", "reporter", "runner", "timeout"),
     "script": (
         "grader", "command", "files", "files_at", "reward_file", "mode", "timeout", "environment", "user", "workdir",
+        "carry",
     ),
 }  # fmt: skip
 """The keys that a row's ``test`` may have, by grader."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects import custom, own, r2e, skyrl, swebench, swebenchpro, swegym, swerebench, swesmith
+from minisandbox.tasks.dialects import custom, harbor, own, r2e, skyrl, swebench, swebenchpro, swegym, swerebench, swesmith
 from minisandbox.tasks.languages import check_language
 from minisandbox.tasks.task import Task
 
@@ -30,6 +30,7 @@ class Dialect(Protocol):
 # In the order in which they are asked: those with columns that no other has come first.
 DIALECTS: Mapping[str, Dialect] = {
     "skyrl": skyrl,
+    "harbor": harbor,
     "minisandbox": own,
     "r2e": r2e,
     "swebench-pro": swebenchpro,
