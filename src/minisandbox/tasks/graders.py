@@ -91,7 +91,7 @@ class ScriptGrader:
         files: a directory of this machine that only the grader sees, or None; it is copied to ``files_at``.
         files_at: where ``files`` lie inside.
         reward_file: where the script writes the reward inside: a number, or a JSON object with one under ``reward``.
-            A missing file is also looked for under the same name with ``.json``. The agent cannot write it: what it
+            A file of the same name with ``.json`` wins over it. The agent cannot write it: what it
             left there is deleted before the script runs.
         mode: ``fresh``: a new sandbox with the submission applied to clean code; ``live``: the sandbox the agent
             worked in, once its processes have ended. A live verdict is marked: the agent could change every tool

@@ -44,7 +44,7 @@ _MEGABYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _HEADER = re.compile(r"\s*\[+\s*([\w.-]+)\s*\]+")
-_SERVICE = re.compile(r"(?: {2}| {4}|\t)([\w.-]+):\s*(?:#.*)?")
+_SERVICE = re.compile(r"([ \t]+)([\w.-]+):\s*(?:#.*)?")
 
 
 def task_directories(path: Path) -> list[Path]:
@@ -60,7 +60,9 @@ def task_directories(path: Path) -> list[Path]:
         raise TaskFileError(
             f"{path} has no Harbor task",
             path=path,
-            reason=f"neither it nor a directory in it has a {CONFIG}" if path.is_dir() else "there is no such directory",
+            reason=f"neither it nor a directory in it has a {CONFIG}"
+            if path.is_dir()
+            else "there is no such directory",
             hint="give a task directory, or the directory that holds them: harbor:PATH",
         )
     return [path.resolve() / one.name for one in found]
@@ -167,7 +169,9 @@ class _Config:
                 key,
                 f"needs the variable {match[1]} of this machine",
                 reason="it is not set" if self.trusted else "it may hold a secret, which the task would get",
-                hint=f"set {match[1]}" if self.trusted else "pass --allow-local-sources if you trust all of these tasks",
+                hint=f"set {match[1]}"
+                if self.trusted
+                else "pass --allow-local-sources if you trust all of these tasks",
             )
         return match[2] if found is None else found
 
@@ -245,13 +249,13 @@ def _services(path: Path) -> tuple[int | None, list[str]]:
     """Return where a compose file lists its services, and their names, without a parser of YAML."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     start = next((number for number, line in enumerate(lines, start=1) if line.startswith("services:")), None)
-    names: list[str] = []
+    names: dict[str, list[str]] = {}
     for line in lines[start or 0 :]:
         if line[:1].strip() and not line.startswith("#"):
             break
         if match := _SERVICE.fullmatch(line):
-            names.append(match[1])
-    return start, names
+            names.setdefault(match[1], []).append(match[2])
+    return start, next(iter(names.values()), [])  # those that are indented like the first one
 
 
 def _instruction(config: _Config) -> str:

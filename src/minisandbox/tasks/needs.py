@@ -31,9 +31,7 @@ class Solution:
     @property
     def shell(self) -> str:
         """The command with its variables, as one line for a shell."""
-        return "; ".join(
-            (*(f"export {name}={shlex.quote(value)}" for name, value in self.environment), self.command)
-        )
+        return "; ".join((*(f"export {name}={shlex.quote(value)}" for name, value in self.environment), self.command))
 
     def to_row(self) -> dict[str, object]:
         """Return it as a row has it under ``solution``."""
@@ -60,8 +58,8 @@ class Needs:
 
     memory: int | None = None
     disk: int | None = None
-    network: Network = Network.off()  # noqa: RUF009 - frozen
-    grader_network: Network = Network.off()  # noqa: RUF009 - frozen
+    network: Network = Network.off()
+    grader_network: Network = Network.off()
     seconds: float | None = None
 
     def limits(self, given: Limits | None) -> Limits:

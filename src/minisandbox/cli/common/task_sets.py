@@ -9,7 +9,10 @@ from minisandbox.cli.common.output import say
 from minisandbox.errors import InvalidValue
 from minisandbox.tasks import DIALECTS, ENVIRONMENTS, TaskSet
 
-_SET_HELP = "a bundled set's name, a file (.jsonl, .json, .parquet), a folder of such files or datasets, harbor:DIR, hub:OWNER/NAME"
+_SET_HELP = (
+    "a bundled set's name, a file (.jsonl, .json, .parquet), a folder of such files or datasets, harbor:DIR, "
+    "hub:OWNER/NAME"
+)
 
 
 def add_tasks_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:

@@ -12,7 +12,18 @@ from typing import Protocol
 
 from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.context import LoadContext
-from minisandbox.tasks.dialects import custom, harbor, own, r2e, skyrl, swebench, swebenchpro, swegym, swerebench, swesmith
+from minisandbox.tasks.dialects import (
+    custom,
+    harbor,
+    own,
+    r2e,
+    skyrl,
+    swebench,
+    swebenchpro,
+    swegym,
+    swerebench,
+    swesmith,
+)
 from minisandbox.tasks.languages import check_language
 from minisandbox.tasks.task import Task
 
