@@ -164,7 +164,7 @@ def _scripts(task: Task, solution: Solution) -> Iterator[_Lines]:
         for path in sorted(folder.rglob("*")) if folder is not None else ():
             if path.is_file() and not path.is_symlink() and path.stat().st_size <= _LARGEST:
                 text = path.read_bytes().decode("utf-8", "replace")
-                yield from _distinct(kind, str(path.relative_to(folder.parent)), text.splitlines(), set())
+                yield from _distinct(kind, f"{path.parent.name}/{path.name}", text.splitlines(), set())
 
 
 def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Iterator[_Lines]:

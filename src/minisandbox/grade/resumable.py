@@ -228,10 +228,14 @@ def fingerprint(task: Task, image: Image | MiniSandboxError | None, *more: str) 
 def _script_files(task: Task) -> Iterator[str]:
     """Yield the names and contents, hashed, of the files that a task's scripts bring."""
     grader, solution = task.grader, task.solution
-    for folder in (grader.files if isinstance(grader, ScriptGrader) else None, solution and solution.files):
-        for path in sorted(folder.rglob("*")) if folder is not None else ():
+    folders = (
+        grader.files if isinstance(grader, ScriptGrader) else None,
+        None if solution is None else solution.files,
+    )
+    for folder in folders:
+        for path in () if folder is None else sorted(folder.rglob("*")):
             if path.is_file():
-                yield f"{path.relative_to(folder.parent)} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+                yield f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 def text_of(body: Mapping[str, object], key: str) -> str:

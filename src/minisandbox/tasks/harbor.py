@@ -26,6 +26,7 @@ CONFIG = "task.toml"
 """The file that makes a directory a task."""
 _SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_SOLUTION_TIMEOUT = 1800.0
 _PUBLISHED = "/logs/artifacts"
 _PREPARE = "mkdir -p /logs/agent /logs/artifacts; chmod 777 /logs/agent /logs/artifacts"
 # Harbor makes a script executable and runs it by its own first line.
@@ -60,9 +61,7 @@ def task_directories(path: Path) -> list[Path]:
         raise TaskFileError(
             f"{path} has no Harbor task",
             path=path,
-            reason=f"neither it nor a directory in it has a {CONFIG}"
-            if path.is_dir()
-            else "there is no such directory",
+            reason=f"neither it nor a directory in it has a {CONFIG}" if path.exists() else "it does not exist",
             hint="give a task directory, or the directory that holds them: harbor:PATH",
         )
     return [path.resolve() / one.name for one in found]
@@ -169,9 +168,7 @@ class _Config:
                 key,
                 f"needs the variable {match[1]} of this machine",
                 reason="it is not set" if self.trusted else "it may hold a secret, which the task would get",
-                hint=f"set {match[1]}"
-                if self.trusted
-                else "pass --allow-local-sources if you trust all of these tasks",
+                hint=f"set {match[1]}" if self.trusted else "if you trust all of these tasks: --allow-local-sources",
             )
         return match[2] if found is None else found
 
@@ -267,7 +264,10 @@ def _instruction(config: _Config) -> str:
         raise TaskFileError(f"{path} cannot be read", path=path, reason=str(error)) from error
     while lines and _CANARY.fullmatch(lines[0].strip()):
         lines.pop(0)
-    return "\n".join(lines).lstrip("\n")
+    text = "\n".join(lines).lstrip("\n")
+    if not text.strip():
+        raise TaskFileError(f"{path} is empty", path=path, hint="say what the agent has to do")
+    return text
 
 
 def _build(config: _Config, *, prebuilt: bool) -> Build:
@@ -337,7 +337,7 @@ def _solution(config: _Config, seconds: float | None) -> Solution | None:
         return None
     variables = dict((("DEBIAN_FRONTEND", "noninteractive"), *config.variables("solution.env")))
     command = f"{_PREPARE}; {_RUN.format('/solution/solve.sh')}"
-    return Solution(files, command, timeout=seconds or Solution.timeout, environment=tuple(variables.items()))
+    return Solution(files, command, timeout=seconds or _SOLUTION_TIMEOUT, environment=tuple(variables.items()))
 
 
 def _needs(config: _Config, seconds: float | None, *, public: bool) -> Needs:

@@ -57,7 +57,8 @@ def open_source(source: str | Path) -> Source:
     Args:
         source: a file (JSON Lines, JSON, Parquet, each gzipped or not), a folder of ``datasets.load_from_disk``, a
             directory of such files, Harbor's task directories: ``harbor:DIR``, or a dataset of the Hugging Face hub:
-            ``hub:owner/name``, or ``owner/name`` where no such file is. ``:split`` at the end names one part of a folder, a directory or a dataset.
+            ``hub:owner/name``, or ``owner/name`` where no such file is. ``:split`` at the end names one part of a
+            folder, a directory or a dataset.
 
     Raises:
         TaskFileError: there is nothing of that name, or it cannot be read; also while the rows are read.

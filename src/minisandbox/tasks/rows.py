@@ -133,7 +133,7 @@ def _needs(row: Mapping[str, object], *, public: bool) -> Needs:
         networks = [network_of(row.get(name, "off"), public=public) for name in ("network", "grader_network")]
     except InvalidValue as error:
         raise fields.error("network", f"is wrong: {error.what}", reason=error.reason, hint=error.hint) from error
-    return Needs(int(memory) or None, int(disk) or None, *networks, seconds=seconds or None)
+    return Needs(int(memory) or None, int(disk) or None, networks[0], networks[1], seconds or None)
 
 
 def build_spec(table: Mapping[str, object], *, base: Path | None = None) -> PythonBuild:
