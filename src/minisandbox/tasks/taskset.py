@@ -81,9 +81,9 @@ class TaskSet:
             source: a name of :func:`bundled_sets`, such as ``"quickstart"``; a file of rows: JSON Lines, JSON (a
                 list, or an object of rows by their ids) or Parquet, each gzipped or not; a folder that
                 ``datasets.load_from_disk`` reads; a directory of such files; a Harbor task directory or a directory of
-                them, ``"harbor:DIR"``; or a dataset of the Hugging Face hub, ``"hub:owner/name"``, or ``"owner/name"`` where no
-                such file is. ``":split"`` after a folder, directory or dataset names one part of it. A bundled set wins
-                over a file of the same name in the current directory (``./quickstart`` is the file).
+                them, ``"harbor:DIR"``; or a dataset of the Hugging Face hub, ``"hub:owner/name"``, or ``"owner/name"``
+                where no such file is. ``":split"`` after a folder, directory or dataset names one part of it. A bundled
+                set wins over a file of the same name in the current directory (``./quickstart`` is the file).
             pins: a directory with the exported environments of the datasets' official images, or None.
             repo_mirrors: a directory of git repositories that are looked in before the network is, or None.
             form: the layout of all rows, a name that ``--dataset`` takes; None: the columns of each decide.
