@@ -101,6 +101,7 @@ def test_files_that_each_sandbox_has_of_its_own(tmp_path: Path, store: Store, ba
         assert box.exec("cat /etc/resolv.conf").check().stdout == ""
         assert "overlay" in box.exec("cat /etc/mtab").check().stdout
         assert box.exec("echo x > /tmp/x && echo x > /run/x && echo x > /dev/null && ls -d /dev/shm /proc/self").ok
+        assert box.exec("stat -c %a /run/lock").check().stdout == "1777\n"
 
 
 def test_commands_run_as_the_images_user(tmp_path: Path, store: Store, base: bytes) -> None:

@@ -19,6 +19,8 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import ScriptGrader, Task
 from minisandbox.trajectories import Trajectory
 
+pytestmark = pytest.mark.once
+
 CHECK = """\
 python3 -c 'import sys; sys.path.insert(0, "."); from calc.core import add; assert add(2, 3) == 5'
 if [ $? = 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
@@ -62,7 +64,7 @@ def test_the_script_decides(scripted: Task, smith_image: Image) -> None:
         ("mkfifo /logs/verifier/reward.txt", "cannot be read"),
         ("ln -s /dev/zero /logs/verifier/reward.txt", "cannot be read"),
         ("head -c 100000 /dev/zero > /logs/verifier/reward.txt", "cannot be read"),
-        ("printf '\\377' > /logs/verifier/reward.txt", "cannot be read"),
+        ("printf '\\377' > /logs/verifier/reward.txt", "neither a number nor JSON"),
     ],
 )
 def test_no_reward_is_our_failure(scripted: Task, smith_image: Image, command: str, cause: str) -> None:
@@ -121,6 +123,7 @@ class Commands(Agent):
     """An agent that runs commands, the last of which may go on."""
 
     name = "commands"
+    needs_model = False
 
     def __init__(self, *commands: str) -> None:
         self._commands = commands
@@ -132,8 +135,13 @@ class Commands(Agent):
         return Ending("submitted")
 
 
+def live_grader(task: Task) -> ScriptGrader:
+    assert isinstance(task.grader, ScriptGrader)
+    return replace(task.grader, mode="live")
+
+
 def live(task: Task, commands: Sequence[str], image: Image) -> Trajectory:
-    there = replace(task, grader=replace(task.grader, mode="live"))
+    there = replace(task, grader=live_grader(task))
     return asyncio.run(rollout_async(there, image, Setup(agent=Commands(*commands))))
 
 
@@ -175,7 +183,7 @@ def test_services_of_the_agent_go_on(scripted: Task, smith_image: Image) -> None
 
 
 def test_a_patch_for_a_live_task_is_judged_in_a_fresh_sandbox(scripted: Task, smith_image: Image) -> None:
-    there = replace(scripted, grader=replace(scripted.grader, mode="live"))
+    there = replace(scripted, grader=live_grader(scripted))
     assert validate(there, smith_image).valid
     with Sandbox.create(smith_image.spec()) as box:
         assert flags(grade_work(there, box)) == [LIVE]
