@@ -21,7 +21,7 @@ class LoadContext:
         repo_mirrors: git repositories that are looked in before the network is, or None.
         environment: how rows are built whose data set publishes images: a name in :data:`ENVIRONMENTS`.
         places: the directories in which paths of this machine that rows name must lie; None: they may lie anywhere.
-        public_network: whether tasks that ask for the public network get this machine's; without, they have none.
+        public_network: whether tasks that ask for the public network get it; without, they have none.
     """
 
     base: Path | None = None

@@ -81,8 +81,11 @@ class Needs:
         }
 
 
+_PUBLIC = Network.allow("*")
+
+
 def _network_row(network: Network) -> str | list[str]:
-    return list(network.hosts) if network.mode == "allow" else "public"
+    return "public" if network == _PUBLIC else list(network.hosts)
 
 
 def network_of(value: object, *, public: bool) -> Network:
@@ -90,7 +93,7 @@ def network_of(value: object, *, public: bool) -> Network:
 
     Args:
         value: the name or the hosts.
-        public: whether ``public`` is granted, by the host's own network; without, it is off.
+        public: whether ``public`` is granted: HTTP and HTTPS to all public hosts; without, it is off.
 
     Raises:
         InvalidValue: it names none.
@@ -99,4 +102,4 @@ def network_of(value: object, *, public: bool) -> Network:
         return Network.allow(*value)
     if value not in ("off", "public"):
         raise InvalidValue(f"network {value!r}", hint="write 'off', 'public' or a list of hosts")
-    return Network.host() if public and value == "public" else Network.off()
+    return _PUBLIC if public and value == "public" else Network.off()

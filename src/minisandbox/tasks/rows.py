@@ -85,7 +85,7 @@ def task_from_own_row(
             JSON in a string (the public datasets do both). Other known columns of the datasets are ignored.
         base: directory that a relative path of a local source starts from; None: the current directory.
         places: directories in which paths of this machine must lie; None: they may lie anywhere.
-        public_network: whether a row that asks for the public network gets this machine's.
+        public_network: whether a row that asks for the public network gets it.
 
     Returns:
         The task; ``task_from_own_row(task.to_row())`` equals it.

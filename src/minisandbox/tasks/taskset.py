@@ -93,7 +93,7 @@ class TaskSet:
             allow_local_sources: whether rows may name any directories, git repositories and lists of requirements of
                 this machine, not only what lies in their file's directory and is no repository: for rows of people
                 whom you trust with all that you can read.
-            public_network: whether tasks that ask for the public network get this machine's; without, they have none.
+            public_network: whether tasks that ask for the public network get it; without, they have none.
             on_refused: is told why a row is no task, which is then left out; None: it is raised.
 
         Raises:
