@@ -72,7 +72,7 @@ def add_local_sources_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--public-network",
         action="store_true",
-        help="tasks that ask for the public network get it: HTTP and HTTPS to all public hosts; without, they have none",
+        help="tasks that ask for the public network get it: HTTP and HTTPS to all public hosts",
     )
 
 
