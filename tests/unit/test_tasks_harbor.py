@@ -119,7 +119,8 @@ COMPOSE = "name: x\nservices:\n  main:\n    build: .\n  db:\n    image: postgres
 @pytest.mark.parametrize(
     ("change", "line", "said"),
     [
-        (write("task.toml", "version = 1.9", old='version = "1.0"'), 1, "'version' is '1.9', which is unknown"),
+        (write("task.toml", "schema_version = 1.9", old='version = "1.0"'), 1, "'schema_version' is '1.9', which"),
+        (write("task.toml", "schema_version = []", old='version = "1.0"'), 1, "'schema_version' is []"),
         (write("task.toml", "[oops", old="[agent]"), None, "is not TOML"),
         (lambda folder: (folder / "task.toml").write_bytes(b"\xff"), None, "is not TOML"),
         (lambda folder: (folder / "environment/Dockerfile").unlink(), None, "has no environment/Dockerfile"),

@@ -47,12 +47,13 @@ if [ -e .git ]; then
 fi
 cd /run/leaks
 find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /usr -o -path /run -o -path /testbed/.git \) \
-    -prune -o -type f -size -4M -print0 > files
-xargs -0 -r grep -lIF -x -f all -- < files > suspects || true
+    -prune -o -type f -size -3073k -print0 > files
+binary=$(echo | grep -I '' > /dev/null 2>&1 && echo I)
+xargs -0 -r grep "-l${binary}F" -x -f all -- < files > suspects || true
 for patterns in *.lines; do
     while IFS= read -r file; do
         printf '%s\t%s\t%s\n' "$patterns" "$file" "$(grep -hF -x -f "$patterns" -- "$file" | sort -u | wc -l)"
-    done < <(xargs -r -d '\n' grep -lF -x -f "$patterns" -- < suspects)
+    done < <(tr '\n' '\0' < suspects | xargs -0 -r grep -lF -x -f "$patterns" --)
 done
 find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /usr -o -path /run \) -prune -o -type f \
     ! -path '/testbed/*' -regex '.*\.\(whl\|egg\|tar\.gz\|zip\|tar\.bz2\)' -print |

@@ -106,7 +106,7 @@ class Workspace:
                 failed = _apply(box, change) if change.script is None else solve(box, change.script)
                 if failed is not None or not carries:
                     return failed or runner.run(box)
-                carried = stack.enter_context(carried_files(box, grader.carry))
+                carried = stack.enter_context(carried_files(box, grader.carry, self.image.workdir))
             with self._box(needs.grader_network) as clean:
                 carried.put(clean)
                 return runner.run(clean)

@@ -32,7 +32,7 @@ from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.tasks import ScriptGrader, Task
 from minisandbox.trajectories import Failure, Trajectory
-from minisandbox.types import Limits
+from minisandbox.types import ImageSpec, Limits
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
@@ -249,12 +249,12 @@ async def _grade_work(box: AsyncSandbox, state: RolloutState) -> None:
     grader = state.task.grader
     if isinstance(grader, ScriptGrader) and (grader.mode == "live" or grader.carry):
         with state.phase("grade"):
-            state.grade = await call_blocking(_attach_and_grade, state.task, box.id, state.setup)
+            state.grade = await call_blocking(_attach_and_grade, state.task, box.id, box.image, state.setup)
 
 
-def _attach_and_grade(task: Task, box: str, setup: Setup) -> Grade:
+def _attach_and_grade(task: Task, box: str, image: ImageSpec, setup: Setup) -> Grade:
     attached = Sandbox.attach(box)
-    return grade_work(task, attached, timeout=setup.timeout, limits=setup.limits, confirm=setup.confirm)
+    return grade_work(task, attached, image, timeout=setup.timeout, limits=setup.limits, confirm=setup.confirm)
 
 
 # --- the grade -------------------------------------------------------------------------------------------------------

@@ -208,11 +208,10 @@ def _line_of(source: str, key: str) -> int | None:
 
 
 def _check_supported(config: _Config) -> None:
-    schema = "schema_version" if "schema_version" in config.values else "version"
-    version = config.text(schema, _SCHEMAS[-1])
+    version = config.text("schema_version", _SCHEMAS[-1])  # the older "version" may be anything
     if version not in _SCHEMAS:
         raise config.error(
-            schema,
+            "schema_version",
             f"is {version!r}, which is unknown",
             reason="the task is for another version of Harbor",
             hint=f"known are {', '.join(_SCHEMAS)}",

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kernel
 DATA = Path(__file__).parents[2] / "data" / "harbor"
 APPLETS = (
     "cat", "chmod", "chown", "echo", "find", "grep", "head", "id", "ln", "ls", "mkdir", "mv", "rm", "sed", "sh",
-    "sleep", "sort", "touch", "uniq", "wc", "xargs",
+    "sleep", "sort", "touch", "tr", "uniq", "wc", "xargs",
 )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_both_kinds_of_verifier_tell_the_solution_from_none(store: Store, place:
     [
         ("#!/bin/bash\n", "wrote no /logs/verifier/reward.txt and no /logs/verifier/reward.json"),
         ("#!/bin/bash\necho good > /logs/verifier/reward.txt\n", "neither a number nor JSON"),
-        ("#!/bin/bash\necho '{\"reward\": \"1\"}' > /logs/verifier/reward.json\n", "not one number"),
+        ('#!/bin/bash\necho \'{"reward": "1"}\' > /logs/verifier/reward.json\n', "not one number"),
         ("#!/bin/bash\necho 1 > /logs/verifier/reward.txt; sleep 600\n", "timed out after 2.0 s"),
         ("#!/no/such/interpreter\n", "wrote no"),
     ],
@@ -138,7 +138,7 @@ def test_a_solution_that_hangs_or_is_in_the_image(store: Store, place: Path) -> 
 
 def test_work_outside_of_the_working_directory_is_noted(store: Store, place: Path) -> None:
     (place / "count-lines/solution/solve.sh").write_text("#!/bin/bash\necho 3 > /etc/answer\n")
-    verifier(place, "[ \"$(cat /etc/answer)\" = 3 ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n")
+    verifier(place, '[ "$(cat /etc/answer)" = 3 ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n')
     found = validated(place, "count-lines", store)
     assert found.status is Status.VALID, found
     assert "does not pass in a clean sandbox" in found.notes[0]

@@ -186,7 +186,7 @@ def test_a_patch_for_a_live_task_is_judged_in_a_fresh_sandbox(scripted: Task, sm
     there = replace(scripted, grader=live_grader(scripted))
     assert validate(there, smith_image).valid
     with Sandbox.create(smith_image.spec()) as box:
-        assert flags(grade_work(there, box)) == [LIVE]
+        assert flags(grade_work(there, box, smith_image.spec())) == [LIVE]
 
 
 def test_the_oracle(scripted: Task, smith_image: Image, images: Callable[[Task], Image]) -> None:

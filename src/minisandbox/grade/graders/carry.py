@@ -47,12 +47,13 @@ class Carried:
 
 
 @contextlib.contextmanager
-def carried_files(box: Sandbox, paths: Sequence[str]) -> Iterator[Carried]:
+def carried_files(box: Sandbox, paths: Sequence[str], workdir: PurePosixPath) -> Iterator[Carried]:
     """Copy files of a sandbox to this machine while the block runs.
 
     Args:
         box: the sandbox.
-        paths: files and directories, relative ones from the image's working directory; ``/`` itself is left out.
+        paths: files and directories; ``/`` itself is left out.
+        workdir: where relative ones start.
 
     Raises:
         FileAccessError: they hold more than 2 GiB, or one cannot be read.
@@ -60,7 +61,7 @@ def carried_files(box: Sandbox, paths: Sequence[str]) -> Iterator[Carried]:
     """
     with tempfile.TemporaryDirectory(prefix="minisandbox-carry-") as place:
         copies: list[tuple[PurePosixPath, Path | None]] = []
-        for path in dict.fromkeys(box.image.workdir / one for one in paths):
+        for path in dict.fromkeys(workdir / one for one in paths):
             if len(path.parts) < 2:
                 continue
             copy = Path(place) / str(len(copies))

@@ -136,7 +136,13 @@ def solve(box: Sandbox, solution: Solution) -> SuiteRun | None:
 
 
 def grade_work(
-    task: Task, box: Sandbox, *, timeout: float | None = None, limits: Limits | None = None, confirm: str = FLAGGED
+    task: Task,
+    box: Sandbox,
+    image: ImageSpec,
+    *,
+    timeout: float | None = None,
+    limits: Limits | None = None,
+    confirm: str = FLAGGED,
 ) -> Grade:
     """Grade the work in the sandbox where an agent has done it.
 
@@ -147,7 +153,8 @@ def grade_work(
 
     Args:
         task: a task with a script grader.
-        box: the agent's sandbox.
+        box: the agent's sandbox, which may be attached.
+        image: its image, of which the clean sandbox is made.
         timeout: seconds the script may take; the task's own if None.
         limits: what the clean sandbox may use; the task's own if None.
         confirm: which passes are confirmed, as for :func:`.grade`.
@@ -162,11 +169,11 @@ def grade_work(
     flags = (Flag(LIVE, "", "judged in the agent's own sandbox"),) if live else ()
     regraded = not live or (bool(grader.carry) and is_confirmed(confirm, flagged=False))
     try:
-        with carried_files(box, grader.carry) if regraded else nullcontext() as carried:
-            run = runner.run(box) if live else _run_clean(task, box.image, carried, runner, limits)
+        with carried_files(box, grader.carry, image.workdir) if regraded else nullcontext() as carried:
+            run = runner.run(box) if live else _run_clean(task, image, carried, runner, limits)
             found = judge(task, run, flags)
             if live and carried is not None and found.resolved:
-                clean = judge(task, _run_clean(task, box.image, carried, runner, limits))
+                clean = judge(task, _run_clean(task, image, carried, runner, limits))
                 found = _compared(found, clean)
     except FileAccessError as error:  # of what the agent left
         detail = f"what it left cannot be carried to a clean sandbox: {error}"
