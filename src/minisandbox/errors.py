@@ -288,9 +288,19 @@ class IndexUnavailable(MiniSandboxError):
 
 
 class RegistryError(MiniSandboxError):
-    """A registry did not deliver an image: unreachable, access denied, rate limit, malformed response."""
+    """A registry did not deliver an image: unreachable, access denied, rate limit, malformed response.
+
+    Attributes:
+        wait: seconds after which another attempt may succeed, where the registry limits requests; else None.
+    """
 
     exit_code = 27
+
+    def __init__(
+        self, what: str, *, wait: float | None = None, reason: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(what, reason=reason, hint=hint)
+        self.wait = wait
 
 
 class ImageRefused(MiniSandboxError):

@@ -16,17 +16,26 @@ import pytest
 from tests.integrations.extras import needs_harbor
 from tests.kernel.test_container_images import base  # noqa: F401 - a fixture
 from tests.unit.oci_tools import END, MadeImage, entry, hard_link
+from tests.unit.test_atif import run as rollouts  # noqa: F401 - a fixture
 from tests.waiting import PATIENCE
 
 from minisandbox.errors import InvalidValue
 from minisandbox.images import pull
+from minisandbox.rollouts import export_harbor
 from minisandbox.sandbox import live_sandboxes
 from minisandbox.store import Store
 
 with contextlib.suppress(ImportError):  # then all of this is skipped
+    from fastapi.testclient import TestClient
     from harbor.environments.base import SandboxBuildFailedError
+    from harbor.models.job.config import JobConfig
+    from harbor.models.job.result import JobResult
     from harbor.models.task.config import EnvironmentConfig, NetworkPolicy
+    from harbor.models.trajectories import Trajectory
+    from harbor.models.trial.config import TrialConfig
     from harbor.models.trial.paths import TrialPaths
+    from harbor.models.trial.result import TrialResult
+    from harbor.viewer.server import create_app
 
     from minisandbox.integrations.harbor import MiniSandboxEnvironment
 
@@ -302,3 +311,35 @@ def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, made: Make) -> Non
                 pass
 
     run(body())
+
+
+# --- trajectories ----------------------------------------------------------------------------------------------------
+
+
+def test_harbor_reads_what_we_export(tmp_path: Path, rollouts: Path) -> None:  # noqa: F811 - the fixture
+    job = tmp_path / "jobs/job"
+    names = list(export_harbor(rollouts, job))
+    JobConfig.model_validate_json((job / "config.json").read_text())
+    found = JobResult.model_validate_json((job / "result.json").read_text())
+    results = [TrialResult.model_validate_json((job / name / "result.json").read_text()) for name in names]
+    counted = type(found.stats).from_trial_results(results, n_total_trials=len(results))
+    assert found.stats.evals.keys() == counted.evals.keys()
+    for key, stats in counted.evals.items():
+        assert found.stats.evals[key].model_dump(exclude={"metrics"}) == stats.model_dump(exclude={"metrics"})
+    for name in names:
+        TrialConfig.model_validate_json((job / name / "config.json").read_text())
+        text = (job / name / "agent/trajectory.json").read_text()
+        read = Trajectory.model_validate_json(text)
+        assert read.to_json_dict() == json.loads(text), "Harbor drops nothing"
+
+
+def test_harbors_viewer_shows_what_we_export(tmp_path: Path, rollouts: Path) -> None:  # noqa: F811 - the fixture
+    names = list(export_harbor(rollouts, tmp_path / "jobs/job"))
+    client = TestClient(create_app(tmp_path / "jobs"))
+    [job] = client.get("/api/jobs").json()["items"]
+    assert (job["name"], job["n_total_trials"], job["n_errored_trials"]) == ("job", 6, 1)
+    trials = client.get("/api/jobs/job/trials").json()["items"]
+    assert sorted(one["name"] for one in trials) == names
+    assert {one["name"]: one["reward"] for one in trials}["a__b-1"] == 1.0
+    shown = client.get("/api/jobs/job/trials/a__b-1/trajectory").json()
+    assert shown["steps"][2]["message"].startswith("I look.")

@@ -138,7 +138,7 @@ def workspace_for(
 def grade_in(place: Workspace, submission: bytes, confirm: str = FLAGGED) -> Grade:
     """Grade a submission in a workspace, which makes all runs that takes; without the time it took."""
     task = place.task
-    policy = Policy.for_task(task)
+    policy = Policy.for_task(task, dict(place.image.environment), place.image.workdir)
     try:
         change = screen(submission, protect_imports(policy, task, place.image))
     except PatchError as error:

@@ -34,6 +34,9 @@ _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 _SCRIPT = r"""
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CEILING_DIRECTORIES=/ LC_ALL=C.UTF-8
+cd "$REPOSITORY"
+skipped="-path /proc -o -path /sys -o -path /dev -o -path /run"
+[ -z "$HOST" ] || skipped="$skipped -o -path /usr"
 if [ -e .git ]; then
     all=$(git cat-file --batch-all-objects --batch-check | wc -l)
     reached=$(git rev-list --objects --all | wc -l)
@@ -46,8 +49,7 @@ if [ -e .git ]; then
     [ ! -d .git/logs ] || printf 'history\treflogs\t1\n'
 fi
 cd /run/leaks
-find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /usr -o -path /run -o -path /testbed/.git \) \
-    -prune -o -type f -size -3073k -print0 > files
+find / -xdev \( $skipped -o -path "$REPOSITORY/.git" \) -prune -o -type f -size -3073k -print0 > files
 binary=$(echo | grep -I '' > /dev/null 2>&1 && echo I)
 xargs -0 -r grep "-l${binary}F" -x -f all -- < files > suspects || true
 for patterns in *.lines; do
@@ -55,8 +57,8 @@ for patterns in *.lines; do
         printf '%s\t%s\t%s\n' "$patterns" "$file" "$(grep -hF -x -f "$patterns" -- "$file" | sort -u | wc -l)"
     done < <(tr '\n' '\0' < suspects | xargs -0 -r grep -lF -x -f "$patterns" --)
 done
-find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /usr -o -path /run \) -prune -o -type f \
-    ! -path '/testbed/*' -regex '.*\.\(whl\|egg\|tar\.gz\|zip\|tar\.bz2\)' -print |
+find / -xdev \( $skipped \) -prune -o -type f ! -path "$REPOSITORY/*" \
+    -regex '.*\.\(whl\|egg\|tar\.gz\|zip\|tar\.bz2\)' -print |
     sed 's/^/archive\t/; s/$/\t1/'
 exit 0
 """
@@ -122,7 +124,8 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
         box.files.write_bytes(_PLACE / "all", _file(lines))
         for number, one in enumerate(looked_for):
             box.files.write_bytes(_PLACE / f"{number}.lines", _file(one.lines))
-        done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT)
+        variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1"}
+        done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
     if not done.ok or done.dropped_stdout:
         raise GradingError(
             f"the image of {task.instance_id} could not be searched for leaks",

@@ -28,6 +28,8 @@ _HOME = {
     "Package": "lock",
     "Pins": "pins",
     "Progress": "progress",
+    "PullEstimate": "oci.prefetch",
+    "Pulled": "oci.prefetch",
     "PythonEnvironment": "installed",
     "PythonRecipe": "recipe",
     "Recipe": "recipe",
@@ -44,6 +46,7 @@ _HOME = {
     "load_image": "image",
     "lock_of": "lock",
     "pull": "oci.pull",
+    "pull_all": "oci.prefetch",
     "python_environments": "installed",
     "read_dockerfile": "dockerfile.reading",
     "read_lock": "lock",
@@ -75,6 +78,9 @@ if TYPE_CHECKING:
     from minisandbox.images.lock import Package as Package
     from minisandbox.images.lock import lock_of as lock_of
     from minisandbox.images.lock import read_lock as read_lock
+    from minisandbox.images.oci.prefetch import Pulled as Pulled
+    from minisandbox.images.oci.prefetch import PullEstimate as PullEstimate
+    from minisandbox.images.oci.prefetch import pull_all as pull_all
     from minisandbox.images.oci.pull import pull as pull
     from minisandbox.images.pins import Pins as Pins
     from minisandbox.images.pins import read_pins as read_pins

@@ -151,6 +151,7 @@ class Commands(Agent):
     """An agent that runs one command."""
 
     name = "commands"
+    needs_model = False
 
     def __init__(self, command: str) -> None:
         self._command = command

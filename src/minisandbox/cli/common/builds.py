@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.cli.common.output import Progress, human_seconds, human_size
+from minisandbox.cli.common.pulls import pulls_ahead, pulls_left
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import Budget, Buildable, BuildEvent, Building, Estimate, Image, StepState, build, build_all
+from minisandbox.images import (
+    Budget,
+    Buildable,
+    BuildEvent,
+    Building,
+    Estimate,
+    Image,
+    OciBase,
+    Pulled,
+    PullEstimate,
+    StepState,
+    build,
+    build_all,
+    pull_all,
+)
 from minisandbox.store import Store
+from minisandbox.store.budget import SizeBudget
 from minisandbox.store.collect import remove_images
 from minisandbox.tasks import Task
 
@@ -38,6 +54,7 @@ class Builder:
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _remaining: str = ""
+    _announced: set[str] = field(default_factory=set)
 
     @property
     def remaining(self) -> str:
@@ -117,6 +134,8 @@ class Builder:
             budget=budget,
             progress=self.report,
             on_estimate=self._on_estimate,
+            on_pulls=self._on_pulls,
+            note=self.progress.note,
             retry_failed=retry_failed,
             mirrors=self.mirrors,
         )
@@ -127,6 +146,18 @@ class Builder:
             self.seconds[name] = built.seconds.get(name, 0.0)
         self._images.update(built.images)
         return dict(built.images)
+
+    def pull(self, bases: Sequence[OciBase], *, jobs: int, disk: int | None, again: Sequence[OciBase]) -> Pulled:
+        """Pull container images; see :func:`minisandbox.images.pull_all`."""
+        note = self.progress.note
+        budget = None if disk is None else SizeBudget(self.store, disk, set(), note)
+        done = pull_all(
+            bases, store=self.store, jobs=jobs, again=again, budget=budget, progress=self.report,
+            on_estimate=self._on_pulls, note=note,
+        )  # fmt: skip
+        for base, error in done.failures.items():
+            note(f"{base.reference}: not pulled: {error.what}")
+        return done
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove images, and the layers that only they use, so that they are rebuilt."""
@@ -164,3 +195,18 @@ class Builder:
             done = estimate.steps - estimate.left
             time_left = human_seconds(max(estimate.seconds, 1.0))
             self._remaining = f"step {done + 1} of {estimate.steps}, about {time_left} left"
+            size = human_size(estimate.bytes)
+            self._announce("build", f"{estimate.left} steps to build: about {time_left}, {size} on disk")
+
+    def _on_pulls(self, estimate: PullEstimate) -> None:
+        self._remaining = pulls_left(estimate)
+        if self._remaining:
+            self._announce("pull", *pulls_ahead(estimate, self.store))
+
+    def _announce(self, what: str, *lines: str) -> None:
+        """Print how much there is to do, once."""
+        with self._lock:
+            new = what not in self._announced
+            self._announced.add(what)
+        for line in lines if new else ():
+            self.progress.note(line)

@@ -18,9 +18,7 @@ _SET_HELP = (
 def add_tasks_arguments(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
     """Declare the task set and the selection of its tasks."""
     add_source_options(parser, default=default)
-    parser.add_argument(
-        "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
-    )
+    _add_only_option(parser)
 
 
 def add_source_options(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
@@ -30,6 +28,23 @@ def add_source_options(parser: argparse.ArgumentParser, *, default: str | None =
     else:
         help_text = f"{_SET_HELP} (default: {default})"
         parser.add_argument("tasks", metavar="TASKS", nargs="?", default=default, help=help_text)
+    _add_reading_options(parser)
+
+
+def add_tasks_option(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--tasks`` and the selection of its tasks, for commands whose arguments are something else."""
+    parser.add_argument("--tasks", metavar="TASKS", help=_SET_HELP)
+    _add_only_option(parser)
+    _add_reading_options(parser)
+
+
+def _add_only_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only", metavar="ID", action="append", default=[], help="an id or a glob of ids; may be repeated"
+    )
+
+
+def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset",
         metavar="LAYOUT",

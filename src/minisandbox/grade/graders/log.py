@@ -91,7 +91,7 @@ class LogRunner:
     def _run_watched(self, box: Sandbox) -> tuple[ExecResult, Report]:
         variables = {**self._reporter.environment(box), "PYTHONHASHSEED": "0"}
         by_tox = re.match(r"tox\b", self._grader.command) is not None
-        if by_tox:  # tox hands on what it is told to; this is how it is told more (tox 4: "Configuration override")
+        if by_tox:  # tox passes on the variables of its configuration; this adds some (tox 4: "Configuration override")
             variables["TOX_OVERRIDE"] = f"testenv.pass_env+={','.join((REPORT_VARIABLE, *variables))}"
         return run_reported(
             box,

@@ -58,7 +58,7 @@ class ScriptRunner:
         """Run the script, and read the reward.
 
         Returns:
-            The reward; a doubt says why there is none.
+            The reward; or a doubt that says why it is missing.
 
         Raises:
             MiniSandboxError: the sandbox has ended, or the script's files cannot be put into it.
@@ -85,7 +85,7 @@ class ScriptRunner:
         box.exec(["sh", "-c", _CLEAR, "clear", folder, grader.user, *gone], user=0, timeout=_STEP_TIMEOUT, cwd="/")
 
     def _read(self, box: Sandbox) -> tuple[float | None, str]:
-        """Return the reward, or None and why there is none."""
+        """Return the reward, or None and the reason why."""
         for place in self._places:
             try:
                 if not box.files.exists(place):

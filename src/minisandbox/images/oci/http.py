@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.message
 import email.utils
 import http.client
 import json
@@ -15,7 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import IO, NoReturn, Self, cast
 
 from minisandbox import __version__
 from minisandbox.errors import NotFound, RegistryError
@@ -27,6 +28,9 @@ TIMEOUT = 30.0
 """Seconds for a connection, and for each piece of an answer."""
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LONGEST_PAUSE = 120.0
+_LIMITED = 300.0
+"""Seconds to wait where a registry limits requests and does not say for how long."""
+_RATE = re.compile(r"([0-9]{1,9});w=([0-9]{1,9})")
 _MOST_ERROR = 1 << 16
 _MOST_TOKEN = 1 << 20
 _CHALLENGE = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
@@ -34,6 +38,37 @@ _CODE = re.compile(r"[A-Z_]{1,60}")
 _SERVERS = {DOCKER_HUB: "registry-1.docker.io"}
 _CERTIFICATES = ("/etc/containers/certs.d", "/etc/docker/certs.d")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """How many images a registry gives to one client (docs.docker.com, "Pull usage and limits").
+
+    Attributes:
+        count: how many in the window.
+        window: its seconds.
+        left: how many are left; None where the answer does not say.
+    """
+
+    count: int
+    window: float
+    left: int | None = None
+
+    @classmethod
+    def parse(cls, headers: email.message.Message) -> Self | None:
+        """Return what the headers of an answer say, such as ``RateLimit-Limit: 100;w=21600``."""
+        limit = _RATE.fullmatch(headers.get("RateLimit-Limit", ""))
+        left = _RATE.fullmatch(headers.get("RateLimit-Remaining", ""))
+        return cls(int(limit[1]), float(limit[2]), int(left[1]) if left else None) if limit else None
+
+    @property
+    def pause(self) -> float:
+        """The seconds between requests that never meet the limit."""
+        return max(self.window / max(self.count, 1), 1.0)
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.count} in {self.window / 3600:g} hours"
 
 
 @dataclass(slots=True)
@@ -51,6 +86,10 @@ class Connection:
     _scheme: str = ""
     _secrets: list[str] = field(default_factory=list)
     _opened_by: urllib.request.OpenerDirector | None = None
+
+    def rest(self) -> None:
+        """Forget what takes memory and can be had again: one of hundreds of connections may be used much later."""
+        self._opened_by = None
 
     def get(self, path: str, accept: str = "*/*", offset: int = 0) -> http.client.HTTPResponse:
         """Open a resource of the repository; the caller closes it.
@@ -78,7 +117,7 @@ class Connection:
                         logged_in = True
                         self._log_in(error.headers.get_all("WWW-Authenticate") or [])
                         continue
-                    wait = _retry_after(error.headers.get("Retry-After"), attempt)
+                    wait = _retry_after(error.headers.get("Retry-After"), backoff(attempt))
                     if error.code not in _RETRIED or attempt == ATTEMPTS - 1 or wait > _LONGEST_PAUSE:
                         self._explain(error, f"/{path}")
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -198,10 +237,11 @@ class Connection:
         if error.code in (401, 403):
             raise RegistryError(f"{what}: access denied", reason=status, hint=self._how_to_log_in())
         if error.code == 429:
-            limit = error.headers.get("RateLimit-Limit", "").partition(";")[0]
+            limit = RateLimit.parse(error.headers)
             raise RegistryError(
                 f"{what}: too many requests",
-                reason=status + (f"; it allows {limit} in some hours" if limit.isdigit() else ""),
+                wait=_retry_after(error.headers.get("Retry-After"), limit.pause if limit else _LIMITED),
+                reason=status + (f"; it allows {limit}" if limit else ""),
                 hint="wait, log in (registries allow more to users), or set up a mirror in registries.conf",
             )
         hint = "check the reference and the registry"
@@ -304,16 +344,16 @@ def backoff(attempt: int) -> float:
     return 0.5 * float(1 << attempt) * (1 + random.random() / 4)  # noqa: S311 - so that clients do not return together
 
 
-def _retry_after(text: str | None, attempt: int) -> float:
-    """Seconds that a registry asks to wait: a number, or a date (RFC 9110, section 10.2.3)."""
+def _retry_after(text: str | None, usual: float) -> float:
+    """Seconds that a registry asks to wait: a number, or a date (RFC 9110, section 10.2.3); else the usual ones."""
     if text is None:
-        return backoff(attempt)
+        return usual
     try:
         if text.strip().isdigit():
             return float(text)
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, OverflowError):
-        return backoff(attempt)
+        return usual
 
 
 def read_bounded(answer: http.client.HTTPResponse, most: int) -> bytes | None:

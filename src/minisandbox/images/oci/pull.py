@@ -24,6 +24,8 @@ from minisandbox.store.faults import store_faults
 from minisandbox.store.keys import JSONValue
 from minisandbox.store.store import Hold
 
+KIND = "container layer"
+"""The ``kind`` of the step that makes a layer of a container image."""
 _SEPARATOR = "\n"
 _MOUNT_POINTS = (("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("run", 0o755), ("sys", 0o555), ("tmp", 0o1777))
 _LINKS = {"hosts": "../run/hosts", "mtab": "../proc/self/mounts", "resolv.conf": "../run/resolv.conf"}
@@ -33,7 +35,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class LayerStep:
     """A layer of the image as the store's layer that it becomes.
 
     Attributes:
@@ -83,11 +85,10 @@ def pull(
     tell = progress or _silent
     if name is None:
         name = name_of(reference, wanted)
-        _refuse_other(store, name, parsed)
+        refuse_other(store, name, parsed)
     try:
         with _source(parsed, store, tell) as source:
-            image = source.container(wanted)
-            return _Taking(store, source, image, tell).run(name, str(parsed))
+            return take(store, source, str(parsed), name, wanted, tell=tell)
     except ImageRefused as error:
         raise error.about(str(parsed))  # noqa: B904 - it is the same error
 
@@ -132,8 +133,26 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
     return None
 
 
-def _refuse_other(store: Store, name: str, reference: Remote | Local) -> None:
-    """Refuse to replace an image that came from elsewhere; a newer one of the same tag may come."""
+def take(store: Store, source: Source, reference: str, name: str, platform: m.Platform, *, tell: Tell) -> Image:
+    """Take an image from its source into the store; see :func:`pull`.
+
+    Args:
+        store: where it goes.
+        source: where it comes from.
+        reference: what its record says about that.
+        name: what it is called.
+        platform: the one wanted.
+        tell: told of each layer.
+    """
+    return _Taking(store, source, source.container(platform), tell).run(name, reference)
+
+
+def refuse_other(store: Store, name: str, reference: Remote | Local) -> None:
+    """Refuse to replace an image that came from elsewhere; a newer one of the same tag may come.
+
+    Raises:
+        InvalidValue: there is one.
+    """
     if isinstance(reference, Remote) and reference.tag:
         reference = replace(reference, digest="")
     with suppress(NotFound):
@@ -162,6 +181,15 @@ def _source(reference: Remote | Local, store: Store, tell: Tell) -> Iterator[Sou
         yield (Layout if reference.kind == "oci-archive" else DockerArchive)(archive, reference.tag)
 
 
+def steps_of(image: m.Container) -> list[LayerStep]:
+    """Return the layers with their keys: a layer depends on those below it, for what it hides and for directories."""
+    steps: list[LayerStep] = []
+    for layer in image.layers:
+        definition = {"kind": KIND, "diff_id": layer.diff_id, "owners": "kept" if keeps_owners() else "one"}
+        steps.append(LayerStep(layer, definition, step_key(steps[-1].key if steps else None, definition)))
+    return steps
+
+
 @dataclass(frozen=True, slots=True)
 class _Taking:
     """One pull."""
@@ -173,7 +201,7 @@ class _Taking:
 
     def run(self, name: str, reference: str) -> Image:
         with self.store.hold() as hold:
-            steps = self._steps()
+            steps = steps_of(self.image)
             self.source.prefetch([step.layer for step in steps if not self.store.has_layer(step.key)])
             layers: list[LayerRecord] = []
             for step in steps:
@@ -182,16 +210,7 @@ class _Taking:
             record = self._record(name, reference, layers, top.key)
             return image_of(put_if_new(self.store, record), self.store)
 
-    def _steps(self) -> list[_Step]:
-        """The layers with their keys: a layer depends on those below it, for what it hides and for directories."""
-        steps: list[_Step] = []
-        for layer in self.image.layers:
-            owners = "kept" if keeps_owners() else "one"
-            definition = {"kind": "container layer", "diff_id": layer.diff_id, "owners": owners}
-            steps.append(_Step(layer, definition, step_key(steps[-1].key if steps else None, definition)))
-        return steps
-
-    def _take(self, step: _Step, below: list[LayerRecord], hold: Hold) -> LayerRecord:
+    def _take(self, step: LayerStep, below: list[LayerRecord], hold: Hold) -> LayerRecord:
         def make(staging: Path) -> Made:
             self.tell(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
             return self._unpacked(step.layer, below, staging)

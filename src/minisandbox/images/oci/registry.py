@@ -17,7 +17,7 @@ from typing import IO
 from minisandbox.errors import DiskFull, ImageRefused, MiniSandboxError, NotFound, RegistryError
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.blobs import Blob, check_digest, check_hash, new_hash, require_room
-from minisandbox.images.oci.http import ATTEMPTS, Connection, backoff, read_bounded
+from minisandbox.images.oci.http import ATTEMPTS, Connection, RateLimit, backoff, read_bounded
 from minisandbox.images.oci.reference import Remote, places_of
 from minisandbox.store import Store
 from minisandbox.store.collect import BLOB, PART, remove_download
@@ -42,11 +42,13 @@ class Registry:
         reference: the image.
         store: whose downloads it uses.
         tell: told of each blob.
+        limit: what its registry said when it gave the manifest.
     """
 
     reference: Remote
     store: Store
     tell: Callable[[str], None]
+    limit: RateLimit | None = None
     _connection: Connection | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
     _coming: dict[str, Future[Path]] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class Registry:
         """Return a manifest's digest and text."""
         with _complete(self.name), connection.get(f"manifests/{version}", m.ACCEPTED) as answer:
             text = read_bounded(answer, m.MOST_MANIFEST)
+            self.limit = RateLimit.parse(answer.headers)
             said = answer.headers.get("Docker-Content-Digest", "")
             kind = answer.headers.get_content_type()
         if text is None or text.lstrip()[:1] != b"{":
@@ -114,6 +117,11 @@ class Registry:
         assert self._connection is not None
         return self._connection
 
+    def rest(self) -> None:
+        """Keep the manifest, for a pull that comes much later, and nothing that takes memory."""
+        if self._connection is not None:
+            self._connection.rest()
+
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
         """Begin to fetch the blobs of layers."""
         for layer in layers:
@@ -134,7 +142,11 @@ class Registry:
     def _opened(self, blob: m.Descriptor) -> Iterator[tuple[IO[bytes], Path]]:
         """Open a blob that is here; one that another pull has used up and removed is fetched again."""
         for _ in range(ATTEMPTS):
-            path = self._begin(blob).result()
+            try:
+                path = self._begin(blob).result()
+            except RegistryError:  # another attempt may come later
+                self._coming.pop(blob.digest, None)
+                raise
             try:
                 file = path.open("rb")
             except FileNotFoundError:

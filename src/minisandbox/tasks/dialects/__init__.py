@@ -15,6 +15,7 @@ from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import (
     custom,
     harbor,
+    multilingual,
     own,
     r2e,
     skyrl,
@@ -48,6 +49,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "swe-rebench": swerebench,
     "custom": custom,
     "swesmith": swesmith,
+    "swebench-multilingual": multilingual,
     "swebench": swebench,
     "swegym": swegym,
 }
@@ -100,8 +102,10 @@ def convert(row: Mapping[str, object], context: LoadContext, *, form: str | None
         PatchError: as :func:`task_from_row` raises it.
         InvalidValue: as :func:`task_from_row` raises it.
     """
-    check_language(row)
-    return DIALECTS[form_of(row) if form is None else checked_form(form)].convert(row, context)
+    dialect = DIALECTS[form_of(row) if form is None else checked_form(form)]
+    if dialect is not multilingual:
+        check_language(row)
+    return dialect.convert(row, context)
 
 
 def form_of(row: Mapping[str, object]) -> str:
