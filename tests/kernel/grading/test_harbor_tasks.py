@@ -16,7 +16,7 @@ from minisandbox.agents import Agent, Ending, OracleAgent, Session
 from minisandbox.cli.main import main
 from minisandbox.grade import LIVE, REGRADED, Cause, Reason, Status, Validation, Verdict, validate
 from minisandbox.images import Image, build, pull
-from minisandbox.rollouts import Setup
+from minisandbox.rollouts import RunReader, Setup
 from minisandbox.rollouts.rollout import rollout_async
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
@@ -210,8 +210,8 @@ def test_the_commands(store: Store, place: Path, tmp_path: Path, capsys: pytest.
     source = f"harbor:{place}"
     assert main(["validate", source, "--out", str(tmp_path / "validated")]) == 0
     assert main(["rollout", source, "--agent", "oracle", "--out", str(tmp_path / "run")]) == 0
-    kept = [json.loads(path.read_text()) for path in (tmp_path / "run/trajectories").glob("*.json")]
-    assert [one["reward"] for one in kept] == [1.0, 1.0]
+    with RunReader(tmp_path / "run") as run:
+        assert [one.reward for one in run.summaries()] == [1.0, 1.0]
     predictions = tmp_path / "predictions.jsonl"
     predictions.write_text(json.dumps({"instance_id": "count-lines", "model_patch": "", "model_name_or_path": "none"}))
     main(["evaluate", source, "--predictions", str(predictions), "--out", str(tmp_path / "evaluated")])
