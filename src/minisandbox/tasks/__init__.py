@@ -3,7 +3,7 @@
 from minisandbox.tasks.builds import Build, DockerfileBuild, ImageBuild, PythonBuild, SourceSpec
 from minisandbox.tasks.context import ENVIRONMENTS, LoadContext
 from minisandbox.tasks.dialects import DIALECTS, task_from_row
-from minisandbox.tasks.documents import Layout
+from minisandbox.tasks.formats.documents import Layout
 from minisandbox.tasks.graders import Grader, LogGrader, PytestGrader, ScriptGrader
 from minisandbox.tasks.loading import read_tasks
 from minisandbox.tasks.needs import Needs, Solution

@@ -9,7 +9,7 @@ from pathlib import Path
 from minisandbox.errors import HarnessError, InvalidValue, PatchError, TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import convert
-from minisandbox.tasks.jsonl import Row, json_lines
+from minisandbox.tasks.formats.jsonl import Row, json_lines
 from minisandbox.tasks.reading import open_source
 from minisandbox.tasks.task import Task
 

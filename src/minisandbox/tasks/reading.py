@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO
 
 from minisandbox.errors import TaskFileError
-from minisandbox.tasks.columns import read_folder, read_hub, read_parquet
-from minisandbox.tasks.documents import Layout, json_file
+from minisandbox.tasks.formats.columns import read_folder, read_hub, read_parquet
+from minisandbox.tasks.formats.documents import Layout, json_file
+from minisandbox.tasks.formats.jsonl import Row, json_lines
 from minisandbox.tasks.harbor import CONFIG, task_directories
-from minisandbox.tasks.jsonl import Row, json_lines
 
 ENDINGS: dict[str, Layout] = {
     ".jsonl": Layout.JSONL,

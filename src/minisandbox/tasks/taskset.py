@@ -16,8 +16,8 @@ from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.tasks.builds import PythonBuild
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import checked_form
-from minisandbox.tasks.documents import Layout
-from minisandbox.tasks.jsonl import json_lines
+from minisandbox.tasks.formats.documents import Layout
+from minisandbox.tasks.formats.jsonl import json_lines
 from minisandbox.tasks.loading import Refused, tasks_of
 from minisandbox.tasks.reading import Source, layout_of_name, open_source
 from minisandbox.tasks.saving import write_rows
