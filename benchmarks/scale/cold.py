@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minisandbox.store.packs import Packs, Piece, cut
+
 from minisandbox.store import Store
 from minisandbox.store.entries import FILE, Entry, read_entries
-from minisandbox.store.packs import Packs, Piece, cut
 
 MB = 1_000_000
 BYTECODE = ".pyc"

@@ -279,7 +279,7 @@ def test_images_of_tasks_are_pulled(server: Registry, bases: list[OciBase], tmp_
 
 BAD = {
     "nothing": ((), 3, "no image to pull"),
-    "a name for two": (("a", "b", "--name", "x"), 3, "--name is for one image"),
+    "a name for two": (("a", "b", "--name", "x"), 3, "--name and --private are for one image"),
     "a list that is not there": (("--from", "/nothing"), 3, "cannot be read"),
     "a budget that is no size": (("a", "b", "--budget", "much"), 3, "much"),
     "tasks without images": (("--tasks", "quickstart"), 3, "names a container image"),

@@ -19,10 +19,10 @@ from tests.unit.oci_tools import END, MadeImage, digest, entry, folder
 
 from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, MiniSandboxError, NotFound
 from minisandbox.images import load_image, pull
-from minisandbox.images.oci import blobs
 from minisandbox.images.oci.auth import Credentials, auth_files, find_credentials
 from minisandbox.images.oci.reference import Local, Remote, image_name, parse_reference, places_of
 from minisandbox.store import Store
+from minisandbox.store.blobs import streams as blobs
 from minisandbox.store.verify import verify
 
 FIRST = folder("etc") + entry("etc/passwd", b"root:x:0:0::/root:/bin/sh\n") + folder("d") + entry("d/gone") + END

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import queue
+import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Self
 
 from minisandbox.compression import MAGIC, CorruptedError, Decompressed, Source
 from minisandbox.errors import ImageRefused
@@ -13,6 +17,8 @@ from minisandbox.store.faults import disk_full
 
 _READ = 1 << 18
 _CHUNK = 1 << 20
+_AHEAD = 4
+"""Chunks that are decompressed before they are asked for."""
 SPARE = 256 << 20
 """Bytes of the disk that stay free."""
 _GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
@@ -104,6 +110,8 @@ class Blob:
 class LayerStream:
     """The tar in a layer's blob: gzip, zstd or plain, decided by its first bytes.
 
+    It is read, decompressed and hashed by a thread of its own, which ends with the ``with`` block.
+
     Args:
         blob: the blob.
         most: bytes that the tar may have.
@@ -114,9 +122,15 @@ class LayerStream:
         self._blob = blob
         self._left = most
         self._hash = new_hash(digest)
-        self._chunks = _unpacked(blob)
+        self._chunks = _Ahead(self._hashed(_unpacked(blob)))
         self._chunk = b""
         self._at = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._chunks.close()
 
     @property
     def name(self) -> str:
@@ -125,7 +139,7 @@ class LayerStream:
 
     @property
     def diff_id(self) -> str:
-        """The digest of what was read so far."""
+        """The digest of the tar; after :meth:`finish`."""
         return f"{self._hash.name}:{self._hash.hexdigest()}"
 
     def some(self, most: int) -> bytes:
@@ -177,7 +191,7 @@ class LayerStream:
 
     def _fill(self) -> bool:
         try:
-            self._chunk = next(self._chunks, b"")
+            self._chunk = self._chunks.next()
         except (CorruptedError, zlib.error, EOFError) as error:
             raise ImageRefused(
                 f"{self.name} cannot be unpacked",
@@ -192,8 +206,58 @@ class LayerStream:
                 reason="its tar is larger than a layer may be",
                 hint="nothing was published; is it an image that you trust?",
             )
-        self._hash.update(self._chunk)
         return bool(self._chunk)
+
+    def _hashed(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._hash.update(chunk)
+            yield chunk
+
+
+class _Ahead:
+    """Chunks that a thread takes from an iterator before they are asked for: zlib and hashlib release the GIL."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._ready: queue.Queue[bytes | BaseException] = queue.Queue(_AHEAD)
+        self._over = self._begun = False
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def next(self) -> bytes:
+        """Return the next chunk; b"" at the end.
+
+        Raises:
+            Exception: what the iterator raised.
+        """
+        if self._over:
+            return b""
+        if not self._begun:
+            self._begun = True
+            self._thread.start()
+        found = self._ready.get()
+        self._over = not found or isinstance(found, BaseException)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over = True
+        while self._thread.is_alive():
+            with suppress(queue.Empty):
+                self._ready.get(timeout=0.01)
+
+    def _read(self) -> None:
+        end: bytes | BaseException = b""
+        try:
+            for chunk in self._chunks:
+                if self._over:
+                    return
+                if chunk:
+                    self._ready.put(chunk)
+        except BaseException as error:  # noqa: BLE001 - raised where the chunk is asked for
+            end = error
+        self._ready.put(end)
 
 
 def is_packed(head: bytes) -> bool:

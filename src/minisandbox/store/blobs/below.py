@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.images.oci.tarstream import DIRECTORY, Member
+from minisandbox.store.blobs.tarstream import DIRECTORY, Member
 from minisandbox.store.entries import WHITEOUT
 from minisandbox.store.scanning import kind_of
 

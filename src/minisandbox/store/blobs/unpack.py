@@ -18,29 +18,29 @@ from pathlib import Path
 from typing import NoReturn
 
 from minisandbox.errors import ImageRefused
-from minisandbox.images.oci.below import Below
-from minisandbox.images.oci.blobs import SPARE, LayerStream, require_room
-from minisandbox.images.oci.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, Reader, TarReader
 from minisandbox.launch.kernel import syscalls
+from minisandbox.store.blobs.below import Below
+from minisandbox.store.blobs.streams import SPARE, LayerStream, require_room
+from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, Reader, TarReader
 
 OPAQUE = "user.overlay.opaque"
 """With the mount option ``userxattr``, which all overlays here have (overlayfs.rst)."""
 RANGE = 65536
 """Ids of a sandbox; files of others appear as nobody's."""
 NOBODY = 65534
-_WHITEOUT, _OPAQUE_MARK = ".wh.", ".wh..wh..opq"  # image-spec, layer.md
+WHITEOUT, OPAQUE_MARK = ".wh.", ".wh..wh..opq"  # image-spec, layer.md
 _AUFS = ".wh..wh."
 """What begins so is a note of aufs, which docker used before 2015."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
-_LONGEST_NAME, _LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
-_DEEPEST = 256
+_LONGEST_NAME, LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
+DEEPEST = 256
 _MOST_LINKS = 40  # path_resolution(7)
 _LOOK = 256 << 20
 _NAMESPACES = ("security", "system", "trusted", "user")  # xattr(7)
 _ZEROS = bytes(1 << 20)
-_LATEST = (1 << 33) * 10**9
+LATEST = (1 << 33) * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ class _Node:
 
 
 def unpack(
-    stream: LayerStream, tree: Path, below: Below, *, keep_owners: bool, bounds: Bounds | None = None
+    stream: LayerStream, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
 ) -> Unpacked:
     """Unpack a layer.
 
     Args:
         stream: its tar.
         tree: a new directory in a private one, which may get a second one for directories that the layer replaces.
-        below: the layers below it.
+        below: the layers below it, where whiteouts are kept only of what these have; None: all are kept.
         keep_owners: whether files get the owners that the layer says; else they are this process's.
         bounds: what it may take.
 
@@ -112,13 +112,22 @@ def unpack(
         ImageRefused: the archive is malformed, hostile or too large.
         OSError: the kernel refused; ENOSPC where the disk is full.
     """
-    done = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)
+    try:
+        done = unpack_members(TarReader(stream), tree, below, keep_owners=keep_owners, bounds=bounds)
+    except OSError as error:
+        if not _is_refusal(error):
+            raise
+        raise ImageRefused(
+            f"{stream.name} has a path that this file system cannot hold",
+            reason=str(error)[:400],
+            hint="nothing of this layer was published",
+        ) from error
     stream.finish()
     return done
 
 
 def unpack_members(
-    reader: Reader, tree: Path, below: Below, *, keep_owners: bool, bounds: Bounds | None = None
+    reader: Reader, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
 ) -> Unpacked:
     """Unpack the members of a layer, wherever they come from; see :func:`unpack`."""
     tree.mkdir(mode=0o700)
@@ -132,7 +141,9 @@ def unpack_members(
 
 
 class _Unpacker:
-    def __init__(self, reader: Reader, root: int, trash: Path, below: Below, keep_owners: bool, bounds: Bounds) -> None:
+    def __init__(
+        self, reader: Reader, root: int, trash: Path, below: Below | None, keep_owners: bool, bounds: Bounds
+    ) -> None:
         self.done = Unpacked()
         self._reader = reader
         self._root = root
@@ -181,11 +192,11 @@ class _Unpacker:
                 self._refuse("the root of an image is a directory")
             self._top.member = member
             return
-        if any(part.startswith(_AUFS) and part != _OPAQUE_MARK for part in parts):
+        if any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts):
             return
         folder, where = self._directory(parts[:-1])
         name = parts[-1]
-        if name.startswith(_WHITEOUT):
+        if name.startswith(WHITEOUT):
             self._note_whiteout(folder, name)
             return
         if member.kind == HARD_LINK:
@@ -200,8 +211,8 @@ class _Unpacker:
 
     def _parts(self, path: str) -> list[str]:
         """Split a path; one that leads upwards is refused, leading slashes do not count (as in tar(1))."""
-        if len(path) > _LONGEST_PATH:
-            self._refuse(f"its path has more than {_LONGEST_PATH} characters")
+        if len(path) > LONGEST_PATH:
+            self._refuse(f"its path has more than {LONGEST_PATH} characters")
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if ".." in parts:
             self._refuse("its path has '..'")
@@ -232,19 +243,19 @@ class _Unpacker:
                     waiting += [one for one in reversed(child.target.split("/")) if one not in ("", ".")]
                 elif child.kind != DIRECTORY:
                     self._refuse(f"it lies in {'/'.join((*path, part))!r}, which is a {child.kind}")
-                elif len(path) == _DEEPEST:
-                    self._refuse(f"it lies in more than {_DEEPEST} directories")
+                elif len(path) == DEEPEST:
+                    self._refuse(f"it lies in more than {DEEPEST} directories")
                 else:
                     path.append(part)
                     trail.append(child)
             node = trail[-1]
-        if len("/".join(path)) > _LONGEST_PATH:
-            self._refuse(f"its path has more than {_LONGEST_PATH} characters")
+        if len("/".join(path)) > LONGEST_PATH:
+            self._refuse(f"its path has more than {LONGEST_PATH} characters")
         return node, tuple(path)
 
     def _imply(self, node: _Node, path: list[str], name: str) -> _Node:
         """Make a directory that no entry has described yet."""
-        if name.startswith(_WHITEOUT):
+        if name.startswith(WHITEOUT):
             self._refuse(f"it lies in {name!r}, which is a whiteout")
         self._count(1)
         parent = self._at(tuple(path))
@@ -256,8 +267,8 @@ class _Unpacker:
         return child
 
     def _note_whiteout(self, folder: _Node, name: str) -> None:
-        hidden = name.removeprefix(_WHITEOUT)
-        if name == _OPAQUE_MARK:
+        hidden = name.removeprefix(WHITEOUT)
+        if name == OPAQUE_MARK:
             folder.opaque = True
         elif hidden in ("", ".", ".."):
             self._refuse("it is a whiteout of no file")
@@ -303,7 +314,7 @@ class _Unpacker:
             self._date(member, name, parent)
         else:  # a sandbox has its own /dev, and device files work nowhere else in it
             self.done.notes["device files are left out"] += where[:1] != ("dev",)
-            self._note_whiteout(folder, f"{_WHITEOUT}{name}")  # nor is what the layers below have there
+            self._note_whiteout(folder, f"{WHITEOUT}{name}")  # nor is what the layers below have there
             return
         folder.children[name] = node
 
@@ -409,10 +420,10 @@ class _Unpacker:
             known = node.children.get(name)
             if known is not None:
                 known.opaque = known.kind == DIRECTORY
-            elif not hidden and self._below.shows((*path, name)):
+            elif self._below is None or (not hidden and self._below.shows((*path, name))):
                 # an ordinary user may make one since Linux 5.8 (mknod(2) with WHITEOUT_DEV)
                 parent = self._at(path)
-                os.mknod(name, stat.S_IFCHR | 0o600, 0, dir_fd=parent)
+                os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
                 os.utime(name, ns=(0, 0), dir_fd=parent, follow_symlinks=False)
                 node.children[name] = _Node("whiteout")
         for name, child in node.children.items():
@@ -424,7 +435,7 @@ class _Unpacker:
         for name, child in node.children.items():
             if child.kind == DIRECTORY:
                 self._settle((*path, name), child)
-        member = node.member or self._below.directory(path)
+        member = node.member or (self._below or Below()).directory(path)
         fd = self._duplicate(path)
         try:
             if self._keep_owners:
@@ -476,7 +487,7 @@ class _Unpacker:
 
 
 def _moment(member: Member) -> int:
-    return max(-_LATEST, min(member.mtime, _LATEST))
+    return max(-LATEST, min(member.mtime, LATEST))
 
 
 def _hash_zeros(hashed: hashlib._Hash, count: int) -> None:
@@ -485,15 +496,6 @@ def _hash_zeros(hashed: hashlib._Hash, count: int) -> None:
         count -= len(_ZEROS)
 
 
-def is_refusal(error: OSError) -> bool:
+def _is_refusal(error: OSError) -> bool:
     """Whether the kernel refused a path of the archive, not the disk."""
     return error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EMLINK, errno.EILSEQ, errno.EINVAL)
-
-
-def refused_path(stream: LayerStream, error: OSError) -> ImageRefused:
-    """Return the error for a path that this file system cannot hold."""
-    return ImageRefused(
-        f"{stream.name} has a path that this file system cannot hold",
-        reason=str(error)[:400],
-        hint="nothing of this layer was published",
-    )
