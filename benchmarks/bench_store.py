@@ -156,11 +156,6 @@ def travelling(store: Store, place: Path) -> Iterator[Row]:
         yield f"import with {compression}, MB of files a second", size / MB / seconds
         seconds, _ = timed(lambda: import_images(file, store=other, private=True))  # noqa: B023
         yield "import of what is there, ms", seconds * 1e3
-    seconds, _ = timed(lambda: import_file(other, file))
-    yield "import of what is there, ms", seconds * 1e3
-    third = Store.open(place / "third")
-    seconds, taken = timed(lambda: import_directory(third, other.root))
-    yield "import from another store, MB of contents a second", taken.bytes / MB / seconds
     seconds, _ = timed(lambda: collect(store, grace=0))
     yield "collect, nothing to remove, ms", seconds * 1e3
     files = store.layer(store.image("first0").key).files
