@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.unit.store_tools import add_layer, key_of, two_images
 
-from minisandbox.errors import ImageRefused, InvalidValue, NotFound, StoreError
+from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.store import FailureRecord, Store
 
 
