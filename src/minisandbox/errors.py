@@ -294,13 +294,15 @@ class IndexUnavailable(MiniSandboxError):
 
 
 class RegistryError(MiniSandboxError):
-    """A registry did not deliver an image: unreachable, access denied, rate limit, malformed response.
+    """A registry did not deliver or take an image: unreachable, access denied, rate limit, malformed response.
 
     Attributes:
-        wait: seconds after which another attempt may succeed, where the registry limits requests; else None.
+        transient: whether another attempt may succeed.
+        wait: seconds after which it may, where the registry limits requests; else None.
     """
 
     exit_code = 27
+    transient = False
 
     def __init__(
         self, what: str, *, wait: float | None = None, reason: str | None = None, hint: str | None = None

@@ -19,7 +19,7 @@ from tests.unit.oci_tools import END, MadeImage, entry, hard_link
 from tests.unit.test_atif import run as rollouts  # noqa: F401 - a fixture
 from tests.waiting import PATIENCE
 
-from minisandbox.errors import InvalidValue
+from minisandbox.errors import HostError, InvalidValue
 from minisandbox.images import pull
 from minisandbox.rollouts import export_harbor
 from minisandbox.sandbox import live_sandboxes
@@ -170,13 +170,19 @@ def test_limits(made: Make) -> None:
     async def body() -> None:
         async with made(memory_mb=64, storage_mb=32, cpus=0.5) as environment:
             wanted = environment._limits()
-            assert (wanted.memory, wanted.disk, wanted.cpu) == (96 << 20, 32 << 20, 0.5)  # files have room of their own
+            assert (wanted.memory, wanted.disk) == (96 << 20, 32 << 20)  # files have room of their own
+            held = "cpu" in dict((await environment.sandbox.info()).enforced)
+            assert wanted.cpu == (0.5 if held else None)
             full = await environment.exec("dd if=/dev/zero of=/d/big bs=1M count=40 2>&1")
             assert (full.return_code, "No space left" in (full.stdout or "")) == (1, True)
         async with made(memory_mb=64, storage_mb=256, memory_enforcement_policy="limit") as environment:
             assert environment._limits().memory == 64 << 20
             killed = await environment.exec("head -c 200m /dev/zero | tail -c 190m > /dev/null; exit $?")
             assert killed.return_code != 0
+        if not held:
+            with pytest.raises(HostError, match=r"Limits\.cpu"):
+                async with made(cpus=1, cpu_enforcement_policy="limit"):
+                    pass
 
     run(body())
 
@@ -338,6 +344,7 @@ def test_harbors_viewer_shows_what_we_export(tmp_path: Path, rollouts: Path) -> 
     client = TestClient(create_app(tmp_path / "jobs"))
     [job] = client.get("/api/jobs").json()["items"]
     assert (job["name"], job["n_total_trials"], job["n_errored_trials"]) == ("job", 6, 1)
+    assert (job["agents"], job["models"]) == (["bash", "replay"], ["m-1"])
     trials = client.get("/api/jobs/job/trials").json()["items"]
     assert sorted(one["name"] for one in trials) == names
     assert {one["name"]: one["reward"] for one in trials}["a__b-1"] == 1.0

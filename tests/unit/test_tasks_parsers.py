@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox import wheels
 from minisandbox.errors import HarnessError, NotFound
-from minisandbox.tasks import harness, harness_packages
+from minisandbox.tasks import harness
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 """Made with Go 1.19.8, cargo 1.95, jest 30.5.2, vitest 4.1.12, googletest 1.12.1 and Node's test runner."""
@@ -93,5 +94,5 @@ def test_a_package_that_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.
         harness.check_parser("swebench5:parse_log_gotest")
     assert caught.value.hint
     assert list((tmp_path / "minisandbox" / "harness").iterdir()) == [
-        harness_packages.packages_directory() / "swebench-5.0.2.lock"
+        wheels.cache_directory("harness") / "swebench-5.0.2.lock"
     ]

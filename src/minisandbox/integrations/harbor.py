@@ -27,6 +27,7 @@ from minisandbox.images.image import Image
 from minisandbox.images.plan import Planner
 from minisandbox.images.recipe import OciBase
 from minisandbox.sandbox import AsyncSandbox
+from minisandbox.sandbox.controller import current_controller
 from minisandbox.store import Store
 from minisandbox.types import ExecResult, GiB, Limits, MiB, Mount, Network, Outcome
 
@@ -144,7 +145,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
             image = await self._find_image(force_build)
             self._box = await AsyncSandbox.create(
                 image.spec(),
-                limits=self._limits(),
+                limits=await asyncio.to_thread(self._limits),
                 network=self._network(),
                 mounts=self._read_mounts(),
                 environment=self._startup_env(),
@@ -178,14 +179,20 @@ class MiniSandboxEnvironment(BaseEnvironment):
         """Return the task's limits.
 
         Files that a trial writes lie in memory and count as such. With the default policy the limit has room for them,
-        since a container's do not; an explicit limit (``--memory-enforcement-policy limit``) is exact.
+        since a container's do not; an explicit limit (``--memory-enforcement-policy limit``) is exact. Likewise the
+        default policy for CPUs lets trials run where there are no control groups.
         """
         disk = _DISK if self._effective_storage_mb is None else self._effective_storage_mb * MiB
         wanted = self._effective_memory_mb
         memory = Limits().memory if wanted is None else wanted * MiB
         if memory is not None and self._resource_mode("memory") is not ResourceMode.LIMIT:
             memory += disk
-        return Limits(memory=memory, cpu=self._effective_cpus, disk=disk, output=_OUTPUT)
+        cpus = self._effective_cpus
+        is_held = "cpu" in current_controller().launcher.enforcement
+        if cpus is not None and not is_held and self._resource_mode("cpu") is ResourceMode.AUTO:
+            self.logger.warning("cpus = %s is not enforced: there is no control group with a cpu controller", cpus)
+            cpus = None
+        return Limits(memory=memory, cpu=cpus, disk=disk, output=_OUTPUT)
 
     def _network(self) -> Network:
         policy = self.network_policy

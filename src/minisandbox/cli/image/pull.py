@@ -26,6 +26,7 @@ from minisandbox.cli.common.output import (
 )
 from minisandbox.cli.common.pulls import BUDGET_HELP, parse_budget
 from minisandbox.cli.common.task_sets import add_tasks_option, load
+from minisandbox.cli.image.transfer import add_private_option
 from minisandbox.errors import InvalidValue
 from minisandbox.images import Image, OciBase, pull, total_size
 from minisandbox.images.dockerfile.reading import base_images
@@ -48,6 +49,7 @@ def add_pull_options(take: argparse.ArgumentParser) -> None:
     )
     take.add_argument("--name", help="its name in the store (default: after REF, `python:3.12` is `python-3.12`)")
     take.add_argument("--platform", metavar="OS/ARCH", default="", help="such as linux/arm64 (default: this machine's)")
+    add_private_option(take)
     many = take.add_argument_group(
         "Many images", "Images of a list or a task set that the store has are not asked for again: the command resumes."
     )
@@ -68,8 +70,8 @@ def run_pull(args: argparse.Namespace) -> int:
         raise InvalidValue("there is no image to pull", hint="give REF, --from FILE or --tasks TASKS")
     if len(named) == 1 and args.list is args.tasks is args.budget is None:
         return _pull_one(args)
-    if args.name:
-        raise InvalidValue("--name is for one image", hint="leave it out, or pull one REF")
+    if args.name or args.private:
+        raise InvalidValue("--name and --private are for one image", hint="leave them out, or pull one REF")
     store = Store.open()
     with Progress() as progress:
         builder = Builder(store, progress)
@@ -108,7 +110,14 @@ def _pull_one(args: argparse.Namespace) -> int:
     began = time.monotonic()
     [reference], platform = args.references, args.platform or None
     with Progress() as progress:
-        image = pull(reference, store=Store.open(), name=args.name, platform=platform, progress=progress.status)
+        image = pull(
+            reference,
+            store=Store.open(),
+            name=args.name,
+            platform=platform,
+            private=args.private,
+            progress=progress.status,
+        )
     if args.json:
         print_json(_facts(image))
         return exits.OK
@@ -124,7 +133,7 @@ def _pull_one(args: argparse.Namespace) -> int:
 def _remarks(image: Image) -> Iterator[str]:
     """Yield what a user should know of an image."""
     yield from (f"{name}: {image.notes[name]}" for name in ("not as in the image", "user") if name in image.notes)
-    platform = parse_platform(image.notes["platform"])
+    platform = parse_platform(image.notes.get("platform", str(own_platform())))  # a private copy may have none
     if not platform.is_tried:
         foreign = "" if platform.fits(own_platform()) else "; its programs do not run here without emulation"
         yield f"platform: {platform}, which is untried{foreign}"

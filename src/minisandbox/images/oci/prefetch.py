@@ -12,7 +12,7 @@ from typing import TypeVar
 from minisandbox.errors import MiniSandboxError, RegistryError
 from minisandbox.images.image import Image
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.blobs import Blob
+from minisandbox.images.oci.copies import MEDIA_TYPE
 from minisandbox.images.oci.http import RateLimit
 from minisandbox.images.oci.pull import KIND, LayerStep, name_of, pull, refuse_other, steps_of, stored, take
 from minisandbox.images.oci.reference import Remote, parse_reference
@@ -20,6 +20,7 @@ from minisandbox.images.oci.registry import Registry
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.recipe import OciBase
 from minisandbox.store import Store
+from minisandbox.store.blobs.streams import Blob
 from minisandbox.store.budget import SizeBudget
 
 _T = TypeVar("_T")
@@ -120,14 +121,16 @@ class _Looked:
         platform: for what it is.
         registry: where it comes from.
         on_layer: told of each layer that is in the store.
-        found: the image, once it was looked up.
-        missing: the layers that the store had not then.
+        found: its manifest, once it was looked up.
+        steps: its layers.
+        missing: those that the store had not when that was last seen.
     """
 
     platform: m.Platform
     registry: Registry
     on_layer: Callable[[_Looked, m.Layer], None]
-    found: m.Container | None = None
+    found: m.Manifest | None = None
+    steps: Sequence[LayerStep] = ()
     missing: Sequence[LayerStep] = ()
 
     @property
@@ -138,10 +141,11 @@ class _Looked:
     def host(self) -> str:
         return self.registry.reference.host
 
-    def container(self, platform: m.Platform) -> m.Container:
+    def manifest(self, platform: m.Platform) -> m.Manifest:
         if self.found is None:
-            found = self.registry.container(platform)
-            self.missing = [step for step in steps_of(found) if not self.registry.store.has_layer(step.key)]
+            found = self.registry.manifest(platform)
+            if found.kind != MEDIA_TYPE:  # a private copy is refused when its turn comes
+                self.steps = steps_of(m.container(found, self.name, platform))
             self.found = found
         return self.found
 
@@ -254,8 +258,11 @@ class _Pulling:
 
     def _look_up(self, source: _Looked) -> None:
         """Look an image up, and count its layers."""
-        source.container(source.platform)
+        source.manifest(source.platform)
         source.registry.rest()
+        if self._budget is not None:
+            self._budget.needed.update(step.key for step in source.steps)
+        source.missing = [step for step in source.steps if not self._store.has_layer(step.key)]
         with self._news:
             for step in source.missing:
                 if step.key not in self._layers:
@@ -285,7 +292,9 @@ class _Pulling:
         name = _name_of(base)
 
         def taken() -> Image:
-            return take(self._store, source, source.name, name, source.platform, tell=_silent)
+            return take(
+                self._store, source, source.name, name, source.platform, private=False, replace=False, tell=_silent
+            )
 
         try:
             self._patience.try_until_allowed(source.host, lambda: self._look_up(source))
