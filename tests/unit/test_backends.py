@@ -12,7 +12,7 @@ from minisandbox.cli import compare
 from minisandbox.cli.main import main, parser
 from minisandbox.errors import InvalidValue, ProgramNotFound, Unsupported
 from minisandbox.grade import Status, Validated
-from minisandbox.grade.validations import RunUse
+from minisandbox.grade.sets.validations import RunUse
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.engines.client import Client
 from minisandbox.sandbox.engines.images import reference_of
