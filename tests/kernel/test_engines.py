@@ -96,6 +96,15 @@ def test_a_container_removed_from_outside_is_gone(image: ImageSpec, client: Clie
         assert not box.alive
 
 
+def test_a_command_in_a_container_that_ends_has_no_result(image: ImageSpec, client: Client) -> None:
+    """It would look like a command that was killed, and so like a verdict."""
+    with Sandbox.create(image) as box, box.start("echo on; sleep 300") as process:
+        next(process.events())
+        client.run("kill", box.id)
+        with pytest.raises(SandboxGone):
+            process.wait(60)
+
+
 def test_what_an_engine_cannot_do_is_refused(image: ImageSpec, tmp_path: Path) -> None:
     with Sandbox.create(image) as box:
         for refused in (box.snapshot, box.fork, box.reset, box.changes):

@@ -54,6 +54,10 @@ class Client:
         """Return whether a call succeeds."""
         return self._call(words, None).returncode == 0
 
+    def output(self, *words: str) -> str:
+        """Return what a call prints, whether it succeeds or not."""
+        return self._call(words, None).stdout.decode(errors="replace").strip()
+
     def run(self, *words: str, stdin: IO[bytes] | None = None) -> str:
         """Return what a call prints.
 

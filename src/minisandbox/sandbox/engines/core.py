@@ -29,6 +29,8 @@ from minisandbox.types import ImageSpec, Limits, Mount, Network, Refusals, Sandb
 
 _PATIENCE = 120.0
 """Seconds in which a container starts, and in which it ends."""
+_ENDING = 0.5
+"""Seconds in which an engine notices that a container has ended."""
 _OWN_PROCESSES = 16
 """The first process, and a worker with its carrier for each of a few jobs at once."""
 
@@ -175,8 +177,11 @@ class ContainerCore:
         first = self._first
         if first is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                first.wait(0.5)
+                first.wait(_ENDING)
         self._check_running()
+        # the client ends long after the container's processes: without asking, their end looks like the command's own
+        if "true" not in self._client.output("inspect", "--format", "{{.State.Running}}", self.id):
+            raise self._gone()
 
     def _check_running(self) -> None:
         if not self.alive:
