@@ -105,6 +105,7 @@ class ContainerCore:
         self._client.run("create", *options, "--entrypoint", runtime.COMMAND[0], reference, *command)
         if self._client.remote:
             copy_in(self._client, self.id, shown)
+        self._created = time.time()  # its lifetime counts from here
         self._first = self._client.open(
             "start", "--attach", "--interactive", self.id,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
