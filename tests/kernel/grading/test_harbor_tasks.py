@@ -174,7 +174,9 @@ def seen(found: Trajectory) -> tuple[float | None, list[str]]:
 
 def test_a_live_verdict_and_its_re_grade(store: Store, place: Path) -> None:
     task, image = made(place, "count-lines", store)
-    assert seen(rolled(task, image, None)) == (1.0, [LIVE])
+    solved = rolled(task, image, None)
+    assert (seen(solved), solved.finished) == ((1.0, [LIVE]), True)
+    assert solved.submission is None, "files, not a patch: equal patches would be taken for equal submissions"
     assert seen(rolled(task, image, None, "always")) == (1.0, [LIVE, REGRADED])
     assert seen(rolled(task, image, "echo 7 > answer.txt", "always")) == (0.5, [LIVE])
     forged = "mv /bin/cat /bin/real; printf '#!/bin/bash\\necho 3\\n' > /bin/cat; chmod +x /bin/cat"
