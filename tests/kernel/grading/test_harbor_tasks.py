@@ -72,9 +72,9 @@ def made(place: Path, name: str, store: Store) -> tuple[Task, Image]:
     return task, build(task.recipe(), store=store, name=name)
 
 
-def validated(place: Path, name: str, store: Store) -> Validation:
+def validated(place: Path, name: str, store: Store, confirm: str = "flagged") -> Validation:
     task, image = made(place, name, store)
-    return validate(task, image)
+    return validate(task, image, confirm=confirm)
 
 
 def verifier(place: Path, text: str) -> None:
@@ -86,6 +86,7 @@ def test_both_kinds_of_verifier_tell_the_solution_from_none(store: Store, place:
         found = validated(place, name, store)
         assert (found.status, found.notes) == (Status.VALID, ()), found
         assert (found.reference[0].reward, found.empty[0].reward) == (1.0, 0.0)
+    assert validated(place, "count-lines", store, "always").valid
 
 
 @pytest.mark.parametrize(
