@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,13 @@ PROGRAMS = (
 )  # fmt: skip
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 ENVIRONMENT = {"PATH": "/opt/own/bin:/bin", "PYTHONPATH": "/opt/packages"}
-IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+SETTINGS = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "protocol.file.allow=always", "-c", "gc.auto=0")
 
 
 def git(folder: Path, *words: str) -> str:
     """Run git as the author of a data set does."""
     environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
-    command = ["git", *IDENTITY, "-C", str(folder), *words]
+    command = ["git", *SETTINGS, "-C", str(folder), *words]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
 
 
@@ -47,36 +48,32 @@ def write_root(root: Path) -> None:
         place = shutil.which(name)
         if place is None:
             pytest.skip(f"this machine has no {name}")
-        _copy_program(Path(place), root / "bin" / name, root)
+        shutil.copy(Path(place).resolve(), root / "bin" / name)
     library = Path(sysconfig.get_path("stdlib"))
     leave = shutil.ignore_patterns(
-        "test", "tests", "site-packages", "dist-packages", "idlelib", "ensurepip", "config-*"
-    )
+        "test", "tests", "site-packages", "dist-packages", "idlelib", "ensurepip", "config-*", "lib2to3", "tkinter",
+        "pydoc_data", "turtledemo", "_test*.so", "*.opt-?.pyc",
+    )  # fmt: skip
     shutil.copytree(library, root / "opt/own/lib" / PYTHON, ignore=leave, symlinks=True)
-    _copy_program(Path(sys.executable).resolve(), root / "opt/own/bin" / PYTHON, root)
+    (root / "opt/own/bin").mkdir()
+    shutil.copy(Path(sys.executable).resolve(), root / "opt/own/bin" / PYTHON)
     for name in ("python", "python3"):
         (root / "opt/own/bin" / name).symlink_to(PYTHON)
-    for module in (root / "opt/own/lib").rglob("*.so"):
-        _copy_libraries(module, root)
+    modules = (root / "opt/own/lib").rglob("*.so")
+    _copy_libraries([*(root / "bin").iterdir(), Path(sys.executable).resolve(), *modules], root)
     vendor_pytest(root / "opt/packages")
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\napp:x:1000:1000::/app:/bin/bash\n")
     (root / "root").mkdir(exist_ok=True)
 
 
-def _copy_program(source: Path, target: Path, root: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(source.resolve(), target)
-    _copy_libraries(source, root)
-
-
-def _copy_libraries(program: Path, root: Path) -> None:
-    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
-    for path in re.findall(r"(?:=> )?(/\S+) \(0x", listed):
+def _copy_libraries(programs: Iterable[Path], root: Path) -> None:
+    """Copy what programs and modules are linked with."""
+    listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
+    for path in set(re.findall(r"(?:=> )?(/\S+) \(0x", listed)):
         target = root / path.lstrip("/")
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(Path(path).resolve(), target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(path).resolve(), target)
 
 
 def tar_of(root: Path, *, owner: int = 0) -> bytes:

@@ -344,6 +344,7 @@ def test_harbors_viewer_shows_what_we_export(tmp_path: Path, rollouts: Path) -> 
     client = TestClient(create_app(tmp_path / "jobs"))
     [job] = client.get("/api/jobs").json()["items"]
     assert (job["name"], job["n_total_trials"], job["n_errored_trials"]) == ("job", 6, 1)
+    assert (job["agents"], job["models"]) == (["bash", "replay"], ["m-1"])
     trials = client.get("/api/jobs/job/trials").json()["items"]
     assert sorted(one["name"] for one in trials) == names
     assert {one["name"]: one["reward"] for one in trials}["a__b-1"] == 1.0

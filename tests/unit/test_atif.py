@@ -15,7 +15,7 @@ from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Flag
 from minisandbox.models import Message, Tokens, ToolCall
 from minisandbox.models.graph import TokenGraph
-from minisandbox.rollouts import RunDirectory, export_harbor
+from minisandbox.rollouts import RunDirectory
 from minisandbox.rollouts.examples import open_examples
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.sources import read_examples
@@ -83,8 +83,8 @@ def test_there_and_back(run: Path, tmp_path: Path) -> None:
 
 
 def test_the_results_of_a_job(run: Path, tmp_path: Path) -> None:
-    names = list(export_harbor(run, tmp_path / "job", tokens=False))
-    assert names == [f"a__b-{number}" for number in range(1, 7)]
+    argv = ["trajectories", "export", str(run), "--to", "atif", "--no-tokens", "-o", str(tmp_path / "job")]
+    assert main(argv) == 0
     job = json.loads((tmp_path / "job/result.json").read_text())
     assert (job["n_total_trials"], job["stats"]["n_errored_trials"]) == (6, 1)
     assert job["stats"]["evals"]["bash__m-1__adhoc"]["metrics"] == [{"mean": 1.0}]

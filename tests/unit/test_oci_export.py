@@ -115,7 +115,7 @@ def test_what_comes_back_goes_out_as_the_same_bytes(store: Store, other: Store, 
 def test_an_export_says_what_an_engine_needs(store: Store, image: Image, tmp_path: Path) -> None:
     export_images(store, ["tool"], tmp_path / "tool.tar")
     manifest, config = documents(tmp_path / "tool.tar")
-    assert {row["mediaType"] for row in manifest["layers"]} == {  # type: ignore[attr-defined, index] # a list of objects
+    assert {row["mediaType"] for row in manifest["layers"]} == {  # type: ignore[attr-defined] # a list of objects
         "application/vnd.oci.image.layer.v1.tar+gzip"
     }
     assert config["config"] == {**CONFIG, "Env": ["PATH=/bin", "A=b"]}
@@ -149,8 +149,8 @@ def test_an_image_over_the_hosts_usr_is_refused(store: Store, tmp_path: Path) ->
     assert os.listdir(tmp_path) == ["here"]
 
 
-def test_a_directory_that_is_there_is_left_alone(store: Store, image: Image, tmp_path: Path) -> None:
-    assert image
+@pytest.mark.usefixtures("image")
+def test_a_directory_that_is_there_is_left_alone(store: Store, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(InvalidValue, match="is there already"):
         export_images(store, ["tool"], tmp_path / "mine")
@@ -204,7 +204,6 @@ def test_every_image_of_an_archive_is_imported(store: Store, tmp_path: Path) -> 
 
 
 def test_another_image_is_not_replaced_unasked(store: Store, image: Image, tmp_path: Path) -> None:
-    assert image
     MadeImage([SECOND + END]).write_layout(tmp_path / "other", tags=["tool:latest"])
     with pytest.raises(InvalidValue, match="would replace the image tool"):
         import_images(tmp_path / "other", store=store)

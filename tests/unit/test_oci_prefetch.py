@@ -24,6 +24,7 @@ from minisandbox.images.oci import http
 from minisandbox.images.recipe import DockerfileBase
 from minisandbox.store import Store
 from minisandbox.store.budget import SizeBudget
+from minisandbox.store.sizes import StoreSizes
 
 PATCH = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n"
 SHARED = entry("shared", os.urandom(400_000)) + END
@@ -204,6 +205,23 @@ def test_images_of_the_command_and_those_in_use_stay(server: Registry, store: St
     assert len(again.images) == 3
 
 
+def test_layers_that_are_needed_stay(server: Registry, store: Store, bases: list[OciBase]) -> None:
+    """An image goes; what it shares with one that comes is not fetched again."""
+    [old] = pull_all(bases[:1], store=store).images.values()
+    aged(store, old.name)
+    size = StoreSizes(store, store.images()).total
+    notes: list[str] = []
+    done = pull_all(bases[1:2], store=store, budget=budget_of(store, size, notes))
+    assert done.failures, "it needs more than the small layer of the old one"
+    assert store.image_names() == [old.name], "what would not be enough is not removed"
+    server.requests.clear()
+    done = pull_all(bases[1:2], store=store, budget=budget_of(store, size + 200_000, notes))
+    [new] = done.images.values()
+    assert store.image_names() == [new.name]
+    assert len(notes) == 1
+    assert blobs_asked_for(server) == 1
+
+
 # --- builds ----------------------------------------------------------------------------------------------------------
 
 
@@ -334,7 +352,7 @@ def test_an_interrupted_pull_resumes(server: Registry, bases: list[OciBase], tmp
     server.faults.clear()
     status, _, told = ended(command(tmp_path, "--from", str(tmp_path / "list")))
     assert status == 0, told
-    assert "1 images to pull, 3 are here" in told
+    assert "1 images to pull, 3 already here" in told
     assert len(server.paths("/manifests/")) == 1
     [asked] = [headers for path, headers in server.requests if images[3] in path]
     assert asked["range"].startswith("bytes="), "what had come is kept"

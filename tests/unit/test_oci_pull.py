@@ -216,6 +216,8 @@ def test_auth_files_are_podmans_and_dockers(monkeypatch: pytest.MonkeyPatch) -> 
     assert [str(path) for path in auth_files()] == [
         "/run/user/5/containers/auth.json", "/me/.config/containers/auth.json", "/me/.docker/config.json",
     ]  # fmt: skip
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert str(auth_files()[0]) == f"/run/containers/{os.geteuid()}/auth.json", "where podman writes then"
 
 
 # --- layouts and archives --------------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def test_what_is_pushed_can_be_pulled(
     assert list((store.root / "blobs").iterdir()) == [], "copies go once they are there"
 
 
-def test_what_the_registry_has_is_not_sent(server: Registry, store: Store, image: Image, tmp_path: Path) -> None:
-    assert image
+@pytest.mark.usefixtures("image")
+def test_what_the_registry_has_is_not_sent(server: Registry, store: Store, tmp_path: Path) -> None:
     push("tool", place(server), store=store)
     before = len(server.methods)
     again = push("tool", place(server, "2"), store=store)
@@ -82,9 +82,9 @@ def test_what_the_registry_has_is_not_sent(server: Registry, store: Store, image
     assert push("more", place(server, "3"), store=store).sent == 1
 
 
-def test_a_layer_of_another_repository_is_mounted(server: Registry, store: Store, image: Image) -> None:
+@pytest.mark.usefixtures("image")
+def test_a_layer_of_another_repository_is_mounted(server: Registry, store: Store) -> None:
     """A registry shows the blobs of one repository only; those of another can be taken over."""
-    assert image
     push("tool", place(server), store=store)
 
     def hidden(handler: Handler) -> bool:
@@ -116,7 +116,8 @@ def test_a_copy_comes_back_as_the_same_image(server: Registry, store: Store, tmp
     assert os.listdir(other.root / "downloads") == []
 
 
-def test_what_cannot_be_pushed(server: Registry, store: Store, image: Image) -> None:
+@pytest.mark.usefixtures("image")
+def test_what_cannot_be_pushed(server: Registry, store: Store) -> None:
     host_image(store)
     with pytest.raises(InvalidValue, match="has no /usr of its own"):
         push("host", place(server), store=store)
@@ -125,14 +126,13 @@ def test_what_cannot_be_pushed(server: Registry, store: Store, image: Image) -> 
             push("tool", wrong, store=store)
     with pytest.raises(NotFound, match="'nothing'"):
         push("nothing", place(server), store=store)
-    assert image
     assert server.requests == []
 
 
+@pytest.mark.usefixtures("image")
 def test_it_logs_in_and_asks_for_the_right_to_push(
-    server: Registry, store: Store, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Registry, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert image
     server.token = "T0KEN"
     server.basic = "user:pass"
     with pytest.raises(RegistryError, match=r"does not take team/app: access denied") as caught:
@@ -183,25 +183,25 @@ def test_an_interrupted_blob_goes_on_where_it_was(server: Registry, store: Store
     assert done.sent == 1
 
 
-def test_a_forgotten_upload_begins_again(server: Registry, store: Store, image: Image) -> None:
-    assert image
+@pytest.mark.usefixtures("image")
+def test_a_forgotten_upload_begins_again(server: Registry, store: Store) -> None:
     server.faults["/uploads/upload"] = [forget]
     assert push("tool", place(server), store=store).sent == 2
 
 
+@pytest.mark.usefixtures("image")
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_a_registry_in_trouble_is_tried_again(server: Registry, store: Store, image: Image, status: int) -> None:
-    assert image
+def test_a_registry_in_trouble_is_tried_again(server: Registry, store: Store, status: int) -> None:
     server.faults["/uploads/"] = [refuse(status)] * 2  # type: ignore[list-item] # it is a fault
     server.faults["/manifests/"] = [refuse(status)]  # type: ignore[list-item]
     assert push("tool", place(server), store=store).layers == 2
 
 
+@pytest.mark.usefixtures("image")
 @pytest.mark.parametrize(("where", "status"), [("/uploads/", 403), ("/uploads/", 413), ("/manifests/", 400)])
 def test_a_refusal_is_said_and_the_next_push_sends_the_rest(
-    server: Registry, store: Store, image: Image, where: str, status: int
+    server: Registry, store: Store, where: str, status: int
 ) -> None:
-    assert image
     server.faults[where] = [refuse(status)] * 40  # type: ignore[list-item]
     with pytest.raises(RegistryError, match="does not take team/app") as caught:
         push("tool", place(server), store=store)
@@ -212,9 +212,8 @@ def test_a_refusal_is_said_and_the_next_push_sends_the_rest(
     assert list((store.root / "blobs").iterdir()) == [] or status == 400
 
 
-def test_an_upload_is_not_led_elsewhere(server: Registry, store: Store, image: Image) -> None:
-    assert image
-
+@pytest.mark.usefixtures("image")
+def test_an_upload_is_not_led_elsewhere(server: Registry, store: Store) -> None:
     def lead(handler: Handler) -> bool:
         handler.send(202, b"", {"Location": "file:///etc/passwd"})
         return True
@@ -224,9 +223,8 @@ def test_an_upload_is_not_led_elsewhere(server: Registry, store: Store, image: I
         push("tool", place(server), store=store)
 
 
-def test_a_server_that_is_no_registry(server: Registry, store: Store, image: Image) -> None:
-    assert image
-
+@pytest.mark.usefixtures("image")
+def test_a_server_that_is_no_registry(server: Registry, store: Store) -> None:
     def page(handler: Handler) -> bool:
         handler.read_body()
         handler.send(404 if handler.command == "HEAD" else 200, b"<html>", {"Content-Type": "text/html"})
@@ -245,9 +243,9 @@ PUSH = """
 """
 
 
+@pytest.mark.usefixtures("image")
 @pytest.mark.parametrize("point", ["blob-written", "blob-there", "blob-sent", "blobs-pushed"])
-def test_a_push_may_die_anywhere(server: Registry, store: Store, image: Image, point: str) -> None:
-    assert image
+def test_a_push_may_die_anywhere(server: Registry, store: Store, point: str) -> None:
     settings = {"MINISANDBOX_STORE_FAULT": f"{point}:kill"}
     assert end_of(python(PUSH, store.root, place(server), environment=settings)) == -9
     assert "1" not in server.manifests

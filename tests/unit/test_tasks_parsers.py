@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox import wheels
 from minisandbox.errors import HarnessError, NotFound
 from minisandbox.tasks import harness
-from minisandbox.tasks.harness import packages
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 """Made with Go 1.19.8, cargo 1.95, jest 30.5.2, vitest 4.1.12, googletest 1.12.1 and Node's test runner."""
@@ -94,5 +94,5 @@ def test_a_package_that_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.
         harness.check_parser("swebench5:parse_log_gotest")
     assert caught.value.hint
     assert list((tmp_path / "minisandbox" / "harness").iterdir()) == [
-        packages.packages_directory() / "swebench-5.0.2.lock"
+        wheels.cache_directory("harness") / "swebench-5.0.2.lock"
     ]

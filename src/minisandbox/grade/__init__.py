@@ -1,6 +1,6 @@
 """Grading: hidden tests in a fresh sandbox, per-test outcomes, and what of them is believed."""
 
-from minisandbox.grade.graders.script import LIVE, grade_live
+from minisandbox.grade.graders.script import LIVE, REGRADED, grade_work
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.measurement import Measurement, derive_test_lists, measure
 from minisandbox.grade.options import ALWAYS, FLAGGED, GradingOptions, confirmed_share
@@ -35,6 +35,7 @@ __all__ = [
     "GOLD",
     "LIVE",
     "MAX_SUBMISSION",
+    "REGRADED",
     "Cause",
     "Evaluated",
     "Evaluation",
@@ -55,9 +56,9 @@ __all__ = [
     "empty_predictions",
     "evaluation_report",
     "grade",
-    "grade_live",
     "grade_reference",
     "grade_untouched",
+    "grade_work",
     "harness_report",
     "measure",
     "read_predictions",

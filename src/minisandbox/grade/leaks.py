@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import FileAccessError, GradingError
 from minisandbox.grade.testfiles import hidden_files
 from minisandbox.sandbox import Sandbox
-from minisandbox.tasks import Form, Task
-from minisandbox.types import Network
+from minisandbox.tasks import Form, ScriptGrader, Solution, Task
+from minisandbox.types import MiB, Network
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,8 @@ TIMEOUT = 600.0
 _PLACE = PurePosixPath("/run/leaks")
 _SHORT = 20
 _MOST = 200
+_LARGEST = MiB
+"""Bytes of the largest file of a task directory that is looked for."""
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 _SCRIPT = r"""
@@ -47,12 +49,13 @@ if [ -e .git ]; then
     [ ! -d .git/logs ] || printf 'history\treflogs\t1\n'
 fi
 cd /run/leaks
-find / -xdev \( $skipped -o -path "$REPOSITORY/.git" \) -prune -o -type f -size -4M -print0 > files
-xargs -0 -r grep -lIF -x -f all -- < files > suspects || true
+find / -xdev \( $skipped -o -path "$REPOSITORY/.git" \) -prune -o -type f -size -3073k -print0 > files
+binary=$(echo | grep -I '' > /dev/null 2>&1 && echo I)
+xargs -0 -r grep "-l${binary}F" -x -f all -- < files > suspects || true
 for patterns in *.lines; do
     while IFS= read -r file; do
         printf '%s\t%s\t%s\n' "$patterns" "$file" "$(grep -hF -x -f "$patterns" -- "$file" | sort -u | wc -l)"
-    done < <(xargs -r -d '\n' grep -lF -x -f "$patterns" -- < suspects)
+    done < <(tr '\n' '\0' < suspects | xargs -0 -r grep -lF -x -f "$patterns" --)
 done
 find / -xdev \( $skipped \) -prune -o -type f ! -path "$REPOSITORY/*" \
     -regex '.*\.\(whl\|egg\|tar\.gz\|zip\|tar\.bz2\)' -print |
@@ -122,7 +125,7 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
         for number, one in enumerate(looked_for):
             box.files.write_bytes(_PLACE / f"{number}.lines", _file(one.lines))
         variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1"}
-        done = box.exec(["bash", "-c", _SCRIPT], timeout=TIMEOUT, env=variables)
+        done = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
     if not done.ok or done.dropped_stdout:
         raise GradingError(
             f"the image of {task.instance_id} could not be searched for leaks",
@@ -150,10 +153,22 @@ def _looked_for(task: Task, hidden: Path | None) -> Iterator[_Lines]:
         yield from _distinct("reference", path, new, {*old, *kept})
     for path, (added, removed, kept) in _changes(task.test_patch).items():
         yield from _distinct("tests", path, added, {*removed, *kept})
+    if task.solution is not None:
+        yield from _scripts(task, task.solution)
     if task.form is Form.SWESMITH and hidden is not None:
         for path in task.hidden_files:
             text = hidden_files(hidden, (path,)).get(path, b"").decode("utf-8", "replace")
             yield from _distinct("tests", path, text.splitlines(), set())
+
+
+def _scripts(task: Task, solution: Solution) -> Iterator[_Lines]:
+    """What a task directory holds that is not for the agent: each text file of its solution and of its tests."""
+    tests = task.grader.files if isinstance(task.grader, ScriptGrader) else None
+    for kind, folder in (("reference", solution.files), ("tests", tests)):
+        for path in sorted(folder.rglob("*")) if folder is not None else ():
+            if path.is_file() and not path.is_symlink() and path.stat().st_size <= _LARGEST:
+                text = path.read_bytes().decode("utf-8", "replace")
+                yield from _distinct(kind, f"{path.parent.name}/{path.name}", text.splitlines(), set())
 
 
 def _distinct(kind: str, path: str, lines: list[str], common: set[str]) -> Iterator[_Lines]:
@@ -184,6 +199,8 @@ def _changes(patch: str) -> Mapping[str, tuple[list[str], list[str], list[str]]]
 
 def _leak(line: str, looked_for: list[_Lines], task: Task) -> Leak | None:
     kind, place, count = [*line.split("\t"), "", ""][:3]
+    if task.solution is not None and kind in ("history", "archive"):
+        return None  # the image is as its author made it
     if kind == "history":
         return Leak("history", place, "the repository inside is not one commit")
     if kind == "archive":

@@ -128,6 +128,8 @@ def build_all(
     room = None if budget.disk is None else SizeBudget(store, budget.disk, {*recipes}, note)
     planner.fetch(made.values(), room, progress or _silent, on_pulls or _silent, note)
     plans = known.plan(made, planner)
+    if room is not None:
+        room.needed.update(key for plan in plans.values() for key in plan.layers)
     with Session.begin(store, memory=budget.step_memory, cancellation=cancellation) as session:
         work = _Work(
             Maker(session, planner, progress), plans, known.record, on_estimate, budget.workers, retry_failed, room

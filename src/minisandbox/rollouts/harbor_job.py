@@ -17,6 +17,7 @@ from minisandbox.trajectories import Trajectory
 from minisandbox.trajectories.atif import FILE, PATCH, atif_of
 
 _NAMESPACE = uuid.UUID("5d3c9c3e-3f0b-4b7e-9c57-0d7b1d1f3c55")
+_ENVIRONMENT = {"import_path": "minisandbox.integrations.harbor:MiniSandboxEnvironment"}
 
 
 def export_harbor(run: Path, out: Path, *, tokens: bool = True) -> Iterator[str]:
@@ -47,7 +48,9 @@ def export_harbor(run: Path, out: Path, *, tokens: bool = True) -> Iterator[str]
                 name = names[one.instance_id, one.attempt]
                 results.append(_write_trial(trajectory, run, out, name, tokens))
                 yield name
-    _write(out / "config.json", {"job_name": out.resolve().name, "jobs_dir": str(out.resolve().parent)})
+    agents = {json.dumps(one["config"]["agent"]): one["config"]["agent"] for one in results}
+    config = {"job_name": out.resolve().name, "jobs_dir": str(out.resolve().parent), "agents": list(agents.values())}
+    _write(out / "config.json", {**config, "environment": _ENVIRONMENT})
     _write(out / "result.json", _job(out, results))
 
 
@@ -87,6 +90,7 @@ def _result(trajectory: Trajectory, out: Path, name: str) -> dict[str, Any]:
             "trial_name": name,
             "trials_dir": str(out.resolve()),
             "agent": agent,
+            "environment": _ENVIRONMENT,
         },
         "agent_info": {
             "name": trajectory.agent,

@@ -22,7 +22,7 @@ from minisandbox.errors import (
     ModelError,
     SandboxGone,
 )
-from minisandbox.grade import FLAGGED, MAX_SUBMISSION, Grade, Reason, Verdict, grade, grade_live
+from minisandbox.grade import FLAGGED, MAX_SUBMISSION, Grade, Reason, Verdict, grade, grade_work
 from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.setup import Setup
@@ -32,7 +32,7 @@ from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.tasks import ScriptGrader, Task
 from minisandbox.trajectories import Failure, Trajectory
-from minisandbox.types import Limits
+from minisandbox.types import ImageSpec, Limits
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
@@ -101,7 +101,7 @@ async def rollout_async(
         The record. Infrastructure errors are in its ``failure``; then ``finished`` is False.
     """
     state = RolloutState(task, (image.name, image.key), setup, attempt)
-    await work(state, lambda: make_box(image, setup.limits))
+    await work(state, lambda: make_box(image, task, setup.limits))
     cancellation = Cancellation()
     # a rollout with nothing to grade does not queue behind the others
     grader = graders if graders is not None and state.failure is None else Threads(1, "grade")
@@ -145,15 +145,15 @@ def unreached(
     return state.trajectory(None)
 
 
-async def make_box(image: Image, limits: Limits | None) -> AsyncSandbox:
-    """Create an agent's sandbox.
+async def make_box(image: Image, task: Task, limits: Limits | None) -> AsyncSandbox:
+    """Create an agent's sandbox, with the task's limits where none are given.
 
     Raises:
         MiniSandboxError: the sandbox cannot be created.
         OSError: the sandbox cannot be created.
     """
     spec = await asyncio.get_running_loop().run_in_executor(None, image.spec)
-    return await AsyncSandbox.create(spec, limits=limits)
+    return await AsyncSandbox.create(spec, limits=task.needs.limits(limits), network=task.needs.network)
 
 
 # --- the agent's part ------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ async def work(state: RolloutState, make: MakeBox) -> None:
                 with state.phase("patch"):
                     await _take_patch(box, state)
             if state.failure is None:
-                await _grade_live(box, state)
+                await _grade_work(box, state)
     except SandboxGone as error:  # its processes may still be alive, so nothing is graded
         state.submission = None
         state.fail("sandbox", error)
@@ -191,7 +191,8 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
     state.session = Session(
         box, model=setup.model, sampling=setup.sampling, limits=setup.agent_limits, attempt=state.attempt, name=name
     )
-    scope = asyncio.timeout(setup.seconds)
+    seconds = min(setup.seconds, state.task.needs.seconds or setup.seconds)
+    scope = asyncio.timeout(seconds)
     try:
         async with scope:
             state.ending = await setup.agent.run(state.task, state.session)
@@ -203,7 +204,7 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
         state.fail("agent", error, exit_status=EXIT_ERROR)
     except Exception as error:  # noqa: BLE001 - agents are plug-ins; a broken one must not end the batch
         if isinstance(error, TimeoutError) and scope.expired():
-            state.ending = Ending(EXIT_TIME, f"the agent was stopped after {setup.seconds:g} s")
+            state.ending = Ending(EXIT_TIME, f"the agent was stopped after {seconds:g} s")
         else:
             _conclude(state, error)
 
@@ -226,6 +227,10 @@ def _conclude(state: RolloutState, error: Exception) -> None:
 
 
 async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
+    grader = state.task.grader
+    if isinstance(grader, ScriptGrader) and grader.carry:  # its submission is files, and its image as it came
+        state.submission = b""
+        return
     try:
         state.submission = await box.patch(limit=MAX_SUBMISSION)
     except (CommandFailed, FileAccessError) as error:  # it worked when the image was built, so the agent broke it
@@ -239,16 +244,17 @@ async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
         state.ending = replace(state.ending, exit_status=f"{SUBMITTED} ({state.ending.exit_status})")
 
 
-async def _grade_live(box: AsyncSandbox, state: RolloutState) -> None:
-    """Judge the work where it is, if the task's script is made for that."""
+async def _grade_work(box: AsyncSandbox, state: RolloutState) -> None:
+    """Judge the work where it is, or what of it is carried elsewhere, if the task's script is made for that."""
     grader = state.task.grader
-    if isinstance(grader, ScriptGrader) and grader.mode == "live":
+    if isinstance(grader, ScriptGrader) and (grader.mode == "live" or grader.carry):
         with state.phase("grade"):
-            state.grade = await call_blocking(_attach_and_grade, state.task, box.id, state.setup.timeout)
+            state.grade = await call_blocking(_attach_and_grade, state.task, box.id, box.image, state.setup)
 
 
-def _attach_and_grade(task: Task, box: str, timeout: float | None) -> Grade:
-    return grade_live(task, Sandbox.attach(box), timeout=timeout)
+def _attach_and_grade(task: Task, box: str, image: ImageSpec, setup: Setup) -> Grade:
+    attached = Sandbox.attach(box)
+    return grade_work(task, attached, image, timeout=setup.timeout, limits=setup.limits, confirm=setup.confirm)
 
 
 # --- the grade -------------------------------------------------------------------------------------------------------

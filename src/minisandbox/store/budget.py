@@ -28,12 +28,14 @@ class SizeBudget:
         most: bytes that all layers together may take.
         own: names of images that stay: those that the command makes, and those that it needs.
         note: told of the images that were removed.
+        needed: keys of layers that stay: those that the command builds upon.
     """
 
     store: Store
     most: int
     own: set[str]
     note: Callable[[str], None]
+    needed: set[str] = field(default_factory=set)
     _size: int = -1
     _reserved: int = 0
     _counted: set[str] = field(default_factory=set)
@@ -77,14 +79,14 @@ class SizeBudget:
         self._size, self._counted = sizes.total, {*sizes.layers}  # exact again: layers share files
         removal, uses, gone, freed = Removal(sizes), Counter(sizes.uses), list[str](), 0
         for _, name in idle_images(self.store, images, keep=self.own | self.store.pins()):
-            if self._size - freed + self._reserved + need <= self.most:
+            if self._has(need - freed):
                 break
             gone.append(name)
             for key in {*stack_of(sizes.images[name])}:
                 uses[key] -= 1
-                freed += 0 if uses[key] else removal.take(key)
-        if gone:
-            with suppress(NotFound):  # another process was quicker
+                freed += 0 if uses[key] or key in self.needed else removal.take(key)
+        if gone and self._has(need - freed):  # else it would be for nothing
+            with suppress(NotFound), self.store.hold(*self.needed & sizes.only_of(gone)):  # another process was quicker
                 done = remove_images(self.store, gone)
                 self._size = done.size
                 names = f"{', '.join(gone[:_NAMED])}{' ...' if len(gone) > _NAMED else ''}"

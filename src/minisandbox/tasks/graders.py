@@ -91,7 +91,7 @@ class ScriptGrader:
         files: a directory of this machine that only the grader sees, or None; it is copied to ``files_at``.
         files_at: where ``files`` lie inside.
         reward_file: where the script writes the reward inside: a number, or a JSON object with one under ``reward``.
-            A missing file is also looked for under the same name with ``.json``. The agent cannot write it: what it
+            A file of the same name with ``.json`` wins over it. The agent cannot write it: what it
             left there is deleted before the script runs.
         mode: ``fresh``: a new sandbox with the submission applied to clean code; ``live``: the sandbox the agent
             worked in, once its processes have ended. A live verdict is marked: the agent could change every tool
@@ -100,6 +100,8 @@ class ScriptGrader:
         environment: variables of the script alone.
         user: who runs it; "" for the image's user.
         workdir: where it runs; "" for the image's working directory.
+        carry: paths inside, relative ones from the image's working directory, of which a clean sandbox gets what the
+            agent's holds: the submission of ``fresh``, and of the re-grade of a ``live`` verdict. Empty: the patch.
     """
 
     kind: ClassVar[str] = "script"
@@ -114,6 +116,7 @@ class ScriptGrader:
     environment: tuple[tuple[str, str], ...] = ()
     user: str = ""
     workdir: str = ""
+    carry: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.command, self.timeout)
@@ -136,6 +139,7 @@ class ScriptGrader:
             **({"environment": dict(self.environment)} if self.environment else {}),
             **({"user": self.user} if self.user else {}),
             **({"workdir": self.workdir} if self.workdir else {}),
+            **({"carry": list(self.carry)} if self.carry else {}),
         }
 
 
@@ -147,6 +151,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "log": ("grader", "command", "parser", "rule", "reporter", "runner", "timeout"),
     "script": (
         "grader", "command", "files", "files_at", "reward_file", "mode", "timeout", "environment", "user", "workdir",
+        "carry",
     ),
 }  # fmt: skip
 """The keys that a row's ``test`` may have, by grader."""

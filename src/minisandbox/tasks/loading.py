@@ -128,6 +128,8 @@ def _task(row: Row, context: LoadContext, form: str | None) -> Task:
     try:
         return convert(row.values, context, form=form)
     except (TaskFileError, InvalidValue, HarnessError) as error:  # of the row, of --pins, of the benchmark's own code
+        if isinstance(error, TaskFileError) and error.path is not None:
+            raise
         raise TaskFileError(
             f"{place}: {error.what}",
             path=row.path,

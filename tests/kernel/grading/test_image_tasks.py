@@ -96,6 +96,7 @@ def test_an_agent_sees_the_base_commit_alone(image: Image) -> None:
     assert image.tests_dir() is not None
 
 
+@pytest.mark.slow
 def test_a_dockerfile_over_it_gives_the_same_verdicts(task: Task, store: Store, layout: Path, tmp_path: Path) -> None:
     pytest.importorskip("e2b_dockerfile_utils")
     (tmp_path / "Dockerfile").write_text(
@@ -109,6 +110,7 @@ def test_a_dockerfile_over_it_gives_the_same_verdicts(task: Task, store: Store, 
         assert box.files.read_text("/made") == "yes\n"
 
 
+@pytest.mark.slow
 def test_a_bug_in_an_image_hides_its_tests(task: Task, store: Store) -> None:
     task = replace(
         task,

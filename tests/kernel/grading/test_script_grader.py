@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.agents import Agent, Ending, OracleAgent, Session
-from minisandbox.grade import LIVE, Grade, Reason, Verdict, grade, grade_live, grade_untouched, validate
+from minisandbox.grade import LIVE, Grade, Reason, Verdict, grade, grade_untouched, grade_work, validate
 from minisandbox.grade.graders.script import parse_reward
 from minisandbox.images import Image
 from minisandbox.rollouts import Setup, rollout
@@ -186,7 +186,7 @@ def test_a_patch_for_a_live_task_is_judged_in_a_fresh_sandbox(scripted: Task, sm
     there = replace(scripted, grader=live_grader(scripted))
     assert validate(there, smith_image).valid
     with Sandbox.create(smith_image.spec()) as box:
-        assert flags(grade_live(there, box)) == [LIVE]
+        assert flags(grade_work(there, box, smith_image.spec())) == [LIVE]
 
 
 def test_the_oracle(scripted: Task, smith_image: Image, images: Callable[[Task], Image]) -> None:

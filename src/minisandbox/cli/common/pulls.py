@@ -30,7 +30,7 @@ def pulls_ahead(estimate: PullEstimate, store: Store) -> Iterator[str]:
     """Yield lines about everything to be pulled: its size and time, where it goes, what could stop it."""
     missing, others = estimate.images - estimate.here, estimate.unknown
     extrapolated = f" ({others} images are not looked up yet and taken to be like the others)" if others else ""
-    here = f", {estimate.here} are here" if estimate.here else ""
+    here = f", {estimate.here} already here" if estimate.here else ""
     yield (
         f"{missing} images to pull{here}: {human_size(estimate.bytes)} in {estimate.layers} layers, each once; about "
         f"{human_size(estimate.disk)} on disk, about {human_seconds(max(estimate.seconds, 1.0))}{extrapolated}"

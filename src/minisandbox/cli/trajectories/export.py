@@ -40,8 +40,6 @@ _FORMS = {
     "parquet": "like chat, in a Parquet file",
     "tokens": "tokens, labels, and a loss mask",
 }
-_OF_RUNS = {"sweagent": export_sweagent, "atif": export_harbor}
-"""What takes a run, and not any examples."""
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -63,6 +61,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="tokenise text where the engine reported no tokens; the chat template marks the model's tokens",
     )  # fmt: skip
     group.add_argument("--chat-template", metavar="FILE", type=Path, help="the template to use instead of its own")
+    group.add_argument("--no-tokens", action="store_true", help="omit the tokens from atif, where steps repeat prompts")
     group.add_argument("--show-mask", metavar="ID", help="print the tokens of a rollout that carry loss; write nothing")
     add_json_option(export)
     export.set_defaults(run=run_export, kept="written files stay; the same command rewrites all of them")
@@ -75,7 +74,7 @@ def run_export(args: argparse.Namespace) -> int:
     if args.out is None:
         raise InvalidValue("export needs --out", hint="name the output: --out FILE")
     refuse_to_overwrite(args.out, args.sources)
-    if args.to in _OF_RUNS:
+    if args.to in ("sweagent", "atif"):
         return _export_run(args)
     export = _Export(args.to, Report("export", _rules(args)), _converter(args), _tokenizer(args))
     _check_name(args)
@@ -92,9 +91,14 @@ def run_export(args: argparse.Namespace) -> int:
 def _export_run(args: argparse.Namespace) -> int:
     if len(args.sources) != 1:
         raise InvalidValue(f"--to {args.to} takes one run", hint="export each run to a directory of its own")
-    count = 0
+    run, count = args.sources[0], 0
+    written = (
+        export_sweagent(run, args.out)
+        if args.to == "sweagent"
+        else export_harbor(run, args.out, tokens=not args.no_tokens)
+    )
     with Progress() as progress:
-        for count, name in enumerate(_OF_RUNS[args.to](args.sources[0], args.out), start=1):
+        for count, name in enumerate(written, start=1):
             progress.status(f"{count} {name}")
     say(f"{args.out}: {count} rollouts")
     return exits.OK

@@ -16,7 +16,7 @@ from minisandbox.pool import as_finished
 from minisandbox.store import canonical_json
 from minisandbox.store.results import Result, Results
 from minisandbox.store.rundir import Config, RunDirectory
-from minisandbox.tasks import Task
+from minisandbox.tasks import ScriptGrader, Task
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
@@ -220,9 +220,22 @@ def fingerprint(task: Task, image: Image | MiniSandboxError | None, *more: str) 
     key = "" if image is None or isinstance(image, MiniSandboxError) else image.key
     row = canonical_json(task.to_row())  # type: ignore[arg-type] # a row holds what JSON has
     digest = hashlib.sha256(row)
-    for part in (key, *more):
+    for part in (key, *more, *_script_files(task)):
         digest.update(b"\n" + hashlib.sha256(part.encode("utf-8", "surrogateescape")).digest())
     return digest.hexdigest()
+
+
+def _script_files(task: Task) -> Iterator[str]:
+    """Yield the names and contents, hashed, of the files that a task's scripts bring."""
+    grader, solution = task.grader, task.solution
+    folders = (
+        grader.files if isinstance(grader, ScriptGrader) else None,
+        None if solution is None else solution.files,
+    )
+    for folder in folders:
+        for path in () if folder is None else sorted(folder.rglob("*")):
+            if path.is_file():
+                yield f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 def text_of(body: Mapping[str, object], key: str) -> str:

@@ -122,13 +122,15 @@ class _Looked:
         registry: where it comes from.
         on_layer: told of each layer that is in the store.
         found: its manifest, once it was looked up.
-        missing: the layers that the store had not then.
+        steps: its layers.
+        missing: those that the store had not when that was last seen.
     """
 
     platform: m.Platform
     registry: Registry
     on_layer: Callable[[_Looked, m.Layer], None]
     found: m.Manifest | None = None
+    steps: Sequence[LayerStep] = ()
     missing: Sequence[LayerStep] = ()
 
     @property
@@ -143,8 +145,7 @@ class _Looked:
         if self.found is None:
             found = self.registry.manifest(platform)
             if found.kind != MEDIA_TYPE:  # a private copy is refused when its turn comes
-                steps = steps_of(m.container(found, self.name, platform))
-                self.missing = [step for step in steps if not self.registry.store.has_layer(step.key)]
+                self.steps = steps_of(m.container(found, self.name, platform))
             self.found = found
         return self.found
 
@@ -259,6 +260,9 @@ class _Pulling:
         """Look an image up, and count its layers."""
         source.manifest(source.platform)
         source.registry.rest()
+        if self._budget is not None:
+            self._budget.needed.update(step.key for step in source.steps)
+        source.missing = [step for step in source.steps if not self._store.has_layer(step.key)]
         with self._news:
             for step in source.missing:
                 if step.key not in self._layers:

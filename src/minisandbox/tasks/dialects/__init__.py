@@ -14,6 +14,7 @@ from minisandbox.errors import InvalidValue, TaskFileError
 from minisandbox.tasks.context import LoadContext
 from minisandbox.tasks.dialects import (
     custom,
+    harbor,
     multilingual,
     own,
     r2e,
@@ -41,6 +42,7 @@ class Dialect(Protocol):
 # In the order in which they are asked: those with columns that no other has come first.
 DIALECTS: Mapping[str, Dialect] = {
     "skyrl": skyrl,
+    "harbor": harbor,
     "minisandbox": own,
     "r2e": r2e,
     "swebench-pro": swebenchpro,

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import uv
 
+from minisandbox import wheels
 from minisandbox.errors import HarnessError
 
 _PACKAGES = {
@@ -28,15 +23,10 @@ _PACKAGES = {
 _SECONDS = 300.0
 
 
-def packages_directory() -> Path:
-    """Return where packages are installed: ``$XDG_CACHE_HOME/minisandbox/harness``, else below ``~/.cache``."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification: relative values are invalid and are ignored.
-    return (Path(chosen) if chosen.startswith("/") else Path("~/.cache").expanduser()) / "minisandbox" / "harness"
-
-
 def installed(family: str) -> Path | None:
     """Return the directory of a family's package, installed first where it is not; None: this interpreter has it.
+
+    It lies below ``$XDG_CACHE_HOME/minisandbox/harness``, else below ``~/.cache``.
 
     Args:
         family: what stands before the colon of a parser's name.
@@ -47,50 +37,15 @@ def installed(family: str) -> Path | None:
     if family not in _PACKAGES:
         return None
     name, wanted = _PACKAGES[family]
-    target = packages_directory() / name
-    if not target.is_dir():
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _install(target, wanted)
-        except OSError as error:
-            raise HarnessError(f"{name} cannot be installed in {target}", reason=str(error)) from error
-    return target
-
-
-def _install(target: Path, wanted: Sequence[str]) -> None:
-    with open(target.parent / f"{target.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.is_dir():
-            return
-        for left in target.parent.glob(f".{target.name}.*"):  # of killed processes: we hold the lock
-            shutil.rmtree(left, ignore_errors=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            _fetch(staging, wanted)
-            staging.rename(target)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-
-
-def _fetch(staging: Path, wanted: Sequence[str]) -> None:
-    requirements = staging / "requirements.txt"
-    requirements.write_text("\n".join(wanted), encoding="utf-8")
-    command = [
-        uv.find_uv_bin(), "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
-        "--python", sys.executable, "--target", str(staging), "--requirement", str(requirements),
-    ]  # fmt: skip
-    environment = dict(os.environ)
-    if "PIP_INDEX_URL" in environment:  # uv does not read pip's settings, but should use the same index
-        environment.setdefault("UV_DEFAULT_INDEX", environment["PIP_INDEX_URL"])
+    place = wheels.cache_directory("harness")
     try:
-        subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=_SECONDS, env=environment, cwd="/",
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        said = str(error.stderr or error).strip()[-2000:]
+        return wheels.make_once(
+            place / name, lambda staging: wheels.fetch_wheels(uv.find_uv_bin(), staging, wanted, timeout=_SECONDS)
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(error) if isinstance(error, OSError) else wheels.reason_of(error)
         raise HarnessError(
-            f"{' and '.join(line.split()[0] for line in wanted)} cannot be fetched from the package index",
-            reason=said,
-            hint=f"retry with the index in reach, or copy {staging.parent} from another machine",
+            f"{' and '.join(line.split()[0] for line in wanted)} cannot be installed",
+            reason=reason,
+            hint=f"retry with the package index accessible, or copy {place} from another machine",
         ) from error

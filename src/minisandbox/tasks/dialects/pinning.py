@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from minisandbox.errors import InvalidValue, TaskFileError
-from minisandbox.tasks.corrections import BEFORE, FIRST
+from minisandbox.tasks.dialects.corrections import BEFORE, FIRST
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 

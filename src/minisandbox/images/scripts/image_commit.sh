@@ -1,14 +1,9 @@
-# An image's own repository becomes an empty one; the files that it had at the commit lie where task.sh reads them.
-CLEAN=/tmp/build/clean INDEX_MOMENT=now
-open_repository
-if [ -n "$HEAD_COMMIT" ]; then
-    ours read-tree "${COMMIT:-$HEAD_COMMIT}"
-else
-    ours add --all . 2> /dev/null
-fi
-[ -n "$(ours ls-files | head -n 1)" ] || { echo "$INSIDE has no files of a repository"; exit 1; }
-mkdir "$CLEAN"
-ours -c core.checkStat=minimal checkout-index --all --force --prefix="$CLEAN/"
+# The commit is made of the image's own objects: they are neither read nor written again.
+cat /tmp/build/tracked /tmp/build/touched | ours update-index --add --remove -z --stdin
+commit=$(ours commit-tree -m 'Initial commit' "$(ours write-tree)")
+mkdir /tmp/build/packs
+ours rev-list --objects "$commit" | cut -d' ' -f1 |
+    ours -c pack.writeReverseIndex=false pack-objects --quiet --threads=1 /tmp/build/packs/pack > /tmp/build/pack.log
 
 # Nothing of its history stays: here, in submodules, where a worktree or alternates lead, and in other clones.
 find "$WORKDIR" -xdev -name .git -prune -exec rm -rf {} +
@@ -24,3 +19,7 @@ done
 
 start_repository --object-format="$format"
 trim_repository
+mkdir .git/objects/pack
+cp /tmp/build/packs/* .git/objects/pack/
+cp "$OURS/index" .git/index
+INDEX_MOMENT=now
